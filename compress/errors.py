@@ -1,15 +1,45 @@
 """Errors that a user can fix. A message says what, where, what was expected and what to do; the CLI exits with 2."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 MOST_SHOWN = 30
 """Choices that a message lists at most: a folder may hold thousands."""
+LONGEST_REASON = 240
+"""The most characters of a library's message that one of ours repeats: a tracer prints the whole graph."""
 
 
 class CompressError(Exception):
     """Base of all errors in what the user gave us; our own bugs raise anything else."""
+
+
+class ArgumentError(CompressError):
+    """An argument of a function is of a kind, or has a value, that the function does not take.
+
+    name      the parameter, with the place in it, as in `threads[1]`
+    expected  what the function takes, as a phrase
+    found     the value, or its kind, as a phrase
+    remedy    a sentence that says what to give instead; '' if that is obvious
+    where     the function or class
+    """
+
+    def __init__(self, name: str, expected: str, found: str, *, remedy: str = "", where: str = "") -> None:
+        place = f"{where}: " if where else ""
+        super().__init__(f"{place}{name}: expected {expected}; found {found}{remedy and '. ' + remedy}")
+        self.name, self.expected, self.found, self.remedy, self.where = name, expected, found, remedy, where
+
+    def of(self, where: str) -> "ArgumentError":
+        """Return the same error with the function or class whose argument it is."""
+        return ArgumentError(self.name, self.expected, self.found, remedy=self.remedy, where=where)
+
+    def renamed(self, names: Mapping[str, str]) -> "ArgumentError":
+        """Return the same error by another name of the parameter, such as an option's, if there is one."""
+        parameter, bracket, place = self.name.partition("[")
+        if parameter not in names:
+            return self
+        name = f"{names[parameter]}{bracket}{place}"
+        return ArgumentError(name, self.expected, self.found, remedy=self.remedy)
 
 
 class _ProblemsError(CompressError):
@@ -52,6 +82,10 @@ class SearchError(CompressError):
     """A search has nothing to find, or its study cannot be opened."""
 
 
+class OutputError(CompressError):
+    """A file or a folder cannot be written where the user wants it."""
+
+
 class RunError(CompressError):
     """A run directory is locked, belongs to something else, or cannot be written."""
 
@@ -84,3 +118,16 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
         return f" Did you mean {close[0]!r}?"
     shown = ", ".join(known[:MOST_SHOWN]) + (f" and {len(known) - MOST_SHOWN} more" if known[MOST_SHOWN:] else "")
     return f" Known: {shown}." if known else ""
+
+
+def first_reason(error: BaseException) -> str:
+    """Return in one line what a library raised: the type, and the first line of its message that says something."""
+    message = shorten(str(error))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def shorten(message: str) -> str:
+    """Return the first line of a library's message that says something, at most LONGEST_REASON characters of it."""
+    lines = (" ".join(line.split()) for line in message.splitlines())
+    first = next((line for line in lines if line), "")
+    return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON]} ..."

@@ -9,10 +9,11 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,8 +52,11 @@ def name_disk_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; rename it to `path` at the end, or remove it if anything fails."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Yield a temporary path to write to; rename it to `path` at the end, or remove it if anything fails.
+
+    A link at `path` is replaced, not followed: `outputs.output_file` follows links, and writes into pipes and devices.
+    """
+    partial = beside(path, "partial")
     try:
         with name_disk_errors(path):
             yield partial
@@ -63,8 +67,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder to fill; it replaces `path` at the end. `sealed`: with checksums."""
-    partial, retired = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "retired"))
+    """Yield a temporary folder to fill; it replaces `path` at the end, and keeps the mode and owner of that.
+
+    A link to a folder stays; the folder is replaced. sealed: with checksums.
+    """
+    path = follow_links(path)
+    partial, retired = (beside(path, suffix) for suffix in ("partial", "retired"))
     if retired.exists() and not path.exists():  # a process was killed between the two renames below
         retired.rename(path)
     try:
@@ -78,6 +86,9 @@ def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
                 seal(partial)
             flush(partial)
             if path.exists():
+                if not path.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+                keep_owner(partial, path.stat())
                 path.rename(retired)
             _rename(partial, path)
     finally:
@@ -85,8 +96,48 @@ def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+MOST_NAME = 255
+"""Bytes of a name that every file system of Linux and macOS can store."""
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Return the temporary path beside a file or a folder, the same each time; a long name is replaced by its hash."""
+    name = f".{path.name}.{suffix}"
+    if len(os.fsencode(name)) > MOST_NAME:
+        name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}.{suffix}"
+    return path.with_name(name)
+
+
+MOST_LINKS = 40
+"""Links in a row that Linux follows."""
+
+
+def follow_links(path: Path, until: Callable[[Path], bool] = lambda _: False) -> Path:
+    """Return the path behind all links, which need not exist yet; stop at a path of which `until` is true.
+
+    Raises OSError for links in a circle, and for names that no file can have.
+    """
+    at = path
+    for _ in range(MOST_LINKS):
+        at = Path(os.path.realpath(at.parent), at.name)
+        if until(at) or not at.is_symlink():
+            return at
+        at = at.parent / at.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def keep_owner(path: Path, found: os.stat_result) -> None:
+    """Give a file or folder the owner, where that is allowed, and the mode of the one that it replaces."""
+    now = path.stat()
+    if hasattr(os, "chown") and (now.st_uid, now.st_gid) != (found.st_uid, found.st_gid):
+        with suppress(PermissionError):
+            os.chown(path, found.st_uid, found.st_gid)
+    path.chmod(stat.S_IMODE(found.st_mode))
+
+
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, and flush their names to the disk."""
+    """Create a folder and its missing parents, behind links too, and flush their names to the disk."""
+    folder = follow_links(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -94,8 +145,13 @@ def make_folder(folder: Path) -> None:
 
 
 def move_into_place(partial: Path, path: Path) -> None:
-    """Flush a finished file or folder, rename it to `path`, and flush the rename. A file at `path` is replaced."""
+    """Flush a finished file or folder, rename it to `path`, and flush the rename.
+
+    A file at `path` is replaced, by one with its mode and owner.
+    """
     flush(partial)
+    if path.is_file():
+        keep_owner(partial, path.stat())
     _rename(partial, path)
 
 

@@ -38,7 +38,9 @@ from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
 from compress.models.heads import task_class
+from compress.outputs import check_output_folder
 from compress.progress import show_progress
+from compress.slicing.shape import positions
 
 CHUNK: Final = 1000
 BYTE: Final = 6
@@ -428,7 +430,8 @@ def trim_checkpoint(
     check_new(out)
     model = load_as_saved(checkpoint).model
     tokenizer = load_tokenizer(checkpoint)
-    rows = [row["input_ids"] for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), PROBED)]
+    length = min(PROBED, positions(model) or PROBED)
+    rows = [row["input_ids"] for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), length)]
     expected = [first_output(model, row) for row in rows]
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
@@ -489,7 +492,8 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
 
 
 def check_new(out: Path) -> None:
-    """Raise BundleError if the folder exists."""
+    """Raise BundleError if the folder exists, OutputError if it cannot be written."""
+    check_output_folder(out, "out")
     if out.exists():
         raise BundleError(f"{out}: exists; expected a new folder, since trimming changes every file")
 

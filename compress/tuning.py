@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
+from compress.arguments import Share, check_arguments
 from compress.benchmark.devices import Device
-from compress.config.limits import check_number
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.int8 import LEARNED_KEY, quantize_dynamic, quantize_learned, quantize_static
@@ -288,6 +288,7 @@ class Tuned:
         return tuple(each for each in self.tried if each.chosen)
 
 
+@check_arguments
 def tune(
     bundle: Bundle,
     *,
@@ -295,7 +296,7 @@ def tune(
     settings: Sequence[Setting],
     evaluator: "Evaluator | None" = None,
     calibration: "Sequence[EncodedRow]" = (),
-    max_drop: float = 0.005,
+    max_drop: Share = 0.005,
     proof: "Evaluator | None" = None,
     split: str = "validation",
     data: str = "",
@@ -317,7 +318,6 @@ def tune(
     measured. Every form is exported again from the weights. Ratios are to the bundle's own fp32 file.
     Raises DeviceError if the device fails, ExportError for a model that cannot be exported.
     """
-    check_number("max_drop", max_drop, 0, 1)
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
     own = bundle.files()
@@ -357,7 +357,7 @@ def tune(
         candidate = candidate.attach_evidence(tuning=tried)
         if out is not None:
             return Tuned(candidate.copy_to(out), tuple(tried))
-        return Tuned(bundle.adopt(candidate, chosen), tuple(tried))
+        return Tuned(bundle.adopt(candidate, tuple(chosen)), tuple(tried))
 
 
 @dataclass(frozen=True)
@@ -450,8 +450,10 @@ def _export(bundle: Bundle, folder: Path) -> Path:
     own = read_model(bundle.files()["fp32"])
     model = load_model(bundle.path, task_class(bundle.task.kind)).model
     segments = "token_type_ids" in [node.name for node in own.graph.input]
-    to_onnx(model, folder / "traced.onnx", opset=opset_of(own), segments=segments, form=None)
-    return folder / "traced.onnx"
+    traced = folder / "traced.onnx"
+    longest = bundle.manifest.max_length
+    to_onnx(model, traced, opset=opset_of(own), segments=segments, form=None, max_length=longest)
+    return traced
 
 
 def _race(

@@ -41,9 +41,10 @@ LONGEST = (
 
 
 UNIX = (
-    "benchmark/test_agent.py", "campaign", "data/test_cache.py", "data/test_limits.py", "data/test_sources.py",
+    "benchmark/test_agent.py", "campaign", "cli/test_output_paths.py", "data/test_cache.py", "data/test_limits.py",
+    "data/test_sources.py",
     "exporters/test_bundle.py", "nas/test_postgresql.py", "test_portable.py",
-    "test_durability.py", "test_processes.py", "test_resume.py",
+    "test_durability.py", "test_outputs.py", "test_processes.py", "test_resume.py",
 )  # fmt: skip
 """Files that kill processes, limit memory or refuse rights in ways that Windows does not have."""
 collect_ignore = list(UNIX) if sys.platform == "win32" else []

@@ -86,13 +86,6 @@ def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
     return files
 
 
-def check_output(out: Path | None, option: str = "out", example: str = "latency.json") -> None:
-    """Raise DeviceError, before anything is measured, if the file of an option cannot be written."""
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        problem = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise DeviceError(f"--{option} {out}: {problem}; expected a file to write, such as {example}")
-
-
 def parse_percentage(option: str, text: str) -> float:
     """Parse `5%` into 0.05. Raises DeviceError, naming the option."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())

@@ -9,8 +9,9 @@ from typing import Any
 
 import typer
 
+from compress.cli.interrupts import interrupt_on_sigterm
 from compress.cli.options import HELP, Command, CommandGroup, Version, with_verbosity
-from compress.terminal import escape_unencodable
+from compress.terminal import escape_unencodable, open_closed_streams
 
 COMMANDS = {
     "doctor": ("start", "Check this machine for what each command needs."),
@@ -90,11 +91,13 @@ def compress(version: Version = False) -> None:
 
 def main() -> None:
     """Entry point of the `compress` script."""
+    open_closed_streams()
     escape_unencodable()
     configure_libraries()
     if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup, which our help does not have
         sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark for a missing module
-    app()
+    with interrupt_on_sigterm():
+        app()
 
 
 def configure_libraries() -> None:

@@ -47,7 +47,7 @@ def bench(
     seq: Annotated[str | None, opt.device_option(help="Lengths in tokens, such as 32,128; default: 128.")] = None,
     device: opt.DeviceOptions = opt.DeviceOptions(),
     timing: TimingOptions = TimingOptions(),
-    out: Annotated[Path | None, opt.output(help="Write the result to this file, for report.")] = None,
+    out: Annotated[Path | None, opt.file_output(help="Write the result to this file, for report.")] = None,
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Measure latency on this machine or another: files in turns, warmed up, in two passes, with a verdict on noise.
@@ -60,9 +60,14 @@ def bench(
         from compress.benchmark import arguments
         from compress.commands.bench import bench as run
         from compress.commands.bench import bench_visitors
+        from compress.exporters.manifest import list_input_files
+        from compress.outputs import check_output_file
         from compress.reporting.terminal import print_bench
 
-        arguments.check_output(out)
+        visitors = timing.visitors
+        outs = _number(out, visitors)
+        for each in outs:
+            check_output_file(each, "out", "latency.json", list_input_files(bundles))
         parsed: dict[str, Any] = {
             "device": device, "precision": precision, "formats": formats, "data": data,
             "threads": arguments.parse_numbers("threads", threads), "batch": arguments.parse_numbers("batch", batch),
@@ -71,23 +76,31 @@ def bench(
             "sustain": arguments.parse_duration(timing.sustain) if timing.sustain else None,
             "say": printer(shown.as_json),
         }  # fmt: skip
-        visitors = timing.visitors
         results = [run(bundles, **parsed)] if visitors == 1 else bench_visitors(bundles, visitors, **parsed)
-        for number, result in enumerate(results, 1):
+        for number, result in enumerate(results):
             if out is not None:
-                result.write(out if visitors == 1 else out.with_stem(f"{out.stem}-{number}"))
+                result.write(outs[number])
             if shown.as_json:
                 print_json("bench", result.to_json())
             else:
                 print_bench(console(answer=True), result, wide=shown.wide)
 
 
+def _number(out: Path | None, visitors: int) -> list[Path]:
+    """List the files to write: one for each visitor, numbered if there are several."""
+    if out is None:
+        return []
+    if visitors == 1:
+        return [out]
+    return [out.with_stem(f"{out.stem}-{number}") for number in range(1, visitors + 1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateFiles:
     """The files that a gate writes its result to."""
 
-    markdown: Annotated[Path | None, opt.output(help="Write the result to this file as Markdown.")] = None
-    junit: Annotated[Path | None, opt.output(help="Write the result to this file as JUnit XML.")] = None
+    markdown: Annotated[Path | None, opt.file_output(help="Write the result to this file as Markdown.")] = None
+    junit: Annotated[Path | None, opt.file_output(help="Write the result to this file as JUnit XML.")] = None
 
 
 @with_option_groups()
@@ -118,11 +131,17 @@ def gate(
     with user_errors(hint="Nothing was written. Run the same command again."):
         from compress.benchmark import arguments
         from compress.commands.gate import gate as run
-        from compress.io import atomic_file
+        from compress.errors import OutputError
+        from compress.exporters.manifest import list_input_files
+        from compress.outputs import check_output_file, output_file
         from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
-        arguments.check_output(files.markdown, "markdown", "gate.md")
-        arguments.check_output(files.junit, "junit", "gate.xml")
+        if files.markdown is not None:
+            check_output_file(files.markdown, "markdown", "gate.md", list_input_files([old, new]))
+        if files.junit is not None:
+            check_output_file(files.junit, "junit", "gate.xml", list_input_files([old, new]))
+        if files.markdown is not None and files.markdown == files.junit:
+            raise OutputError(f"--markdown and --junit {files.junit}: are the same file; expected two")
         result = run(
             old, new, max_slower=arguments.parse_percentage("max-slower", max_slower), max_drop=max_drop / 100,
             max_larger=None if max_larger is None else arguments.parse_percentage("max-larger", max_larger), data=data,
@@ -130,7 +149,7 @@ def gate(
         )  # fmt: skip
         for path, content in ((files.markdown, gate_markdown(result)), (files.junit, gate_junit(result))):
             if path is not None:
-                with atomic_file(path) as partial:
+                with output_file(path) as partial:
                     partial.write_text(content, encoding="utf-8")
         if as_json:
             print_json("gate", {"outcome": result.outcome, **json.loads(result.to_json())})
@@ -145,7 +164,7 @@ def gate(
 
 def report(
     inputs: Annotated[list[Path], typer.Argument(help="Runs, bundles, and files written by `compress bench --out`.")],
-    html: Annotated[Path | None, opt.output(help="Write the comparison to one page, which opens offline.")] = None,
+    html: Annotated[Path | None, opt.file_output(help="Write the comparison to one page, which opens offline.")] = None,
     at: Annotated[
         str | None, opt.budget(help="Compare latency there: a device, a setting, or both, such as browser, 32 tokens.")
     ] = None,
@@ -163,9 +182,13 @@ def report(
     Example: compress report runs/first runs/trimmed phone.json --html choice.html
     """
     with user_errors():
+        from compress.exporters.manifest import list_input_files
+        from compress.outputs import check_output_file, output_file
         from compress.reporting import remarks, tables, terminal
         from compress.reporting.compare import Limits, compare, pick
 
+        if html is not None:
+            check_output_file(html, "html", "choice.html", list_input_files(inputs))
         limits = Limits(budget_ms, max_mb, min_score)
         comparison = compare(inputs, at)
         chosen = pick(comparison, limits)
@@ -173,10 +196,9 @@ def report(
         if show and html is None:
             html = Path(tempfile.mkdtemp(prefix="compress-report-")) / "choice.html"
         if html is not None:
-            from compress.io import atomic_file
             from compress.reporting.html import render_comparison
 
-            with atomic_file(html) as partial:
+            with output_file(html) as partial:
                 partial.write_text(render_comparison(comparison, limits, chosen), encoding="utf-8")
         if as_json:
             print_json("report", terminal.choice_values(comparison, limits, chosen))

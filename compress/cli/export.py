@@ -20,6 +20,7 @@ from compress.cli.options import (
     print_forecast,
     print_json,
     printer,
+    results,
     schema,
     user_errors,
     with_option_groups,
@@ -141,17 +142,16 @@ def quantize(
     """
     with user_errors(hint="The bundle was not changed."):
         from compress.commands import quantize as pipeline
-        from compress.exporters.artifact import Bundle
         from compress.reporting import tables, terminal
 
         arguments: dict[str, Any] = {
-            "data": data, "method": method, "out": out, "int8": int8, "max_drop": max_drop / 100, "device": device,
-            "columns": columns, "seed": seed, "overrides": overrides or [],
+            "bundle": bundle, "data": data, "method": method, "out": out, "int8": int8, "max_drop": max_drop / 100,
+            "device": device, "columns": columns, "seed": seed, "overrides": overrides or [],
         }  # fmt: skip
         if shown.plan:
-            print_forecast(pipeline.forecast_quantization, shown.as_json, bundle=Bundle.load(bundle), **arguments)
+            print_forecast(pipeline.forecast_quantization, shown.as_json, **arguments)
             return
-        result = pipeline.quantize(Bundle.load(bundle), **arguments, say=printer(shown.as_json))
+        result = pipeline.quantize(**arguments, say=printer(shown.as_json))
         if shown.as_json:
             print_json("quantize", terminal.quantized_values(result))
         else:
@@ -197,10 +197,11 @@ def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     texts: Annotated[list[str] | None, typer.Argument(help="Texts, or - for one per line of standard input.")] = None,
     rows: Annotated[
-        Path | None, opt.data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
+        Path | None,
+        opt.data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .json, .parquet, .txt."),
     ] = None,
     answers: Annotated[
-        Path | None, opt.output("--output", help="Write answers here: .csv, .tsv, .jsonl, .npy.")
+        Path | None, opt.file_output("--output", help="Write answers here: .csv, .tsv, .jsonl, .npy.")
     ] = None,
     text: opt.TextColumns = None,
     pair: Annotated[str | None, opt.data_option(help="Second text of a pair, or the questions' context.")] = None,
@@ -293,7 +294,6 @@ def demo(
 def _open(bundle: Path, precision: "Precision", options: VectorOptions, *, threads: int = 1) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.exporters.artifact import Bundle
-    from compress.exporters.row_files import open_index
 
     if options.top is not None and options.against is None:
         raise typer.BadParameter("give the file to search with --against", param_hint="--top")
@@ -306,6 +306,8 @@ def _open(bundle: Path, precision: "Precision", options: VectorOptions, *, threa
         predictor = predictor.with_prompt(options.prompt_name)
     if options.against is None:
         return predictor
+    from compress.exporters.row_files import open_index
+
     return open_index(predictor, options.against, options.top or 5)
 
 
@@ -324,6 +326,8 @@ def _predict_file(
     from compress.progress import Progress
 
     row_files.check_files(rows, answers)
+    for note in row_files.list_notes(rows, predictor.task, columns, pair=pair is not None):
+        print(f"note: {note}", file=sys.stderr)
     began = time.monotonic()
     with Progress(rows.name, unit="rows", console=console(as_json)) as bar:
 
@@ -354,7 +358,7 @@ def _print_answers(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     def item(each: "AnsweredLine") -> None:
         nonlocal prefix
         values = {"error": each.error} if each.answer is None else asdict(each.answer)
-        print(f"{prefix}\n{json.dumps(values, ensure_ascii=False)}", end="", flush=True)
+        print(f"{prefix}\n{json.dumps(values, ensure_ascii=False)}", end="", flush=True, file=results())
         prefix = ","
 
     if not as_json:
@@ -363,4 +367,4 @@ def _print_answers(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     try:
         yield item
     finally:
-        print("\n]}" if prefix == "," else f"{prefix}]}}", flush=True)
+        print("\n]}" if prefix == "," else f"{prefix}]}}", flush=True, file=results())

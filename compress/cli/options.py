@@ -7,27 +7,29 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
 
 from compress import __version__
+from compress.cli.interrupts import INTERRUPTED, TERMINATED, exit_code
 from compress.config import PANELS
 from compress.progress import SCREEN
-from compress.terminal import printable
+from compress.terminal import printable, separate_results
 
 if TYPE_CHECKING:
     from compress.console import Screen
     from compress.records.forecast import Forecast
 
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR = 2
 UNCERTIFIED = 3
 """Exit code if a file was made, but its score drops by more than allowed."""
 FAILED, UNDECIDED = 1, 3
@@ -42,7 +44,8 @@ class _SharedCommand:
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the arguments; help and completion come first.
 
-        What is missing is named with its help. Click would silently take the last value of an option given twice.
+        What is missing is named with its help. Click would silently take the last value of an option given twice, the
+        current folder for an empty path, and a file's name for the folder `name/`.
         """
         words = list(args)
         try:
@@ -52,10 +55,11 @@ class _SharedCommand:
                 error.message = f"Expected: {about}"
             raise
         if not ctx.resilient_parsing:
-            given = self.make_parser(ctx).parse_args(args=words)[2]  # type: ignore[attr-defined]  # of the same class
+            values, _, given = self.make_parser(ctx).parse_args(args=words)  # type: ignore[attr-defined]
             for option, count in Counter(given).items():
                 if count > 1 and not (option.multiple or option.is_flag or option.count):
                     ctx.fail(f"{option.opts[0]} was given {count} times; expected once.")
+                _check_path(ctx, option, values.get(option.name))
         return rest
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
@@ -85,6 +89,19 @@ class _SharedCommand:
                     formatter.write_dl(records)
         if isinstance(self, TyperGroup):
             self.format_commands(ctx, formatter)
+
+
+def _check_path(ctx: Any, option: Any, text: Any) -> None:
+    """Refuse, for an option or argument that is a path, an empty text, and for one of a file also a folder's name."""
+    callback = ctx.command.callback
+    parameter = signature(callback).parameters.get(option.name) if callback else None
+    kind, *infos = get_args(parameter.annotation) if parameter else (None,)
+    if Path not in (kind, *get_args(kind)) or not isinstance(text, str):
+        return
+    if not text:
+        ctx.fail(f"{option.opts[0]}: expected a path, found an empty text.")
+    if text.endswith(("/", os.sep)) and not all(getattr(info, "dir_okay", True) for info in infos):
+        ctx.fail(f"{option.opts[0]} {text}: expected a file, found the name of a folder.")
 
 
 class Command(_SharedCommand, TyperCommand):
@@ -136,9 +153,10 @@ def with_option_groups(*, without: Collection[str] = ()) -> Callable[[Callable[.
 
         @wraps(command)
         def run(**arguments: Any) -> None:
-            for name, group in groups.items():
-                own = {each: arguments.pop(each) for each in signature(group).parameters if each in arguments}
-                arguments[name] = group(**own)
+            with user_errors():
+                for name, group in groups.items():
+                    own = {each: arguments.pop(each) for each in signature(group).parameters if each in arguments}
+                    arguments[name] = group(**own)
             command(**arguments)
 
         _set_signature(run, flat)
@@ -163,12 +181,16 @@ class Output:
 
     last     prints the line that was held back
     screens  one per standard stream
+    options  parameter of the command -> what the user knows it by, such as `--max-drop`
+    results  where the result is printed; None: standard output
     """
 
     level: Level = "info"
     began: float = field(default_factory=time.perf_counter)
     last: list[Callable[[], None]] = field(default_factory=list)
     screens: "dict[bool, Screen]" = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    results: TextIO | None = None
 
 
 _OUTPUT: ContextVar[Output | None] = ContextVar("output", default=None)
@@ -191,21 +213,28 @@ Version = Annotated[
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say how much it prints."""
 
+    parameters = signature(command, eval_str=True).parameters.values()
+    names = {parameter.name: _option_name(parameter) for parameter in parameters}
+
     @wraps(command)
     def run(*, quiet: bool, log_level: Level, version: bool, **arguments: Any) -> None:
         del version  # its callback has exited already
-        output = Output("error" if quiet else log_level)
+        output = Output("error" if quiet else log_level, options=names)
         if output.level == "debug":
             import logging
 
             os.environ["TRANSFORMERS_VERBOSITY"] = "debug"
             logging.basicConfig(level=logging.DEBUG)
+        arguments = {name: _expand_home(value) for name, value in arguments.items()}
+        as_json = arguments.get("as_json", False)
         token = _OUTPUT.set(output)
-        SCREEN.set(lambda: console(arguments.get("as_json", False)))
+        SCREEN.set(lambda: console(as_json))
         try:
-            command(**arguments)
+            with separate_results() if as_json else nullcontext(sys.stdout) as results:
+                _OUTPUT.set(replace(output, results=results))
+                command(**arguments)
         except BaseException as error:
-            if not isinstance(error, typer.Exit) or error.exit_code in (USER_ERROR, INTERRUPTED):
+            if not isinstance(error, typer.Exit) or error.exit_code in (USER_ERROR, INTERRUPTED, TERMINATED):
                 output.last.clear()
             raise
         finally:
@@ -219,8 +248,31 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in options.items()
     ]
-    _set_signature(run, [*signature(command, eval_str=True).parameters.values(), *shared])
+    _set_signature(run, [*parameters, *shared])
     return run
+
+
+def _expand_home(value: Any) -> Any:
+    """Replace `~` in paths: shells leave it in `--out=~/file`. Of a user that does not exist it stays."""
+    if isinstance(value, list):
+        return [_expand_home(each) for each in value]
+    if not isinstance(value, Path):
+        return value
+    try:
+        return value.expanduser()
+    except RuntimeError:
+        return value
+
+
+def _option_name(parameter: Parameter) -> str:
+    """Return what the user knows a parameter of a command by: `--max-drop`, or for an argument `BUNDLE`."""
+    for each in get_args(parameter.annotation)[1:]:
+        if isinstance(each, ArgumentInfo):
+            return parameter.name.upper()
+        for name in getattr(each, "param_decls", None) or ():
+            if name.startswith("--"):
+                return str(name)
+    return f"--{parameter.name.replace('_', '-')}"
 
 
 def console(as_json: bool = False, *, answer: bool = False) -> "Screen":
@@ -257,15 +309,22 @@ def run_folder(out: Path | None, recipe: str, data: str | None, *, resume: bool)
 
 
 def continuation(out: Path) -> str:
-    """Say which command continues an interrupted run."""
+    """Say which command continues an interrupted run, and as how many processes if there are several."""
     from compress.provenance import command_line, resume_command
 
-    return f"Continue with: {resume_command(out, command_line())}"
+    processes = os.environ.get("WORLD_SIZE", "1")
+    launched = "" if processes == "1" else f", launched as {processes} processes"
+    return f"Continue with{launched}: {resume_command(out, command_line())}"
+
+
+def results() -> TextIO:
+    """Return the stream that a command's result is printed to."""
+    return (_OUTPUT.get() or Output()).results or sys.stdout
 
 
 def print_result(text: str) -> None:
     """Print the result of a command to standard output, the same on every terminal."""
-    print(printable(text.removesuffix("\n")))
+    print(printable(text.removesuffix("\n")), file=results(), flush=True)
 
 
 def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **arguments: Any) -> None:
@@ -305,17 +364,22 @@ def schema(command: str) -> str:
 
 @contextmanager
 def user_errors(hint: str = "") -> Iterator[None]:
-    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130; a traceback is a bug of ours."""
-    from compress.errors import CompressError
+    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130, SIGTERM into 143.
+
+    A traceback is a bug of ours.
+    """
+    from compress.errors import ArgumentError, CompressError
 
     try:
         yield
     except CompressError as error:
-        if (_OUTPUT.get() or Output()).level == "debug":
+        output = _OUTPUT.get() or Output()
+        if output.level == "debug":
             import traceback
 
             traceback.print_exc()
-        message, code = f"error: {error}", USER_ERROR
+        named = error.renamed(output.options) if isinstance(error, ArgumentError) else error
+        message, code = f"error: {named}", USER_ERROR
     except OSError as error:
         if error.errno in (None, errno.EPIPE):  # a library's own error, or a reader that has read enough
             raise
@@ -323,8 +387,8 @@ def user_errors(hint: str = "") -> Iterator[None]:
         where = f"{name}: " if name else ""
         message = f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip()
         code = USER_ERROR
-    except KeyboardInterrupt:
-        message, code = f"\ninterrupted. {hint}", INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        message, code = f"\ninterrupted. {hint}", exit_code(interrupt)
     else:
         return
     print(printable(message), file=sys.stderr)

@@ -218,7 +218,9 @@ def init(
     ] = None,
     minutes: Annotated[float | None, opt.training(min=0, help="Take about this many minutes; 0: no limit.")] = None,
     device: Annotated[str | None, opt.device_option(help="Where it will run: local, browser, adb or ssh:HOST.")] = None,
-    file: Annotated[Path | None, opt.output(help="Write the recipe to this new .yaml file, for you to edit.")] = None,
+    file: Annotated[
+        Path | None, opt.file_output(help="Write the recipe to this new .yaml file, for you to edit.")
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Ask five questions, and print the command that fits the answers, with its parts explained. Nothing is run.

@@ -114,7 +114,7 @@ def label(
     teacher: Annotated[str, opt.training(help="Alias, folder, hub id or an endpoint's .yaml.")],
     prompt: Annotated[str, opt.training(help="A name of recipes/prompts, or a .yaml.")],
     data: Annotated[str, opt.data_option(help="The data, as for distill; or texts without labels.")],
-    out: Annotated[Path, opt.output(help="The .jsonl file to write.")],
+    out: Annotated[Path, opt.file_output(help="The .jsonl file to write.")],
     text: opt.TextColumns = None,
     label: Annotated[str | None, opt.data_option(help="Name the label column, which only scores the teacher.")] = None,
     seed: Annotated[int, opt.training(help="Seed the choice of examples.")] = 0,

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from compress.arguments import BundleLike, Count, DataLike, check_arguments, name_of
 from compress.benchmark import arguments
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
@@ -16,9 +17,9 @@ from compress.exporters.artifact import Bundle
 from compress.provenance import find_missing, install_command
 from compress.records.bench_result import BenchResult, RacedFormat
 from compress.records.latency import DeviceError, Setting
+from compress.values import Range
 
 if TYPE_CHECKING:
-    from compress.data.objects import DataLike
     from compress.exporters.formats import Format
 
 FORMATS: dict["Format", tuple[str, ...]] = {
@@ -37,19 +38,20 @@ OTHER_ORT = ".with_runtime_opt.ort"
 """The ending of files for other providers than the CPU."""
 
 
+@check_arguments
 def bench(
-    files: Sequence[str | Path],
+    files: Sequence[BundleLike],
     *,
     device: DeviceOptions = DeviceOptions(),
     precision: str = "",
     formats: str = "",
-    data: "DataLike | None" = None,
+    data: DataLike | None = None,
     threads: Sequence[int] = (1,),
     batch: Sequence[int] = (1,),
     seq: Sequence[int] = (),
-    rounds: int = 8,
-    runs: int = 15,
-    sustain: float | None = None,
+    rounds: Annotated[int, Range(2)] = 8,
+    runs: Count = 15,
+    sustain: Annotated[float | None, Range(0.001)] = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> BenchResult:
     """Measure the latency of files on a device: interleaved, warmed up, in two passes, with a verdict on noise.
@@ -90,7 +92,7 @@ def bench(
             )
         elif data is not None:
             raise DeviceError("--data: is for the calibration of exported files; expected --formats too")
-        chosen = exported.files or arguments.list_files([Path(file) for file in files], precision)
+        chosen = exported.files or arguments.list_files([Path(name_of(file)) for file in files], precision)
         settings = [Setting(*values) for values in product(threads, batch, seq or (arguments.DEFAULT_SEQ,))]
         opened = stack.enter_context(open_chosen(device, say=say))
         result = measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)
@@ -154,7 +156,7 @@ def export_formats(
     folder: Path,
     *,
     precision: str,
-    data: "DataLike | None",
+    data: DataLike | None,
     length: int,
     rows: int,
     say: Callable[[str], None],
@@ -198,7 +200,7 @@ def export_formats(
 
 
 def bench_visitors(
-    files: Sequence[str | Path],
+    files: Sequence[BundleLike],
     visitors: int,
     *,
     device: DeviceOptions,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress import __version__
+from compress.arguments import BundleLike, PathName, check_arguments
 from compress.benchmark.browser.device import PACKAGE, load_runtime
 from compress.benchmark.browser.server import PageSession, Site, serve_site
 from compress.data.text_preparation import DOCUMENT, QUERY
@@ -17,6 +18,7 @@ from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.session import read_model, session_entries
 from compress.exporters.tokenizer import text_file
 from compress.io import atomic_folder, hash_files, write_json
+from compress.outputs import check_output_folder
 from compress.reporting.html import FOLDER, render
 
 NAME = "demo.json"
@@ -58,12 +60,13 @@ class Demo:
         return {"model": model, "engine": engine, "page": sum(self.sizes.values()) - model - engine}
 
 
+@check_arguments
 def demo(
-    bundle: str | Path,
-    out: str | Path,
+    bundle: BundleLike,
+    out: PathName,
     *,
     precision: Precision = "int8",
-    assets: str | Path | None = None,
+    assets: PathName | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Demo:
     """Write a folder for any web server, with a page in which the model answers texts in the browser.
@@ -130,11 +133,12 @@ def demo(
 
 
 def check_out(bundle: Bundle, out: Path) -> None:
-    """Raise ExportError for a folder that must not be replaced."""
+    """Raise ExportError for a folder that must not be replaced, OutputError where none can be written."""
+    check_output_folder(out, "out")
     if bundle.path.resolve().is_relative_to(out.resolve()):
         raise ExportError(f"--out {out}: holds the bundle, which the demo would replace; expected another folder")
     foreign = out.is_dir() and any(out.iterdir()) and not (out / NAME).is_file()
-    if foreign or (out.exists() and not out.is_dir()) or manifest.is_bundle(out):
+    if foreign or manifest.is_bundle(out):
         raise ExportError(f"--out {out}: exists and is no demo; expected a new folder, or a demo to replace")
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments, name_of, optional_name
 from compress.commands import preflight
 from compress.commands.checks import (
     check_kind,
@@ -27,7 +28,6 @@ from compress.commands.checks import (
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import user_code
 from compress.config.choices import AUTO, CandidateRecipes
-from compress.config.limits import check_number
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import WHOLE, Recipe, ancestor, spec_of
 from compress.config.reference import Call
@@ -39,6 +39,7 @@ from compress.data.corpus import load_corpus
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError, TeacherError
+from compress.evaluation.evaluator import count_examples
 from compress.exporters.artifact import Bundle, check_parts
 from compress.exporters.manifest import kind_of_bundle
 from compress.models import checkpoints, heads
@@ -57,6 +58,7 @@ from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.importance import compute_importance
 from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
+from compress.records.run_report import example_unit
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape
@@ -80,20 +82,20 @@ from compress.training.teacher_vectors import VectorSource, with_similarities, w
 from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
-    from compress.data.objects import DataLike, TeacherLike
     from compress.data.task import Kind
 
 
+@check_arguments
 def distill(
     *,
-    teacher: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    recipe: str | Path | Recipe | CandidateRecipes = AUTO,
-    corpus: str | None = None,
-    prompt: str | Prompt | None = None,
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO,
+    corpus: NameLike | None = None,
+    prompt: NameLike | Prompt | None = None,
     columns: DataOptions = DataOptions(),
-    max_drop: float | None = None,
+    max_drop: Share | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
@@ -121,12 +123,10 @@ def distill(
     Raises a CompressError that says what to do for anything wrong with these.
     """
     console, started = console or Console(quiet=True), time.time()
-    if max_drop is not None:
-        check_number("max_drop", max_drop, 0, 1)
-    prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
+    prompt = prompt if prompt is None or isinstance(prompt, Prompt) else Prompt.load(name_of(prompt))
     prepared = prepare(
-        teacher=teacher, data=data, out=out, recipe=recipe, corpus=corpus, prompt=prompt, columns=columns,
-        length=length, options=options, console=console,
+        teacher=teacher, data=data, out=out, recipe=recipe, corpus=optional_name(corpus), prompt=prompt,
+        columns=columns, length=length, options=options, console=console,
     )  # fmt: skip
     with prepared as (models, notes):
         recipe, context, run = models.recipe, models.context, models.run
@@ -161,8 +161,8 @@ def describe_run(models: "StageModels", *, prompted: bool) -> str:
         parts = {stage.name: f"fine-tune {teacher.name}", **parts}
     done = [at for at, name in enumerate(parts) if name and models.run.result(name).is_dir()]
     left = [*list(parts.values())[max(done, default=-1) + 1 :], "export to ONNX"]
-    rows = len(data.validation if data.test is None else data.test)
-    return f"{', '.join(left)}, and measure on {rows:,} rows"
+    examples = count_examples(data.task, data.validation if data.test is None else data.test)
+    return f"{', '.join(left)}, and measure on {examples:,} {example_unit(data.task.kind, data.task.metric)}"
 
 
 def check_teacher(
@@ -194,10 +194,10 @@ MINILM = "minilm"
 @contextmanager
 def prepare(
     *,
-    teacher: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    recipe: str | Path | Recipe | CandidateRecipes,
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    recipe: NameLike | Recipe | CandidateRecipes,
     corpus: str | None,
     prompt: Prompt | None,
     columns: DataOptions,
@@ -233,6 +233,7 @@ def prepare(
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
         "seed": options.seed, "precision": number_format, "columns": list(astuple(columns)),
         "code": user_code.digests(recipe), "command": command_line(),
+        "processes": state.num_processes,
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):

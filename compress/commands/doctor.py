@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from compress.arguments import check_arguments
 from compress.benchmark import probe
 from compress.benchmark.remote import agent
 from compress.provenance import DISTRIBUTION, find_problem, install_command, list_requirements
@@ -82,6 +83,7 @@ LEAST_DISK, LEAST_MEMORY = 5e9, 4e9
 """Bytes below which a run is likely to fail."""
 
 
+@check_arguments
 def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
     """Check machine, packages, extras, programs, hub and caches, and name the command that installs what is missing.
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compress.arguments import DataLike, ModelLike, PathName, Share, TokenCount, check_arguments, name_of
 from compress.benchmark.devices import open_chosen
 from compress.config.options import CheckpointOptions, ColumnOptions, DeviceOptions
 from compress.errors import ExportError
@@ -23,7 +24,6 @@ from compress.tuning import tune
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.exporters.int8 import Ranges
     from compress.records.certificate import VariantResult
@@ -33,6 +33,7 @@ CALIBRATION_ROWS = 256
 """Rows for calibration, spread evenly over the training split."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class FixedOptions:
     """Options of files with fixed lengths, for NPUs and Core ML.
@@ -41,13 +42,14 @@ class FixedOptions:
     max_drop  how much of the score, in its own unit, files for NPUs may lose
     """
 
-    lengths: tuple[int, ...] = ()
-    max_drop: float = 0.005
+    lengths: tuple[TokenCount, ...] = ()
+    max_drop: Share = 0.005
 
 
 LoadData = Callable[[Bundle], "TaskData"]
 
 
+@check_arguments
 @dataclass(frozen=True)
 class RaceOptions:
     """The settings and the device on which a bundle's files are raced.
@@ -57,19 +59,20 @@ class RaceOptions:
 
     settings: "Sequence[Setting]"
     device: DeviceOptions = DeviceOptions()
-    max_drop: float = 0.005
+    max_drop: Share = 0.005
 
 
+@check_arguments
 def export(
-    model: str,
-    out: str | Path | None = None,
+    model: ModelLike,
+    out: PathName | None = None,
     *,
     to: Format = "onnx",
     precisions: Sequence[str] = (),
     opset: int | None = None,
     race: RaceOptions | None = None,
     fixed: FixedOptions = FixedOptions(),
-    data: "DataLike | None" = None,
+    data: DataLike | None = None,
     columns: ColumnOptions = ColumnOptions(),
     checkpoint: CheckpointOptions = CheckpointOptions(),
     command: str = "",
@@ -92,6 +95,7 @@ def export(
     Raises ExportError for options that do not go together, a missing extra, a model that the format cannot hold, or a
     file whose answers differ from the model's; nothing is written then. Raises DeviceError if the device fails.
     """
+    model = name_of(model)
     source, out = load_source(model, **asdict(checkpoint)), None if out is None else Path(out)
     formats.check(source, out, to=to, precisions=precisions, opset=opset)
     if race is not None and opset is not None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compress.arguments import DataLike, NameLike, TeacherLike, check_arguments, name_of, optional_name
 from compress.benchmark.local import race
 from compress.commands import distill, pretrain
 from compress.commands.distill import StageModels
@@ -74,9 +75,6 @@ from compress.training.stage import (
 from compress.training.teacher_vectors import VectorSource
 from compress.training.trainer import Score, peak_rss_mb
 
-if TYPE_CHECKING:
-    from compress.data.objects import DataLike, TeacherLike
-
 SHORT, LONG = 4, (20, 60)
 """Steps of a short trial, and minimum and maximum of a long one; the difference gives the time of a step."""
 SECONDS = 6.0
@@ -91,13 +89,14 @@ SHIPPED = 2.25
 """Size of a bundle relative to its weights: these, plus ONNX with four bytes per number, and with one."""
 
 
+@check_arguments
 def forecast(
     *,
-    teacher: "TeacherLike",
-    data: "DataLike",
-    recipe: str | Path | Recipe | CandidateRecipes = AUTO,
-    corpus: str | None = None,
-    prompt: str | Prompt | None = None,
+    teacher: TeacherLike,
+    data: DataLike,
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO,
+    corpus: NameLike | None = None,
+    prompt: NameLike | Prompt | None = None,
     columns: DataOptions = DataOptions(),
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
@@ -112,15 +111,15 @@ def forecast(
     Raises a CompressError for anything that `distill` would refuse before training.
     """
     console, name = console or Console(quiet=True), teacher_path(teacher)
-    prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
+    prompt = prompt if prompt is None or isinstance(prompt, Prompt) else Prompt.load(name_of(prompt))
     source: VectorSource | None = open_source(name) if gives_vectors(name, prompted=prompt is not None) else None
     if isinstance(source, CachedVectors):
         source = TrialVectors(source)
     with tempfile.TemporaryDirectory() as scratch:
         prepared = distill.prepare(
-            teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=corpus, prompt=prompt,
-            columns=columns, length=length, options=replace(options, resume=False, track=None), console=console,
-            vectors=source,
+            teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=optional_name(corpus),
+            prompt=prompt, columns=columns, length=length, options=replace(options, resume=False, track=None),
+            console=console, vectors=source,
         )  # fmt: skip
         with prepared as (prepared_models, _):
             models, asked = prepared_models, source.forecast() if isinstance(source, TrialVectors) else []
@@ -130,12 +129,13 @@ def forecast(
                 return _forecast_distillation(models, asked, Path(scratch) / "home", length.minutes)
 
 
+@check_arguments
 def forecast_pretraining(
     *,
-    teacher: "TeacherLike",
-    recipe: str | Path | Recipe,
-    corpus: str | None = None,
-    data: "DataLike | None" = None,
+    teacher: TeacherLike,
+    recipe: NameLike | Recipe,
+    corpus: NameLike | None = None,
+    data: DataLike | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
@@ -144,8 +144,8 @@ def forecast_pretraining(
     console = console or Console(quiet=True)
     with tempfile.TemporaryDirectory() as scratch:
         prepared = pretrain.prepare(
-            teacher=teacher, recipe=recipe, out=Path(scratch) / "run", corpus=corpus, data=data, length=length,
-            options=replace(options, resume=False, track=None), console=console,
+            teacher=teacher, recipe=recipe, out=Path(scratch) / "run", corpus=optional_name(corpus), data=data,
+            length=length, options=replace(options, resume=False, track=None), console=console,
         )  # fmt: skip
         with prepared as models, console.status("trying each stage"):
             trials = Trials(replace(models.context, console=Console(quiet=True)), models.run, Path(scratch) / "home")

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands.distill import StageModels, compare_texts, load_inputs
 from compress.commands.forecast import ROWS, SCORED, Trials, forecast_stages
@@ -41,23 +41,21 @@ from compress.records.forecast import Forecast, Phase, time_call
 from compress.training.run import Run
 from compress.training.trainer import peak_rss_mb
 
-if TYPE_CHECKING:
-    from compress.data.objects import DataLike, TeacherLike
-
 TIMED = 0.25
 """The same for the timing of files, between the seconds of the cheapest shape's and of the dearest's."""
 
 
+@check_arguments
 def forecast_search(
     *,
-    teacher: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    space: str | Space = "width-depth",
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    space: NameLike | Space = "width-depth",
     budget: Budget = Budget(),
     device: MeasureOptions = MeasureOptions(),
     study: StudyOptions = StudyOptions(),
-    max_drop: float = BUDGETED_LIMIT,
+    max_drop: Share = BUDGETED_LIMIT,
     columns: DataOptions = DataOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, expm1, inf, isfinite, log, log1p
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from compress.arguments import MINUTES, BundleLike, DataLike, Share, check_arguments, name_of
 from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIMES
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
-from compress.config.limits import check_minutes, check_number
 from compress.config.options import ColumnOptions, DeviceSettingOptions
 from compress.errors import BundleError
 from compress.evaluation.statistics import bootstrap_interval, paired_share_interval, signed_rank_interval
@@ -24,12 +24,14 @@ from compress.io import sha256
 from compress.provenance import command_line, timestamp
 from compress.records.gate_result import GateCheck, GateResult, Outcome
 from compress.records.latency import DeviceError, Setting
+from compress.values import Range
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from compress.data.objects import DataLike
 
+GROWTH = Range(0, 100)
+"""The limits of a growth that is allowed, as a share."""
 LEVEL = 0.025
 """The probability, on each side, that the interval of the latency is wrong: over all looks together."""
 LOOKS = (8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -40,18 +42,19 @@ TURN_MS, MOST_RUNS, FIRST_RUNS = 40.0, 500, 10
 """Milliseconds that a file runs in its turn; the maximum number of runs; and the runs in the first race."""
 
 
+@check_arguments
 def gate(
-    old: str | Path,
-    new: str | Path,
+    old: BundleLike,
+    new: BundleLike,
     *,
-    max_slower: float = 0.05,
-    max_drop: float = 0.005,
-    max_larger: float | None = None,
-    data: "DataLike | None" = None,
+    max_slower: Annotated[float, GROWTH] = 0.05,
+    max_drop: Share = 0.005,
+    max_larger: Annotated[float | None, GROWTH] = None,
+    data: DataLike | None = None,
     columns: ColumnOptions = ColumnOptions(),
     precision: Precision = "int8",
     device: DeviceSettingOptions = DeviceSettingOptions(),
-    minutes: float = 5.0,
+    minutes: Annotated[float, MINUTES] = 5.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> GateResult:
     """Compare two models of one task, and decide whether the new one may replace the old one.
@@ -68,10 +71,7 @@ def gate(
     Raises BundleError for a path that is no bundle or another task, DeviceError for a device that fails.
     """
     started = time.monotonic()
-    check_number("max_drop", max_drop, 0, 1)
-    check_minutes(minutes)
-    for name, share in (("max_slower", max_slower), ("max_larger", max_larger)):
-        check_number(name, 0.0 if share is None else share, 0, 100)
+    old, new = name_of(old), name_of(new)
     opened = [_open(Path(path), precision) for path in (old, new)]
     files, bundles = [file for _, file in opened], [bundle for bundle, _ in opened if bundle is not None]
     tasks = {(bundle.task.kind, bundle.task.labels, bundle.task.pair) for bundle in bundles if bundle.manifest.task}

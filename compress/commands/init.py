@@ -3,15 +3,15 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
+from compress.arguments import MINUTES, FileName, ModelLike, NameLike, check_arguments, name_of
 from compress.commands import preflight
 from compress.config import choices, loader
-from compress.config.options import LengthOptions
 from compress.data import sources
-from compress.errors import CompressError, did_you_mean
-from compress.io import atomic_file
+from compress.errors import CompressError
 from compress.models import checkpoints
+from compress.outputs import check_new_file, output_file
 from compress.provenance import command_line, shell_command
 
 SCHEMA: Final = "compress.init/1"
@@ -50,15 +50,16 @@ class Proposal:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, ensure_ascii=False, indent=1)
 
 
+@check_arguments
 def init(
     *,
-    teacher: str = checkpoints.EMBEDDED,
-    data: str = "intents",
+    teacher: ModelLike = checkpoints.EMBEDDED,
+    data: NameLike = "intents",
     goal: Goal = "score",
     latency_ms: float | None = None,
-    minutes: float | None = None,
+    minutes: Annotated[float | None, MINUTES] = None,
     device: str = "local",
-    file: str | Path | None = None,
+    file: FileName | None = None,
 ) -> Proposal:
     """Propose the command for what the user has and wants. Nothing is run, and only `file` is written.
 
@@ -71,13 +72,11 @@ def init(
 
     Raises a CompressError for a teacher or data that do not exist, for invalid numbers, and if the file exists.
     """
-    if goal not in RECIPES:
-        raise CompressError(f"--goal {goal}: no such goal.{did_you_mean(goal, get_args(Goal))}")
+    teacher, data = name_of(teacher), name_of(data)
     if (goal == "latency") != (latency_ms is not None):
         raise CompressError("latency_ms: give it with the goal latency, and only then; as in --goal 4, in milliseconds")
     if latency_ms is not None and not latency_ms > 0:
         raise CompressError(f"--goal {latency_ms:g}: expected more than 0 milliseconds")
-    preflight.load_recipe("tinybert", length=LengthOptions(minutes=minutes))
     checkpoints.check(teacher)
     sources.check(data)
     settings = None if file is None else _write(Path(file), goal)
@@ -118,11 +117,12 @@ def init(
 
 def _write(file: Path, goal: str) -> str:
     """Copy the goal's recipe, table or space to a new file."""
-    if file.suffix not in (".yaml", ".yml") or file.exists() or not file.parent.is_dir():
-        raise CompressError(f"--file {file}: expected a new .yaml file in an existing folder")
+    if file.suffix not in (".yaml", ".yml"):
+        raise CompressError(f"--file {file}: expected a new .yaml file")
+    check_new_file(file, "file", "settings.yaml")
     name = RECIPES[goal]
     source = loader.folder() / "spaces" / f"{name}.yaml" if goal == "latency" else choices.table_path(name)
     head = f"# A copy of {name} to edit. Written by: {command_line()}\n"
-    with atomic_file(file) as partial:
+    with output_file(file) as partial:
         partial.write_text(head + source.read_text(encoding="utf-8"), encoding="utf-8")
     return str(file)

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import yaml
 
+from compress.arguments import ModelLike, check_arguments, name_of
 from compress.config import catalog, choices, loader
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
@@ -42,8 +43,13 @@ TASKS: Final = {
 """Phrases for what a checkpoint's head predicts, by the suffix of its class name."""
 
 
+@check_arguments
 def inspect(
-    thing: str | Path, *, form: Form | None = None, teacher: str | None = None, columns: DataOptions = DataOptions()
+    thing: ModelLike,
+    *,
+    form: Form | None = None,
+    teacher: ModelLike | None = None,
+    columns: DataOptions = DataOptions(),
 ) -> Inspection:
     """Describe a thing, without running or changing it.
 
@@ -55,12 +61,10 @@ def inspect(
     Damage is listed in the `problems` of the result. For a hub id only the config is fetched. Raises a CompressError
     for anything else, or if it cannot be read.
     """
-    name = str(thing)
-    if form is not None and form not in get_args(Form):
-        raise CompressError(f"--as {form}: expected {', '.join(get_args(Form))}")
+    name = name_of(thing)
     form = form or detect_form(name)
     if form == "data":
-        found = inspect_data(name, teacher, columns)
+        found = inspect_data(name, None if teacher is None else name_of(teacher), columns)
     elif teacher is not None:
         raise CompressError(f"--teacher: is for data, but {name} is a {form}; leave it out")
     else:

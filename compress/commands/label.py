@@ -11,19 +11,20 @@ import numpy as np
 from datasets import Dataset
 from rich.console import Console
 
-from compress.config.limits import check_seed
+from compress.arguments import DataLike, FileName, ModelLike, NameLike, SeedNumber, check_arguments, name_of
 from compress.config.options import ColumnOptions
 from compress.console import print_note
 from compress.data import load_task, schema, sources
 from compress.data.corpus import load_corpus
-from compress.data.objects import DataLike, data_path
-from compress.data.sources import SUFFIXES
+from compress.data.objects import data_path
+from compress.data.tables import SUFFIXES
 from compress.data.task import Task, TaskData
-from compress.data.text_files import lines
+from compress.data.text_files import reading
 from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
-from compress.io import atomic_file
+from compress.io import make_folder
 from compress.models import precision as precisions
+from compress.outputs import check_new_file, check_output_folder, output_file
 from compress.prompting.answers import answers_file, ask, list_unanswered
 from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
@@ -59,14 +60,15 @@ class TextsToLabel:
         return Task("classification", tuple(self.rows.column_names), "label", tuple(labels), "accuracy")
 
 
+@check_arguments
 def label(
     *,
-    teacher: str,
-    prompt: str,
+    teacher: ModelLike,
+    prompt: NameLike,
     data: DataLike,
-    out: str | Path,
+    out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: SeedNumber = 0,
     precision: precisions.Precision = "auto",
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
@@ -87,7 +89,7 @@ def label(
     """
     console, file = console or Console(quiet=True), Path(out)
     labeller, texts = _prepare(
-        teacher, prompt, data, file, columns=columns, seed=seed, precision=precision,
+        name_of(teacher), name_of(prompt), data, file, columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     soft = labeller.label_split(texts.rows)
@@ -98,8 +100,8 @@ def label(
     notes += check_score(soft, texts, labeller.name, strict=gate == "refuse")
     for note in notes:
         print_note(console, note)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(file) as partial, partial.open("w", encoding="utf-8") as rows:
+    make_folder(file.parent)
+    with output_file(file) as partial, partial.open("w", encoding="utf-8") as rows:
         for row, log_p_C in zip(texts.rows, soft.log_p_NC, strict=True):
             rows.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
     console.print(f"{len(soft.log_p_NC):,} texts: {file}", highlight=False)
@@ -119,9 +121,10 @@ def _prepare(
     console: Console,
 ) -> tuple[PromptedTeacher, TextsToLabel]:
     """Check the arguments, and load the model and the texts."""
-    check_seed(seed)
-    if file.exists():
-        raise DataError(f"{file}: already exists; choose another --out")
+    if file.parent.is_dir():
+        check_new_file(file, "out", "labelled.jsonl")
+    else:
+        check_output_folder(file.parent, "out")
     loaded = Prompt.load(prompt)
     texts = load_texts(data, text=columns.text, label=columns.label, seed=seed)
     task_prompt = build_task_prompt(loaded, texts.task(list(loaded.labels)), train=texts.rows, seed=seed)
@@ -133,14 +136,15 @@ SECONDS = 6.0
 """Seconds that the trial of a local model should take."""
 
 
+@check_arguments
 def forecast_labelling(
     *,
-    teacher: str,
-    prompt: str,
+    teacher: ModelLike,
+    prompt: NameLike,
     data: DataLike,
-    out: str | Path,
+    out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: SeedNumber = 0,
     precision: precisions.Precision = "auto",
     allow_pickle: bool = False,
     console: Console | None = None,
@@ -152,7 +156,7 @@ def forecast_labelling(
     """
     console = console or Console(quiet=True)
     labeller, texts = _prepare(
-        teacher, prompt, data, Path(out), columns=columns, seed=seed, precision=precision,
+        name_of(teacher), name_of(prompt), data, Path(out), columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     rows = list_texts(texts.rows)
@@ -216,19 +220,16 @@ def load_texts(
 ) -> TextsToLabel:
     """Load texts to label.
 
-    A .txt file holds one text per line, unless columns are named. A source with a label column is a task: its training
-    rows are read, and their labels only score the teacher. Of any other table the text columns are read. Everything
-    else is a corpus, with one text per document. Raises DataError for a source without text, or if the text column
-    cannot be detected.
+    A source with a label column is a task: its training rows are read, and their labels only score the teacher. Of any
+    other table the text columns are read; a .txt file whose lines have no columns is a table of one text per line.
+    Everything else is a corpus, with one text per document. Raises DataError for a source without text, or if the text
+    column cannot be detected.
     """
     source = data_path(source)
     path = sources.local(source)
-    if path.suffix.lower() == ".txt" and path.is_file() and text is None and label is None:
-        found = [line.strip() for line in lines(path) if line.strip()]
-        if not found:
-            raise DataError(f"{path}: it contains no text.")
-        return TextsToLabel(path.name, _rows([found]), None)
-    if _is_corpus(source, path):
+    with reading(source):
+        is_corpus = _is_corpus(source, path)
+    if is_corpus:
         corpus = load_corpus(source)
         return TextsToLabel(corpus.name, _rows([[each for each in corpus.documents() if each.strip()]]), None)
     splits = sources.find(source, [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
@@ -237,10 +238,18 @@ def load_texts(
         return TextsToLabel(data.name, data.train, data, data.notes)
     chosen, notes = schema.choose_text(splits.train, text)
     read: list[list[str]] = [[] for _ in chosen]
+    empty = 0
     for batch in splits.train.read(chosen):
-        for values, column in zip(read, batch.columns, strict=True):
-            values += [value or "" for value in column.to_pylist()]
-    return TextsToLabel(splits.name, _rows(read), None, (*splits.notes, *notes))
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            cells = [(cell or "").strip() for cell in row]
+            empty += not any(cells)
+            for column, cell in zip(read, cells, strict=True):
+                if any(cells):
+                    column.append(cell)
+    if not read[0]:
+        raise DataError(f"{source}: it contains no text.")
+    left_out = (f"{splits.name}: left out {empty:,} empty texts",) if empty else ()
+    return TextsToLabel(splits.name, _rows(read), None, (*splits.notes, *notes, *left_out))
 
 
 def _is_corpus(source: str, path: Path) -> bool:

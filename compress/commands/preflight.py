@@ -7,31 +7,32 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel
 
+from compress.arguments import NameLike, PathName, name_of
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.limits import check_minutes, check_seed, check_tracker
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
-from compress.errors import RecipeError, RunError, TeacherError
+from compress.errors import CompressError, RecipeError, RunError, TeacherError, did_you_mean
 from compress.models import checkpoints
 from compress.prompting import vectors
-from compress.training.run import Run, is_finished
+from compress.provenance import find_missing, install_command
+from compress.training.run import Run, check_processes, is_finished
 
 
 def load_recipe(
-    recipe: str | Path | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
+    recipe: NameLike | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
 ) -> Recipe:
     """Load a recipe by name or path, with these changes. Of the changes, a Recipe only takes `length.effort`.
 
-    Raises RecipeError, and CompressError for an invalid number of minutes.
+    Raises RecipeError.
     """
-    check_minutes(length.minutes)
     if not isinstance(recipe, Recipe):
-        recipe = Recipe.load(recipe, overrides or (), paper=length.paper)
+        recipe = Recipe.load(name_of(recipe), overrides or (), paper=length.paper)
     elif overrides or length.paper:
         changes = [*(overrides or ()), *(["paper"] if length.paper else [])]
         raise RecipeError([f"overrides ({', '.join(changes)}): only apply to a recipe's name or file, not to a Recipe"])
@@ -39,7 +40,7 @@ def load_recipe(
 
 
 def load_choices(
-    recipe: str | Path | Recipe | CandidateRecipes,
+    recipe: NameLike | Recipe | CandidateRecipes,
     overrides: Sequence[str] | None = None,
     length: LengthOptions = LengthOptions(),
 ) -> Recipe | CandidateRecipes:
@@ -53,8 +54,7 @@ def load_choices(
         found = load_recipe(recipe, overrides, length)
         check_task(found)
         return found
-    check_minutes(length.minutes)
-    candidates = CandidateRecipes.load(recipe, overrides or (), paper=length.paper)
+    candidates = CandidateRecipes.load(name_of(recipe), overrides or (), paper=length.paper)
     for _, each in candidates.options:
         check_task(each)
     return candidates if length.effort is None else candidates.with_effort(length.effort)
@@ -64,7 +64,7 @@ def check(
     settings: BaseModel | CandidateRecipes,
     *,
     teacher: str,
-    out: str | Path,
+    out: PathName,
     data: str | None = None,
     corpus: str | None = None,
     prompted: bool = False,
@@ -75,7 +75,6 @@ def check(
     settings   a recipe, several to choose from, or a space
     prompted   `teacher` is a prompted language model or an endpoint's file, or only gives vectors
     """
-    check_seed(options.seed)
     check_tracker(options.track)
     for each in [recipe for _, recipe in settings.options] if isinstance(settings, CandidateRecipes) else [settings]:
         user_code.check(each, options.allow_code)
@@ -90,6 +89,22 @@ def check(
         sources.check_corpus(corpus)
     if os.environ.get("RANK", "0") == "0":  # the other processes of a launch see the run that the first one has created
         Run.check(Path(out), resume=options.resume)
+    elif options.resume:
+        check_processes(Path(out))
+
+
+TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")
+"""The trackers of a run; each but the first is installed by the extra of its name."""
+
+
+def check_tracker(name: str | None) -> None:
+    """Raise CompressError for a tracker that is unknown, not installed, or too old; None means no tracker."""
+    if name is None:
+        return
+    if name not in TRACKERS:
+        raise CompressError(f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}")
+    if name != "tensorboard" and (absent := find_missing(name)):
+        raise CompressError(f"--track {name}: {absent}; this tracker needs it: {install_command(name)}")
 
 
 def check_task(recipe: Recipe) -> None:

@@ -6,11 +6,11 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelerate import PartialState
 from rich.console import Console
 
+from compress.arguments import DataLike, NameLike, PathName, TeacherLike, check_arguments, optional_name
 from compress.commands import preflight
 from compress.commands.checks import check_lengths, join_processes, load_functions, measure_lengths
 from compress.commands.distill import StageModels, limit_time
@@ -26,22 +26,20 @@ from compress.io import atomic_folder, keep_if_intact
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.provenance import command_line
-from compress.training import finetune
+from compress.training import finetune, scoring
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.run import Run
-from compress.training.stage import load_trained
-
-if TYPE_CHECKING:
-    from compress.data.objects import DataLike, TeacherLike
+from compress.training.stage import Trained, load_trained
 
 
+@check_arguments
 def pretrain(
     *,
-    teacher: "TeacherLike",
-    recipe: str | Path | Recipe,
-    out: str | Path,
-    corpus: str | None = None,
-    data: "DataLike | None" = None,
+    teacher: TeacherLike,
+    recipe: NameLike | Recipe,
+    out: PathName,
+    corpus: NameLike | None = None,
+    data: DataLike | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
@@ -59,8 +57,8 @@ def pretrain(
     """
     console = console or Console(quiet=True)
     prepared = prepare(
-        teacher=teacher, recipe=recipe, out=out, corpus=corpus, data=data, length=length, options=options,
-        console=console,
+        teacher=teacher, recipe=recipe, out=out, corpus=optional_name(corpus), data=data, length=length,
+        options=options, console=console,
     )  # fmt: skip
     with prepared as models:
         run, stages = models.run, models.recipe.stages
@@ -75,21 +73,33 @@ def pretrain(
             spent = load_trained(run, stage.name, console)
             if spent is None:
                 continue
-            score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"
+            score = describe_score(spent)
             console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
         console.print(f"checkpoint: {result}", highlight=False)
         PartialState().wait_for_everyone()
     return result
 
 
+def describe_score(spent: Trained) -> str:
+    """Say what a stage's best score is, and of which rows; '' if it was not scored."""
+    if spent.score is None:
+        return ""
+    match spent.measure:
+        case scoring.LOG_LIKELIHOOD:
+            return f", log-likelihood of a held-out token {spent.score:.3f} nats"
+        case scoring.NEGATIVE_LOSS:
+            return f", loss on held-out rows {-spent.score:.3f}"
+    return f", {spent.measure or 'score'} {spent.score:.3f} on the validation split"
+
+
 @contextmanager
 def prepare(
     *,
-    teacher: "TeacherLike",
-    recipe: str | Path | Recipe,
-    out: str | Path,
+    teacher: TeacherLike,
+    recipe: NameLike | Recipe,
+    out: PathName,
     corpus: str | None,
-    data: "DataLike | None",
+    data: DataLike | None,
     length: LengthOptions,
     options: RunOptions,
     console: Console,
@@ -107,6 +117,7 @@ def prepare(
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": options.seed, "precision": number_format,
         "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
+        "processes": state.num_processes,
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
 
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.checks import join_processes, load_functions
@@ -22,20 +22,18 @@ from compress.data.objects import data_path, teacher_path
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 
-if TYPE_CHECKING:
-    from compress.data.objects import DataLike, TeacherLike
 
-
+@check_arguments
 def prune(
     *,
-    model: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    recipe: str | Path | Recipe = "prune-taylor",
+    model: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    recipe: NameLike | Recipe = "prune-taylor",
     target: PruneOptions = PruneOptions(),
     setting: SettingOptions = SettingOptions(),
     columns: DataOptions = DataOptions(),
-    max_drop: float | None = None,
+    max_drop: Share | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from compress.arguments import BundleLike, check_arguments
 from compress.errors import PushError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import NAME as MANIFEST
@@ -35,7 +35,8 @@ class PushResult:
     url: str = ""
 
 
-def push(bundle: str | Path, repo: str, *, private: bool = True, dry_run: bool = False) -> PushResult:
+@check_arguments
+def push(bundle: BundleLike, repo: str, *, private: bool = True, dry_run: bool = False) -> PushResult:
     """Upload a bundle's files to the hub's repository `repo` (owner/name), which is created if it does not exist.
 
     private  make a new repository private; an existing one keeps its visibility

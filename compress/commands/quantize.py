@@ -15,13 +15,13 @@ from datasets import Dataset
 from rich.console import Console
 
 from compress import io
+from compress.arguments import BundleLike, DataLike, PathName, SeedNumber, Share, check_arguments
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands.distill import distill
-from compress.config.limits import check_number, check_seed
 from compress.config.options import ColumnOptions, DataOptions, DeviceOptions, Int8Options, RunOptions
 from compress.console import Screen
 from compress.data.cache import home
-from compress.data.objects import DataLike, data_path
+from compress.data.objects import data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import Bundle, check_place, check_writable
 from compress.exporters.int8 import quantize_static
@@ -102,17 +102,18 @@ TOKENS, ROUNDS, RUNS = 64, 6, 10
 Say = Callable[[str], None]
 
 
+@check_arguments
 def quantize(
-    bundle: Bundle,
+    bundle: BundleLike,
     data: DataLike,
     *,
     method: Name = "auto",
-    out: str | Path | None = None,
+    out: PathName | None = None,
     int8: Int8Options = Int8Options(),
-    max_drop: float = 0.005,
+    max_drop: Share = 0.005,
     device: DeviceOptions = DeviceOptions(),
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: SeedNumber = 0,
     overrides: Sequence[str] = (),
     say: Say = lambda _: None,
 ) -> Quantized:
@@ -132,8 +133,7 @@ def quantize(
     everything is done. Raises BundleError for data of another task, and the errors of its parts.
     """
     out = None if out is None else Path(out)
-    check_number("max_drop", max_drop, 0, 1)
-    _check(bundle, method, int8, out, seed=seed, overrides=overrides)
+    bundle = _open(bundle, method, out, overrides=overrides)
     task_data = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed)
     exact, threads = bundle.files()["fp32"], os.cpu_count() or 1
     with ExitStack() as stack:
@@ -187,17 +187,18 @@ SCORED, COMPARED = 64, 256
 """Rows on which a forecast calibrates and scores, and on which it compares the file with float."""
 
 
+@check_arguments
 def forecast_quantization(
-    bundle: Bundle,
+    bundle: BundleLike,
     data: DataLike,
     *,
     method: Name = "auto",
-    out: str | Path | None = None,
+    out: PathName | None = None,
     int8: Int8Options = Int8Options(),
-    max_drop: float = 0.005,
+    max_drop: Share = 0.005,
     device: DeviceOptions = DeviceOptions(),
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: SeedNumber = 0,
     overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> Forecast:
@@ -209,7 +210,7 @@ def forecast_quantization(
     """
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    _check(bundle, method, int8, None if out is None else Path(out), seed=seed, overrides=overrides)
+    bundle = _open(bundle, method, None if out is None else Path(out), overrides=overrides)
     task_data, threads = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed), os.cpu_count() or 1
     source, length = bundle.files()["fp32"], bundle.manifest.max_length
     graph, phases = read_model(source).graph, list[Phase]()
@@ -280,17 +281,9 @@ def _time_rows(run: Callable[[Dataset], object], rows: Dataset) -> Callable[[int
     return lambda count: first + more * count
 
 
-def _check(
-    bundle: Bundle, method: Name, int8: Int8Options, out: Path | None, *, seed: int, overrides: Sequence[str]
-) -> None:
-    """Raise CompressError for options out of range or that this method does not use, and for an unusable `out`."""
-    check_seed(seed)
-    if int8.rows < 1:
-        raise CompressError(f"rows {int8.rows}: expected at least 1 row of the train split to calibrate on")
-    if not 50 <= int8.percentile <= 100:
-        raise CompressError(
-            f"percentile {int8.percentile:g}: expected 50 to 100, the middle share of values in percent"
-        )
+def _open(place: BundleLike, method: Name, out: Path | None, *, overrides: Sequence[str]) -> Bundle:
+    """Load a bundle. Raises CompressError for options that this method does not use, and for an unusable `out`."""
+    bundle = Bundle.load(place)
     if overrides and method != "qat":
         raise CompressError(f"--set: {overrides[0]}: changes training, and {method} does not train; give --method qat")
     if method == "qat" and (out is None or out.resolve() == bundle.path.resolve()):
@@ -301,6 +294,7 @@ def _check(
         check_place(out)
     else:
         check_writable(bundle.path)
+    return bundle
 
 
 def choose_attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, say: Say) -> Attempt:

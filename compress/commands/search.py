@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments, name_of
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
 from compress.commands.checks import check_kind, check_lengths, check_recipe, join_processes, measure_lengths
@@ -78,7 +79,6 @@ from compress.training.run import Run
 if TYPE_CHECKING:
     import optuna
 
-    from compress.data.objects import DataLike, TeacherLike
 
 TRIALS = {"supernet": 200, "plain": 24}
 """Number of shapes to score, if neither a number nor a time limit is given."""
@@ -90,16 +90,17 @@ PRINT_EVERY = 30.0
 """Seconds between two prints of the front while trials run."""
 
 
+@check_arguments
 def search(
     *,
-    teacher: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    space: str | Space = "width-depth",
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    space: NameLike | Space = "width-depth",
     budget: Budget = Budget(),
     device: MeasureOptions = MeasureOptions(),
     study: StudyOptions = StudyOptions(),
-    max_drop: float = BUDGETED_LIMIT,
+    max_drop: Share = BUDGETED_LIMIT,
     columns: DataOptions = DataOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
@@ -134,10 +135,10 @@ def search(
 
 
 def make_config(
-    teacher: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    space: str | Space,
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    space: NameLike | Space,
     budget: Budget,
     *,
     device: MeasureOptions,
@@ -148,7 +149,7 @@ def make_config(
 ) -> SearchConfig:
     """Check the arguments of a search, and return its settings. Raises a CompressError."""
     teacher, data = teacher_path(teacher), data_path(data)
-    space = space if isinstance(space, Space) else Space.load(space, options.overrides or ())
+    space = space if isinstance(space, Space) else Space.load(name_of(space), options.overrides or ())
     preflight.check(space, teacher=teacher, out=out, data=data, options=options)
     if any(stage.max_length == "auto" for stage in space.stages.values()):
         folder = checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)

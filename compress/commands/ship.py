@@ -34,7 +34,7 @@ from compress.provenance import command_line, predict_command, timestamp, versio
 from compress.quantization.certify import certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
-from compress.records.run_report import Report, ReportRow
+from compress.records.run_report import Report, ReportRow, example_unit
 from compress.reporting.html import render_run
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
@@ -83,8 +83,9 @@ def measure(
     data, length, console = context.data, bundle.manifest.max_length, context.console
     mend(run.path / "log.jsonl", partial(warn, console))
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
-    console.print(f"measuring on {len(split):,} {name} rows")
     evaluator = Evaluator.from_split(data.task, split, task_teacher.tokenizer, length)
+    unit = example_unit(data.task.kind, data.task.metric)
+    console.print(f"measuring on {len(evaluator):,} {name} {unit}")
     calibration = None  # for a threshold, which is chosen per model, on the validation split like the weights
     if data.task.unanswerable and data.test is not None:
         calibration = Evaluator.from_split(data.task, data.validation, task_teacher.tokenizer, length)

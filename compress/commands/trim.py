@@ -13,13 +13,23 @@ import onnxruntime
 from numpy.typing import NDArray
 from rich.console import Console
 
+from compress.arguments import (
+    Count,
+    DataLike,
+    ModelLike,
+    NameLike,
+    PathName,
+    Share,
+    ThreadCount,
+    check_arguments,
+    name_of,
+    optional_name,
+)
 from compress.benchmark.local import machine
-from compress.config.limits import check_number
 from compress.config.options import ColumnOptions
 from compress.data import load_task
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.encoder import TextEncoder, text_encoder_of
-from compress.data.objects import DataLike
 from compress.data.task import TaskData
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, count_differing
@@ -77,17 +87,18 @@ class TrimResult:
     rows: int = 0
 
 
+@check_arguments
 def trim(
-    model: str,
-    out: str | Path,
+    model: ModelLike,
+    out: PathName,
     *,
     data: DataLike | None = None,
-    corpus: str | None = None,
+    corpus: NameLike | None = None,
     columns: ColumnOptions = ColumnOptions(),
-    min_count: int = 1,
+    min_count: Count = 1,
     keep: Sequence[str] = (),
-    max_drop: float = 0.005,
-    threads: int = 1,
+    max_drop: Share = 0.005,
+    threads: ThreadCount = 1,
 ) -> TrimResult:
     """Trim a bundle or a checkpoint to the tokens of the training texts of `data` and of `corpus`.
 
@@ -100,9 +111,8 @@ def trim(
     The folder appears when all of it is certified or marked; after an interruption, repeat the call. Raises
     CompressError with neither data nor corpus, BundleError for data of another task, and the errors of `trim_bundle`.
     """
-    check_number("max_drop", max_drop, 0, 1)
-    out = Path(out)
-    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
+    model, out = name_of(model), Path(out)
+    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=optional_name(corpus), columns=columns)
     if bundle is None:
         return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
     with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (small, trimmed):
@@ -146,16 +156,17 @@ SCORED = 64
 """Rows of the split that a forecast scores."""
 
 
+@check_arguments
 def forecast_trimming(
-    model: str,
-    out: str | Path,
+    model: ModelLike,
+    out: PathName,
     *,
     data: DataLike | None = None,
-    corpus: str | None = None,
+    corpus: NameLike | None = None,
     columns: ColumnOptions = ColumnOptions(),
-    min_count: int = 1,
+    min_count: Count = 1,
     keep: Sequence[str] = (),
-    threads: int = 1,
+    threads: ThreadCount = 1,
     console: Console | None = None,
 ) -> Forecast:
     """Forecast what `compress.trim` would take with the same arguments, on this machine.
@@ -164,8 +175,8 @@ def forecast_trimming(
     """
     from compress.models.loader import load_tokenizer
 
-    out = Path(out)
-    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
+    model, out = name_of(model), Path(out)
+    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=optional_name(corpus), columns=columns)
     folder = resolve(model) if bundle is None else bundle.path
     first, phases = next(chunks(texts), []), list[Phase]()
     began = time.perf_counter()

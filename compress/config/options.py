@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from compress.arguments import BUNDLES, MINUTES, NAME, SEEDS, check_arguments
 from compress.config import PANELS
 from compress.records import Kind
 
@@ -18,17 +19,20 @@ data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
 )
 
+file_output = partial(output, dir_okay=False)
+"""An option for a file to write, which cannot be a folder."""
+
 Teacher = Annotated[str, training(help="minilm, an alias, a folder or a hub id.")]
 Recipe = Annotated[str, training(help="auto, a name of `compress recipes`, or a .yaml.")]
 Overrides = Annotated[list[str] | None, training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable.")]
-Seed = Annotated[int, training(help="Seed all random numbers of the run.")]
+Seed = Annotated[int, training(help="Seed all random numbers of the run."), SEEDS]
 Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this format")]
 Track = Annotated[
     Literal["tensorboard", "mlflow", "wandb", "trackio"] | None, output(help="Log each stage to this tracker too.")
 ]
 Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
 AllowPickle = Annotated[bool, training("--allow-pickle", help="Allow pickled weights that you trust.")]
-AllowCode = Annotated[str | None, training(help="Let the recipe run your code in this folder.")]
+AllowCode = Annotated[str | None, training(help="Let the recipe run your code in this folder."), NAME]
 OnWeakTeacher = Annotated[Literal["refuse", "warn"], training(help="If the teacher only equals the majority.")]
 DataName = Annotated[str, data_option(help="intents, a folder of train and dev files, or a hub id.")]
 CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc, a file, folder, hub id.")]
@@ -61,6 +65,7 @@ Assets = Annotated[Path | None, device_option(help="Take onnxruntime-web from he
 WebGpu = Annotated[bool, device_option("--webgpu", help="browser, adb: use the GPU where possible.")]
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
     """Choose what a command prints: a forecast instead of its work, all columns of a table, JSON."""
@@ -70,6 +75,7 @@ class PrintOptions:
     as_json: Json = False
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
     """The columns of the data, if they should not be detected."""
@@ -78,6 +84,7 @@ class ColumnOptions:
     label: LabelColumn = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(ColumnOptions):
     """The columns of the data, its kind of task and its score, if they should not be detected."""
@@ -86,6 +93,7 @@ class DataOptions(ColumnOptions):
     metric: Metric = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The settings of a run: how it computes and continues, and which code and files it may load.
@@ -105,6 +113,7 @@ class RunOptions:
     track: Track = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions:
     """Choose how long a recipe's stages train.
@@ -116,7 +125,7 @@ class LengthOptions:
 
     paper: Annotated[bool, training("--paper", help="Use the lengths and rates of the paper.")] = False
     effort: Annotated[Literal["quick", "normal", "best"] | None, training(help="Train shorter or longer")] = None
-    minutes: Annotated[float | None, training(min=0.1, help="Take about this many minutes in all.")] = None
+    minutes: Annotated[float | None, training(min=0.1, help="Take about this many minutes in all."), MINUTES] = None
 
     @property
     def minutes_alone(self) -> "LengthOptions":
@@ -124,6 +133,7 @@ class LengthOptions:
         return LengthOptions(minutes=self.minutes)
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """The device to measure latency on, and how to reach it: see `compress.benchmark.devices.open_device`."""
@@ -138,6 +148,7 @@ class DeviceOptions:
     webgpu: WebGpu = False
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettingOptions(DeviceOptions):
     """The device, and the setting at which it measures latency.
@@ -150,6 +161,7 @@ class DeviceSettingOptions(DeviceOptions):
     seq: Annotated[int | None, device_option(min=1, help="Tokens; default: 128, or the model's maximum.")] = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions(DeviceSettingOptions):
     """Choose what a search measures: file, setting, and the number of shapes from which it predicts the others."""
@@ -162,6 +174,7 @@ class MeasureOptions(DeviceSettingOptions):
     runs: Annotated[int, device_option(min=1, help="Time this many runs in each round.")] = 10
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
     """Choose how a search samples and selects shapes, and where it stores its study.
@@ -176,7 +189,7 @@ class StudyOptions:
     objective: Annotated[
         list[str] | None, budget(help="Minimise this (latency, parameters, flops_per_token, file_mb). Repeatable.")
     ] = None
-    anchor: Annotated[list[str] | None, output(help="Compare with this bundle too. Repeatable.")] = None
+    anchor: Annotated[list[str] | None, output(help="Compare with this bundle too. Repeatable."), BUNDLES] = None
     sampler: Annotated[str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")] = "tpe"
     trials: Annotated[int | None, search_option(help="Score this many shapes; default: 200, plain 24.")] = None
     minutes: Annotated[float | None, search_option(help="Take this many minutes in all.")] = None
@@ -186,6 +199,7 @@ class StudyOptions:
     name: Annotated[str | None, search_option(help="The study's name there; default: the folder's.")] = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
     """The limits of one student of a search; None: no limit.
@@ -202,6 +216,7 @@ class BudgetOptions:
     min_score: Annotated[float | None, budget(help="Require this score on the validation split.")] = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """The sizes of a pruned model, or the limits that decide them. Sizes that are not given stay the same.
@@ -222,6 +237,7 @@ class PruneOptions:
     max_params: Annotated[float | None, budget(help="Instead of sizes, or with a latency; as 5e6.")] = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class SettingOptions:
     """The device and the setting of a latency budget. seq: tokens; None: the recipe's max_length."""
@@ -232,6 +248,7 @@ class SettingOptions:
     seq: Annotated[int | None, device_option(min=1, help="Tokens; default: the recipe's max_length.")] = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class Int8Options:
     """The calibration and the form of an int8 file.
@@ -250,6 +267,7 @@ class Int8Options:
     reduce_range: Annotated[bool, output("--reduce-range", help="7-bit weights, for x86 without VNNI.")] = False
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
     """Choose how to read a checkpoint that is not a bundle: see `compress.exporters.checkpoint.load_source`."""

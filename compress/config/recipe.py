@@ -6,12 +6,12 @@ This module imports neither torch nor transformers.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from compress.arguments import NameLike, TokenCount, check_arguments, name_of, optional_name
 from compress.config import user_code
 from compress.config.loader import explain, locate, override, plain_tree, resolve_extends
 from compress.config.stages import ALL_KINDS, TAGS, AnyStage, Effort, Frozen, Prune, Stage, StudentSpec
@@ -172,8 +172,9 @@ class Recipe(Frozen):
         return self
 
     @staticmethod
+    @check_arguments
     def load(
-        name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False, allow_code: str | Path | None = None
+        name: NameLike, overrides: Sequence[str] = (), *, paper: bool = False, allow_code: NameLike | None = None
     ) -> "Recipe":
         """Load `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
 
@@ -184,7 +185,7 @@ class Recipe(Frozen):
 
         Raises RecipeError with every problem found. `objective.check_terms`, which needs torch, looks up the losses.
         """
-        path = locate(str(name))
+        path = locate(name_of(name))
         tree = resolve_extends(path)
         problems = _take_published(tree, path.name, paper=paper)
         for line in overrides:
@@ -202,8 +203,9 @@ class Recipe(Frozen):
             problems += explain(path.name, error, _settings_at, tags=TAGS)
         if problems:
             raise RecipeError(sorted(set(problems)))
-        return recipe if allow_code is None else user_code.load(recipe, allow_code)
+        return recipe if allow_code is None else user_code.load(recipe, optional_name(allow_code))
 
+    @check_arguments
     def free_suffix(self, suffix: str) -> str:
         """Return `suffix` after as many hyphens as it takes for no stage's name with it to be another stage's name."""
         names = {stage.name for stage in self.stages}
@@ -211,11 +213,13 @@ class Recipe(Frozen):
             suffix = f"-{suffix}"
         return suffix
 
-    def with_length(self, fitting: int) -> "Recipe":
+    @check_arguments
+    def with_length(self, fitting: TokenCount) -> "Recipe":
         """Return the recipe with this length in every stage whose `max_length` is auto."""
         stages = tuple(stage.with_length(fitting) for stage in self.stages)
         return self.model_copy(update={"teacher": self.teacher.with_length(fitting), "stages": stages})
 
+    @check_arguments
     def with_effort(self, effort: Effort) -> "Recipe":
         """Return the recipe with its open-ended stages at this effort."""
         update = {"effort": effort}

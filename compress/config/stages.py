@@ -3,7 +3,8 @@
 This module imports neither torch nor transformers.
 """
 
-from typing import Annotated, Any, Literal, Self
+import os
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -12,15 +13,18 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from compress.config.loader import explain
 from compress.config.reference import Call
 from compress.config.reference import parse as parse_call
 from compress.config.term import Term
 from compress.config.term import parse as parse_term
+from compress.errors import RecipeError
 
 KINDS = ("distill", "finetune", "pretrain")
 INITS = ("scratch", "teacher", "auto")
@@ -47,6 +51,39 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
+    def __init__(self, /, **settings: Any) -> None:
+        """Check the settings. Raises RecipeError with every problem."""
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            own = type(self)
+            problems = explain(own.__name__, error, lambda at: own.model_fields if len(at) == 1 else (), tags=TAGS)
+            raise RecipeError(problems) from error
+
+    # pydantic's mark of a constructor that adds nothing to the schema: models inside others are not made by calling it,
+    # so that all problems are found at once
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, value: Any, seen: ValidationInfo) -> Any:
+        """Refuse true and false where they would be read as 1 and 0."""
+        if isinstance(value, bool) and not _takes(bool, cls.model_fields[str(seen.field_name)].annotation):
+            raise ValueError(f"expected no true or false, found {value}")
+        return value
+
+
+def _takes(kind: type, annotation: Any) -> bool:
+    """Return True if an annotation names a type, at any depth."""
+    return annotation in (kind, Any) or any(_takes(kind, inner) for inner in get_args(annotation))
+
+
+def _read_init(init: Any) -> Any:
+    """Read a function, or the path of a checkpoint as a text."""
+    if isinstance(init, dict):
+        return parse_call(init)
+    return os.fspath(init) if isinstance(init, os.PathLike) else init
+
 
 class StudentSpec(Frozen):
     """The student to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
@@ -66,9 +103,7 @@ class StudentSpec(Frozen):
     ffn: float | None = Field(None, gt=0, le=1_000_000)
     heads: float | None = Field(None, gt=0, le=10_000)
     embedding: float | None = Field(None, gt=0, le=100_000)
-    init: Annotated[str | Call, BeforeValidator(lambda init: parse_call(init) if isinstance(init, dict) else init)] = (
-        "scratch"
-    )
+    init: Annotated[str | Call, BeforeValidator(_read_init)] = "scratch"
     copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
     config: dict[str, Any] = Field(default_factory=dict)
     share: dict[Literal["attention", "ffn"], int] = Field(default_factory=dict)

@@ -2,19 +2,39 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from typing import Annotated, Any, Literal
 
+from compress.arguments import check_arguments, find_problems
 from compress.config.loader import plain_tree
 from compress.config.reference import check_address, is_user_code
-from compress.errors import did_you_mean
 from compress.records import Kind
+from compress.values import ArgumentCheck, Range
 
-LAYER_MAPS: tuple[str, ...] = ("uniform", "last", "first", "top", "skip", "spread")
-KINDS: tuple[str, ...] = get_args(Kind)
+LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]
 MOST_WEIGHT = 1e6
 """The papers' weights lie between 0.1 and 100; much larger ones overflow float32 in the sum."""
 
 
+@dataclass(frozen=True)
+class LossCheck(ArgumentCheck):
+    """A function, or the address of one."""
+
+    expected: str = "`paper.function`, `module.function` of your own, or a function"
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) or callable(value)
+
+    def take(self, value: Any, name: str) -> Any:
+        """Return the loss. Raises ArgumentError for a text that can be no address."""
+        if not isinstance(super().take(value, name), str):
+            return value
+        try:
+            return check_address(str(value))
+        except ValueError:
+            raise self.refuse(value, name) from None
+
+
+@check_arguments
 @dataclass(frozen=True, init=False)
 class Term:
     """weight * loss(student signal, teacher signal), summed over the mapped layers (a few losses take their mean).
@@ -36,28 +56,32 @@ class Term:
 
     loss: str | Callable[..., Any]
     weight: float = 1.0
-    layers: str | tuple[tuple[int, int], ...] = "uniform"
+    layers: LayerMap | tuple[tuple[int, int], ...] = "uniform"
     project: bool | str = False
-    only: tuple[str, ...] = ()
+    only: tuple[Kind, ...] = ()
     reads: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     code: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
     def __init__(
         self,
-        loss: str | Callable[..., Any],
-        weight: float = 1.0,
-        layers: str | tuple[tuple[int, int], ...] = "uniform",
+        loss: Annotated[str | Callable[..., Any], LossCheck()],
+        weight: Annotated[float, Range(0, MOST_WEIGHT)] = 1.0,
+        layers: LayerMap | tuple[tuple[int, int], ...] = "uniform",
         project: bool | str = False,
-        only: tuple[str, ...] = (),
+        only: tuple[Kind, ...] = (),
         *,
         reads: str | None = None,
         options: Mapping[str, Any] | None = None,
         code: Callable[..., Any] | None = None,
         **more: Any,
-    ) -> None:  # `more` hides no typo: objective.check_terms checks options against the loss's signature
+    ) -> None:
+        """Set the fields. Raises ArgumentError, as a line of YAML with these values does.
+
+        `more` hides no typo: objective.check_terms checks options against the loss's signature.
+        """
         values = {
-            "loss": loss, "weight": weight, "layers": layers, "project": project, "only": only, "reads": reads,
+            "loss": loss, "weight": float(weight), "layers": layers, "project": project, "only": only, "reads": reads,
             "options": {**(options or {}), **more}, "code": code,
         }  # fmt: skip
         for name, value in values.items():
@@ -100,37 +124,8 @@ def parse(line: object) -> Term:
         return line
     if not isinstance(line, Mapping) or "loss" not in line:
         raise ValueError(f"expected a mapping with `loss: paper.function`, found {line!r}")
+    settings = {str(key): value for key, value in line.items() if key in SETTINGS}
     options = {str(key): value for key, value in line.items() if key not in SETTINGS}
-    loss, layers, weight = line["loss"], line.get("layers", "uniform"), line.get("weight", 1.0)
-    project, only, reads = line.get("project", False), line.get("only", ()), line.get("reads")
-    only = tuple(only) if isinstance(only, list | tuple) else (only,)
-    requirements = (
-        ("loss", isinstance(loss, str), "a name"),
-        ("layers", isinstance(layers, str) or _are_pairs(layers), "a named map or a list of [student, teacher] pairs"),
-        (
-            "weight",
-            isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight <= MOST_WEIGHT,
-            f"a number from 0 to {MOST_WEIGHT:,.0f}",
-        ),
-        ("project", isinstance(project, bool | str), "true, false or a name shared by several terms"),
-        ("reads", reads is None or isinstance(reads, str), "the name of a signal"),
-    )
-    problems = [f"{name} must be {expected}, found {line[name]!r}" for name, fits, expected in requirements if not fits]
-    if isinstance(layers, str) and layers not in LAYER_MAPS:
-        problems.append(f"no layer map {layers!r}.{did_you_mean(layers, LAYER_MAPS)}")
-    problems += [f"no task kind {str(kind)!r}.{did_you_mean(str(kind), KINDS)}" for kind in only if kind not in KINDS]
-    if isinstance(loss, str):
-        try:
-            check_address(loss)
-        except ValueError as error:
-            problems.append(f"loss {error}")
-    if problems:
-        raise ValueError("\n".join(problems))
-    pairs = layers if isinstance(layers, str) else tuple((int(student), int(teacher)) for student, teacher in layers)
-    return Term(loss, float(weight), pairs, project, only, reads=reads, options=options)
-
-
-def _are_pairs(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(at, int) for at in pair) for pair in value
-    )
+    if problems := find_problems(Term, settings):
+        raise ValueError("\n".join(map(str, problems)))
+    return Term(**settings, options=options)

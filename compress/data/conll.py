@@ -7,14 +7,19 @@ between sentences.
 or in tables, as the hub has the same sets: a column of lists of words and one of lists of tags, by name.
 
 Stated rules. Columns are separated by tabs, or by spaces in lines without a tab; the first is the word, the last the
-tag, others are ignored. So are lines of -DOCSTART- and comments (`# ...` at the start of a sentence, not ending in a
-tag). Tags in IOB1, IOB2, BIOES or BILOU are rewritten in IOB2; if any tag has another form (NOUN), all are kept.
-Tagging schemes: Tjong Kim Sang & De Meulder 2003.
+tag, others are ignored. A first column that numbers the words of every sentence is left out. Lines of -DOCSTART- are
+ignored, and so are comments (`# ...` at the start of a sentence, not ending in a tag).
+
+Tags in IOB1, IOB2, BIOES, BILOU or BMES are rewritten in IOB2. Their prefix may be in lower case, be followed by `_`,
+`:` or `/`, or come last (PER-B), but in all tags alike. Words outside are O; or one of OUTSIDES, if there is no O. A
+tag that fits none of these among others that do is refused. If no tag has a prefix (NOUN), all are kept, except
+OUTSIDES. Tagging schemes: Tjong Kim Sang & De Meulder 2003.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,29 +28,53 @@ from compress.data.text_files import head, lines, reading, refuse_large
 from compress.errors import DataError
 
 if TYPE_CHECKING:
-    from compress.data.readers import RawSplit
+    from compress.data.tables import Table
 
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "ner", "pos_tags", "upos", "chunk_tags")
 """The usual names of the lists of a table, preferred ones first."""
 DOCUMENT = "-DOCSTART-"
 OUTSIDE = "O"
+OUTSIDES = ("0", "o", "_", "-", "other", "outside", "out", "none", "null", "nil")
+"""What others write for O, in lower case."""
 _BEGINS, _ENDS = "BSU", "ESLU"
+_FORMS = (
+    re.compile(r"(?P<prefix>[BIESLUM])-(?P<label>.+)"),
+    re.compile(r"(?P<prefix>[BIESLUM])[_:/](?P<label>.+)"),
+    re.compile(r"(?P<prefix>[biesulm])[-_:/](?P<label>.+)"),
+    re.compile(r"(?P<label>.+)[-_:/](?P<prefix>[BIESLUM])"),
+)
+"""How tags of entities are written, the usual form first."""
+
+
+class TagError(DataError):
+    """A tag does not fit the others; the message lacks the place, which is that of `tag`."""
+
+    def __init__(self, tag: str, message: str) -> None:
+        super().__init__(message)
+        self.tag = tag
 
 
 def is_conll(path: Path) -> bool:
     """Check whether the first lines are tagged words: several columns each, the last of them tags of entities."""
-    tags = []
+    tags = set[str]()
+    words = list[str]()
     beginning = head(path)
     first = beginning.splitlines()
     for line in first[:-1] if len(first) > 1 and not beginning.endswith("\n") else first:
         columns = _columns(line)
         if not columns or columns[0] == DOCUMENT or (columns[0].startswith("#") and not is_tag(columns[-1])):
             continue
-        if len(columns) < 2 or not is_tag(columns[-1]):
+        if len(columns) < 2 or not columns[-1]:
             return False
-        tags.append(columns[-1])
-    return any(map(has_prefix, tags))
+        words.append(columns[0])
+        tags.add(columns[-1])
+    form = _find_form(tags)
+    if form is None or any(" " in tag for tag in tags):
+        return False
+    rest = {tag for tag in tags if not form.fullmatch(tag)} - {OUTSIDE}
+    usual = form is _FORMS[0] or not any(" " in word for word in words)
+    return usual and len(rest) <= 1 and all(tag.lower() in OUTSIDES for tag in rest)
 
 
 def is_tag(cell: str) -> bool:
@@ -58,6 +87,64 @@ def has_prefix(tag: str) -> bool:
     return len(tag) > 2 and tag[0] in "BIESLU" and tag[1] == "-"
 
 
+def _find_form(tags: Iterable[str]) -> re.Pattern[str] | None:
+    """Return the form of the tags of entities among these: the first in which an entity begins or goes on."""
+    for form in _FORMS:
+        found = [match for tag in tags if (match := form.fullmatch(tag))]
+        prefixes = {match["prefix"].upper() for match in found}
+        both = {match["label"] for match in found if match["prefix"].upper() in "BSU"}
+        if prefixes & {"B", "I"} and (form is _FORMS[0] or both):
+            return form
+    return None
+
+
+def standard_tags(tags: Iterable[str]) -> dict[str, str]:
+    """Map tags to the usual form, `B-PER` and O, by the rules at the top of this file; others to themselves.
+
+    Raises TagError for a tag that does not fit the others.
+    """
+    distinct = sorted(set(tags))
+    form = _find_form(distinct)
+    mapped = {}
+    for tag in distinct:
+        match = form.fullmatch(tag) if form else None
+        prefix = match["prefix"].upper() if match else ""
+        mapped[tag] = f"{'I' if prefix == 'M' else prefix}-{match['label']}" if match else tag
+    plain = [tag for tag in distinct if mapped[tag] == tag and tag != OUTSIDE and not has_prefix(tag)]
+    known = ("0", "o") if OUTSIDE in distinct else OUTSIDES
+    outside = [tag for tag in plain if tag.lower() in known]
+    if len(outside) > 1 and OUTSIDE not in distinct:
+        message = f"the tags {' and '.join(map(repr, outside))} may both mean {OUTSIDE}. Write {OUTSIDE} for one."
+        raise TagError(outside[0], message)
+    mapped |= dict.fromkeys(outside, OUTSIDE)
+    if form and (odd := [tag for tag in plain if mapped[tag] == tag]):
+        example = next(tag for tag in distinct if form.fullmatch(tag))
+        raise TagError(
+            odd[0],
+            f"the tag {odd[0]!r} is neither {OUTSIDE} nor written like {example!r}; expected all tags in one form. "
+            "Correct the tags, or write O for words that are in no entity.",
+        )
+    return mapped
+
+
+def standard_labels(names: Sequence[str], place: str) -> tuple[str, ...]:
+    """Return the labels of a model for tagging in the usual form. DataError for labels without names, or that clash."""
+    if len(names) > 1 and all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+        raise DataError(
+            f"{place}: its labels have no names ({names[0]}, {names[1]}, ...), so it is unknown which words are in no "
+            "entity. Name them in id2label, such as O, B-PER and I-PER."
+        )
+    try:
+        mapped = standard_tags(names)
+    except TagError as error:
+        raise DataError(f"{place}: {error}") from None
+    found = tuple(mapped[name] for name in names)
+    if len(set(found)) < len(found):
+        twice = next(name for name in found if found.count(name) > 1)
+        raise DataError(f"{place}: two of its labels mean {twice!r}. Rename one in id2label.")
+    return found
+
+
 def read(path: Path) -> Examples:
     """Read the words and tags of the sentences of a file. Raises DataError."""
     with reading(path):
@@ -65,10 +152,18 @@ def read(path: Path) -> Examples:
     sentences = list(_sentences(path))
     if not sentences:
         raise DataError(f"{path}: has no words; expected a word and its tag per line.")
-    return _examples([words for words, _ in sentences], [tags for _, tags in sentences], path.name)
+    word = int(_has_numbers(sentences, path))
+    words = [[row.columns[word] for row in rows] for rows in sentences]
+    tags = [[row.columns[-1] for row in rows] for rows in sentences]
+    _refuse_reversed(words, tags, path)
+    try:
+        return _examples(words, tags, path.name)
+    except TagError as error:
+        line = next(row.number for rows in sentences for row in rows if row.columns[-1] == error.tag)
+        raise DataError(f"{path}, line {line}: {error}") from None
 
 
-def table_columns(split: RawSplit, text: Sequence[str] | None, label: str | None) -> tuple[str, str] | None:
+def table_columns(split: Table, text: Sequence[str] | None, label: str | None) -> tuple[str, str] | None:
     """Return the columns of lists of words and of lists of tags, as requested or by their usual names, if any."""
     lists = [name for name in split.columns if split.has_lists(name)]
     words = next((name for name in text or WORDS if name in lists), None)
@@ -76,9 +171,12 @@ def table_columns(split: RawSplit, text: Sequence[str] | None, label: str | None
     return (words, tags) if words and tags else None
 
 
-def read_table(split: RawSplit, columns: tuple[str, str]) -> Examples:
+def read_table(split: Table, columns: tuple[str, str]) -> Examples:
     """Read the sentences of a table, see `table_columns`; rows without words are left out. Raises DataError."""
-    sentences, tagged, at = list[list[str]](), list[list[str]](), split.first
+    sentences = list[list[str]]()
+    tagged = list[list[str]]()
+    numbers = list[int]()
+    at = split.first
     for batch in split.read(columns):
         for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             words, tags = (cell or [] for cell in cells)
@@ -90,25 +188,34 @@ def read_table(split: RawSplit, columns: tuple[str, str]) -> Examples:
             if words:
                 sentences.append(words)
                 tagged.append(tags)
+                numbers.append(at)
             at += 1
     if columns[1] not in split.classes and all(tag.isdigit() for tags in tagged for tag in tags):
         raise DataError(
             f"{split.place}: the tags in {columns[1]!r} are numbers without names. Write names, such as B-PER and O, "
             "or provide a Dataset whose features name them: Sequence(ClassLabel(names=...))"
         )
-    return _examples(sentences, tagged, split.name)
+    try:
+        return _examples(sentences, tagged, split.name)
+    except TagError as error:
+        row = next(number for number, tags in zip(numbers, tagged, strict=True) if error.tag in tags)
+        raise DataError(f"{split.place}, row {row}, column {columns[1]!r}: {error}") from None
 
 
 def _examples(words: list[list[str]], tags: list[list[str]], name: str) -> Examples:
     import pyarrow as pa  # not needed by bundles, which use `entities`
 
+    written = {tag for sentence in tags for tag in sentence}
+    mapped = standard_tags(written)
     notes = []
-    if all(is_tag(tag) for sentence in tags for tag in sentence):
-        rewritten = [iob2(sentence) for sentence in tags]
-        if rewritten != tags:
+    if outside := [tag for tag, standard in mapped.items() if standard == OUTSIDE != tag]:
+        notes.append(f"{name}: {', '.join(outside)} is read as O, for words in no entity")
+    standard = [[mapped[tag] for tag in sentence] for sentence in tags]
+    if any(map(has_prefix, mapped.values())):
+        standard = [iob2(sentence) for sentence in standard]
+        if standard != [[OUTSIDE if tag in outside else tag for tag in sentence] for sentence in tags]:
             notes.append(f"{name}: its tags are rewritten in IOB2")
-        tags = rewritten
-    return Examples(pa.table({"words": words, "tags": tags}), list(range(len(words))), tuple(notes))
+    return Examples(pa.table({"words": words, "tags": standard}), list(range(len(words))), tuple(notes))
 
 
 def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -120,27 +227,58 @@ def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{name}" for name in names for prefix in "BI"))
 
 
-def _sentences(path: Path) -> Iterator[tuple[list[str], list[str]]]:
-    words: list[str] = []
-    tags: list[str] = []
+class _TaggedWord(NamedTuple):
+    """Hold the columns of a line and its number."""
+
+    number: int
+    columns: Sequence[str]
+
+
+def _sentences(path: Path) -> Iterator[list[_TaggedWord]]:
+    rows: list[_TaggedWord] = []
     for number, line in enumerate(lines(path, newline=""), start=1):
         columns = _columns(line)
         if not columns or columns[0] == DOCUMENT:
-            if words:
-                yield words, tags
-            words, tags = [], []
-        elif not words and columns[0].startswith("#") and not is_tag(columns[-1]):
+            if rows:
+                yield rows
+            rows = []
+        elif not rows and columns[0].startswith("#") and not is_tag(columns[-1]):
             continue
-        elif len(columns) < 2 or not columns[0]:
+        elif len(columns) < 2 or not columns[0] or not columns[-1]:
             raise DataError(
                 f"{path}, line {number}: {line.strip()[:60]!r}; expected a word and, last in its line, its tag, "
                 "separated by a tab or spaces."
             )
         else:
-            words.append(columns[0])
-            tags.append(columns[-1])
-    if words:
-        yield words, tags
+            rows.append(_TaggedWord(number, columns))
+    if rows:
+        yield rows
+
+
+def _has_numbers(sentences: Sequence[Sequence[_TaggedWord]], path: Path) -> bool:
+    """Check whether the first column numbers the words of every sentence. DataError for two columns of tags then."""
+    if max(map(len, sentences)) == 1:
+        return False
+    for rows in sentences:
+        for at, row in enumerate(rows):
+            if len(row.columns) < 3 or row.columns[0] not in (str(at), str(at + 1)):
+                return False
+    if len(sentences[0][0].columns) > 3:
+        raise DataError(
+            f"{path}: numbers its words and has {len(sentences[0][0].columns)} columns, as GermEval and CoNLL-U "
+            "have, so it is unknown which has the tags. Keep the words and one column of tags."
+        )
+    return True
+
+
+def _refuse_reversed(words: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], path: Path) -> None:
+    """Raise DataError if the tags come before the words."""
+    first = {word for sentence in words for word in sentence}
+    if any(map(has_prefix, first)) and all(map(is_tag, first)):
+        raise DataError(f"{path}: its first column has tags; expected the word first, and last in its line the tag.")
+    last = {tag for sentence in tags for tag in sentence}
+    if last == {"_"}:
+        raise DataError(f"{path}: its last column is _ in every line; expected the tags there.")
 
 
 def _columns(line: str) -> list[str]:

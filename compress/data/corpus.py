@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, groupby, islice, takewhile
+from itertools import chain, count, groupby, islice, pairwise, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,9 +28,10 @@ from compress.progress import Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+    from transformers.tokenization_utils_base import CharSpan
 
-ENCODING: Final = "1"
+ENCODING: Final = "2"
 """Part of every cache key; raise it when `encode_corpus` or `build_rows` writes something else."""
 
 Builder = Callable[..., Iterator[dict[str, Any]]]
@@ -46,6 +47,9 @@ SENTENCES_PER_CALL: Final = 2000
 
 LONGEST_SENTENCE: Final = 10_000
 """Characters after which text without an end of sentence is cut, at a space if there is one."""
+
+LONGEST_PASSAGE: Final = 20_000
+"""Characters of a document that are tokenised as one text, so that memory stays bounded."""
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])")
 
@@ -197,47 +201,134 @@ class Document:
 def iterate_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
     """Yield the documents that have tokens, in order, holding the tokens of only one tokenizer call in memory.
 
-    A sentence that follows another is tokenised with the space between them, as in running text: it matters to
-    tokenizers that keep spaces (GPT-2, RoBERTa) and to no other.
+    The tokens of a document's sentences, joined, are those of the document as running text: see `tokenise`.
     """
-    for number, group in groupby(tokenise(corpus, tokenizer, spaced=True), key=itemgetter(0)):
+    for number, group in groupby(tokenise(corpus, tokenizer), key=itemgetter(0)):
         sentences = [ids for _, ids in group if ids]
         if len(sentences) > corpus.parallel:  # both, of a parallel document
             yield Document(number, sentences, corpus.parallel, corpus.languages)
 
 
-def tokenise(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, spaced: bool = False, start: int = 0
-) -> Iterator[tuple[int, list[int]]]:
+@dataclass(frozen=True)
+class Passage:
+    """Hold a part of a document that is tokenised as one text, and the characters between which its sentences are.
+
+    A sentence begins where the one before it ends, so with the white space between them. The text before the first
+    bound and after the last is context: tokenizers may join the characters on both sides of a bound.
+    """
+
+    document: int
+    text: str
+    bounds: list[int]
+
+
+def tokenise(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, start: int = 0) -> Iterator[tuple[int, list[int]]]:
     """Yield (document number, token ids) of each sentence of a corpus from the document `start` on; ids may be empty.
 
-    `spaced`: tokenise a sentence with the space before it.
+    A document is tokenised as running text, in which the end of a line is a space, and its tokens are then divided
+    among its sentences. So they are what the tokenizer makes of that text, whatever it does with spaces and with the
+    beginning of a text: "Ġ" and "▁" stand where a space is, and not after every full stop of a text without spaces.
     """
-    before = " " if spaced and not corpus.parallel else ""
-    sentences = (
-        (number, text if at == 0 else before + text)
-        for number, document in islice(enumerate(corpus.documents()), start, None)
-        for at, text in enumerate(document.split("\n") if corpus.parallel else split_sentences(document))
-    )
+    passages = _passages(corpus, start)
     no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-    while batch := list(islice(sentences, SENTENCES_PER_CALL)):
-        tokens = tokenizer([text for _, text in batch], **no)["input_ids"]
-        for (number, _), ids in zip(batch, tokens, strict=True):
-            yield number, ids
+    while batch := _take(passages, SENTENCES_PER_CALL):
+        if not tokenizer.is_fast:  # it does not report which characters its tokens come from
+            spans = [(passage, *span) for passage in batch for span in pairwise(passage.bounds)]
+            tokens = tokenizer([passage.text[begin:end] for passage, begin, end in spans], **no)["input_ids"]
+            for (passage, _, _), ids in zip(spans, tokens, strict=True):
+                yield passage.document, ids
+            continue
+        encoded = tokenizer([passage.text for passage in batch], **no)
+        for row, passage in enumerate(batch):
+            for first, end in pairwise(_token_bounds(encoded, row, passage)):
+                yield passage.document, encoded["input_ids"][row][first:end]
+
+
+def _passages(corpus: Corpus, start: int) -> Iterator[Passage]:
+    """Yield the passages of the documents from the document `start` on."""
+    for number, document in islice(enumerate(corpus.documents()), start, None):
+        if corpus.parallel:
+            yield from (Passage(number, text, [0, len(text)]) for text in document.split("\n"))
+        else:
+            yield from _divide(number, document)
+
+
+def _divide(number: int, document: str) -> Iterator[Passage]:
+    """Divide a document as running text into passages of whole sentences, with a sentence of context on each side."""
+    lines = [line for line in map(str.strip, document.splitlines()) if line]
+    text = " ".join(lines)
+    bounds = [0]
+    before = 0
+    for line in lines:
+        bounds += [before + end for _, end in _find_sentences(line)]
+        before += len(line) + 1
+    first, sentences = 0, len(bounds) - 1
+    while first < sentences:
+        end = first + 1
+        while end < sentences and bounds[end] - bounds[first] < LONGEST_PASSAGE:
+            end += 1
+        begin = bounds[max(0, first - 1)]
+        context = text[begin : bounds[min(end + 1, sentences)]]
+        yield Passage(number, context, [bound - begin for bound in bounds[first : end + 1]])
+        first = end
+
+
+def _take(passages: Iterator[Passage], count: int) -> list[Passage]:
+    """Take passages until they have `count` sentences."""
+    batch: list[Passage] = []
+    taken = 0
+    while taken < count and (passage := next(passages, None)) is not None:
+        batch.append(passage)
+        taken += len(passage.bounds) - 1
+    return batch
+
+
+def _token_bounds(encoded: BatchEncoding, row: int, passage: Passage) -> list[int]:
+    """Return the number of the first token from each bound on; a token across it counts as after it."""
+    token = len(encoded["input_ids"][row])
+    bounds = []
+    for begin, end in reversed(list(pairwise([*passage.bounds, len(passage.text)]))):
+        found = (encoded.char_to_token(row, at) for at in range(begin, end))
+        token = min(token, next((each for each in found if each is not None), token))
+        while token > 0 and _is_space_after(encoded.token_to_chars(row, token - 1), begin):
+            token -= 1
+        bounds.append(token)
+    bounds.reverse()
+    return bounds
+
+
+def _is_space_after(span: CharSpan | None, begin: int) -> bool:
+    """Return True for a token that covers no character from `begin` on: a space, of which no offset is kept."""
+    return span is not None and begin <= span.start == span.end
 
 
 def split_sentences(document: str) -> Iterator[str]:
     """Yield the sentences of a document; a line end always ends one."""
-    for line in document.splitlines():
-        for sentence in _SENTENCE_END.split(line):
-            rest = sentence.strip()
-            while len(rest) > LONGEST_SENTENCE:
-                cut = rest.rfind(" ", 1, LONGEST_SENTENCE)
-                cut = cut if cut > 0 else LONGEST_SENTENCE
-                yield rest[:cut]
-                rest = rest[cut:].lstrip()
-            if rest:
-                yield rest
+    for line in map(str.strip, document.splitlines()):
+        for begin, end in _find_sentences(line):
+            yield line[begin:end]
+
+
+def _find_sentences(line: str) -> Iterator[tuple[int, int]]:
+    """Yield the first character of each sentence of a line, and the one after its last."""
+    begin = 0
+    for end in [*(found.start() for found in _SENTENCE_END.finditer(line)), len(line)]:
+        begin = _skip_spaces(line, begin)
+        while end - begin > LONGEST_SENTENCE:
+            cut = line.rfind(" ", begin + 1, begin + LONGEST_SENTENCE)
+            if cut < 0:
+                cut = begin + LONGEST_SENTENCE
+            yield begin, cut
+            begin = _skip_spaces(line, cut)
+        if begin < end:
+            yield begin, end
+            begin = end
+
+
+def _skip_spaces(line: str, begin: int) -> int:
+    while begin < len(line) and line[begin].isspace():
+        begin += 1
+    return begin
 
 
 def encode_corpus(

@@ -1,51 +1,74 @@
-"""Open delimited files (csv, tsv, txt) as splits: detect delimiter, quoting and header by stated rules.
+"""Open delimited files (csv, tsv, txt) as tables: how the lines are split is decided in `dialects`; here, the header.
 
-A csv file is quoted as in RFC 4180. A tsv or txt file is read without quoting unless all quotation marks of its first
-rows wrap whole fields, and it or a sibling needs quoting: a field contains a doubled mark, a tab or a line end, or
-every row has a wrapped field. A first row is a header if it has the name of a requested column; or if none of its cells
-recurs in its column and a sibling starts with the same row; or if a usual column name in it never recurs; or if a
-column below a word has only numbers, or only values that recur. Lines of a txt file without tabs are split if all start
-with fastText's `__label__`, or if each ends in a recurring value after its only semicolon. A file without a header
-takes the column names of a sibling of the same width; else its columns are numbered from 1.
+Stated rules. A tsv or txt file is read without quoting unless all quotation marks of its first rows wrap whole cells,
+and it or a sibling needs quoting: a cell contains a doubled mark, a tab or a line end, or every row has a wrapped
+cell. A first row is a header if it has the name of a requested column; or if none of its cells recurs in its column
+and a sibling starts with the same row; or if a usual column name in it never recurs; or if a column below a word has
+only numbers, or only values that recur. A file without a header takes the column names of a sibling of the same
+width; else its columns are numbered from 1. The first column may be without a name, as an index is, and so may be
+empty ones at the end; they are numbered. A row that repeats the header is refused. A column whose first cells are all
+lists in the notation of JSON or Python, such as ['a', 'b'], is a column of lists. The lines of a txt file that are
+not split are the column `text`.
 """
 
 from __future__ import annotations
 
-import csv
-import itertools
+import ast
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-
-from compress.data.readers import Cell, RawSplit, count_characters, explain_empty, take_first_rows, to_batches
+from compress.data.dialects import (
+    FASTTEXT,
+    RECURRING_ROWS,
+    Dialect,
+    Line,
+    detect_csv,
+    detect_txt,
+    first_lines,
+    read_lines,
+)
 from compress.data.schema import is_known, number
-from compress.data.text_files import LONGEST, lines
+from compress.data.tables import (
+    Cell,
+    Row,
+    Table,
+    count_characters,
+    explain_empty,
+    kind_of,
+    take_first_rows,
+    to_cell,
+)
+from compress.data.text_files import Position, lines
 from compress.errors import DataError
 
-FASTTEXT: Final = "__label__"
-SHOWN_LINES: Final = 100
-"""Lines from which the delimiter of a txt file is detected."""
-HEADER_CELL = 64
-RECURRING_ROWS = 20
+DELIMITED: Final = (".tsv", ".csv", ".txt")
+FIXED: Final = {"": ("text",), FASTTEXT: ("text", "label")}
+"""The columns of lines that are one text each, and of fastText's."""
+HEADER_CELL: Final = 64
+LONGEST_LITERAL: Final = 100_000
+"""Characters of a list written as text that are parsed."""
 
 _FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^"\t\r\n]*)'
 _CLEAN = re.compile(rf"{_FIELD}(?:(?:\t|\r?\n){_FIELD})*")
 _WRAPPED = re.compile(r'"([^"]*(?:""[^"]*)*)"')
+_SEPARATORS = re.compile(r"[,;|\t^~:\x01\x1c-\x1f\u00a6]")
 
 
 @dataclass(frozen=True)
 class Look:
-    """Hold the first rows of a file and how they were read."""
+    """Hold the first rows of a file and how they were read; `error` is that of the first row that cannot be."""
 
     path: Path
-    delimiter: str
-    quoted: bool
+    dialect: Dialect
     rows: Sequence[Sequence[str]]
+    error: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Header(NamedTuple):
@@ -55,22 +78,19 @@ class Header(NamedTuple):
     note: str | None = None
 
 
-def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSplit]:
+def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, Table]:
     """Open the delimited files of one folder; `named` are the requested columns, if any."""
     heads = {path: _head(path) for path in paths if path.suffix.lower() != ".csv"}
     clean = {path for path, start in heads.items() if _CLEAN.fullmatch(start)}
     proven = any(map(_needs_quoting, (heads[path] for path in clean)))
-    looks = [_look(path, quoted=path not in heads or (proven and path in clean)) for path in paths]
-    labelled = Header(("text", "label"), own=False)
-    headers = {look.path: labelled if look.delimiter == FASTTEXT else _header(look, looks, named) for look in looks}
-    return {
-        look.path: _read_delimited(look, headers[look.path] or _borrow_header(look, headers), named) for look in looks
-    }
+    looks = [_look(path, quoted=proven and path in clean) for path in paths]
+    headers = {look.path: _header(look, looks, named) for look in looks}
+    return {look.path: _open(look, headers[look.path] or _borrow_header(look, headers), named) for look in looks}
 
 
 def _head(path: Path) -> str:
-    """Read the first lines, up to the last complete quoted field."""
-    first = take_first_rows(lines(path), len)
+    """Read the first lines, up to the last complete quoted cell."""
+    first = take_first_rows(lines(path, checked=False), len)
     odd = sum(line.count('"') for line in first) % 2
     while odd and len(first) > 1:
         odd -= first.pop().count('"') % 2
@@ -83,86 +103,49 @@ def _needs_quoting(first_lines: str) -> bool:
 
 
 def _look(path: Path, *, quoted: bool) -> Look:
-    delimiter = "\t"
-    if path.suffix.lower() == ".txt":
-        delimiter = delimiter_of(list(itertools.islice(lines(path), SHOWN_LINES))) or delimiter
+    note = ""
+    mark = '"' if quoted else ""
     if path.suffix.lower() == ".csv":
-        start = next(lines(path), "")
-        delimiter = next((mark for mark in ",\t;" if mark in start), ",")
-    look = Look(path, delimiter, quoted, ())
-    rows = [cells for _, cells in take_first_rows(_rows(look), lambda row: count_characters(row[1]))]
-    if not rows:
-        raise explain_empty(path)
-    return replace(look, rows=rows)
-
-
-def delimiter_of(first: Sequence[str]) -> str:
-    """Detect the delimiter of a txt file from its first lines: a tab, a semicolon, FASTTEXT, or "" for whole texts."""
-    if any("\t" in line for line in first):
-        return "\t"
-    if first and all(line.startswith(FASTTEXT) for line in first):
-        return FASTTEXT
-    ends = {line.rpartition(";")[2].strip() for line in first}
-    recur = len(first) >= RECURRING_ROWS and 2 * len(ends) <= len(first)
-    return ";" if recur and all(line.count(";") == 1 for line in first) else ""
-
-
-def _split_line(text: str, delimiter: str) -> list[str]:
-    """Split a line into its cells; for fastText, into the text and its labels joined by `|`."""
-    if delimiter != FASTTEXT:
-        return text.split(delimiter)
-    words = text.split(" ")
-    count = next((at for at, word in enumerate(words) if not word.startswith(FASTTEXT)), len(words))
-    return [" ".join(words[count:]), "|".join(word.removeprefix(FASTTEXT) for word in words[:count])]
-
-
-def _rows(look: Look) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line, and the cells, of every row that is not blank."""
-    if not look.quoted:
-        for number, text in enumerate(lines(look.path), start=1):
-            if row := text.rstrip("\r\n"):
-                yield number, _split_line(row, look.delimiter)
-        return
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # global, so only ever raised
-    line, size = 1, 0
-
-    def counted_lines() -> Iterator[str]:
-        nonlocal size
-        for text in lines(look.path, newline=""):
-            size += len(text)
-            if size > LONGEST:
-                raise csv.Error(f"more than {LONGEST:,} characters")
-            yield text
-
-    reader = csv.reader(counted_lines(), delimiter=look.delimiter, strict=True)
-    try:
-        for cells in reader:
-            if cells:
-                yield line, cells
-            line, size = reader.line_num + 1, 0
-    except csv.Error as error:
-        raise DataError(
-            f"{look.path}: {error}, in the row that starts on line {line}. "
-            "Close its quotation mark, or double the marks inside a quoted field."
-        ) from error
+        dialect, note = detect_csv(path)
+    elif path.suffix.lower() == ".txt":
+        delimiter = detect_txt(first_lines(path))
+        dialect = Dialect(delimiter, mark if delimiter == "\t" else "")
+    else:
+        dialect = Dialect("\t", mark)
+    found = take_first_rows(read_lines(path, dialect), lambda row: count_characters(row.cells))
+    if found and found[0].error and dialect.delimiter not in FIXED:
+        raise DataError(found[0].error)
+    error = next((row.error for row in found if row.error), "")
+    notes = (f"{path.name}: {note}",) if note else ()
+    return Look(path, dialect, [row.cells for row in found if not row.error], error, notes)
 
 
 def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header | None:
-    first, *rest = look.rows
+    """Return the header of a file, by the rules at the top; None if it has none. DataError for a title above it."""
+    if look.dialect.delimiter in FIXED or not look.rows:
+        fixed = FIXED.get(look.dialect.delimiter)
+        return Header(fixed, own=False) if fixed else None
+    first = look.rows[0]
     names = tuple(cell.strip() for cell in first)
     if set(named) & set(names):
         return Header(names, own=True)
-    if (named and all(name.isdigit() for name in named)) or any(len(cell) > HEADER_CELL for cell in first):
-        return None
+    if len(first) > 2 and names[0] and not any(names[1:]):
+        raise DataError(
+            f"{look.path}: only the first of {len(first)} cells of its first row is filled ({names[0][:60]!r}). Remove "
+            "the lines above the header."
+        )
+    rest = [row for row in look.rows[1:] if row != first or len(first) == 1]  # a header may be repeated
     below = [[row[n] for row in rest if n < len(row)] for n in range(len(first))]
     fresh = [cell not in column for cell, column in zip(first, below, strict=True)]
-    if all(fresh) and any(other.path != look.path and other.rows[0] == first for other in looks):
+    by_number = bool(named) and all(name.isdigit() for name in named)
+    if by_number or any(len(cell) > HEADER_CELL for cell in first):
+        return None
+    same = all(fresh) and any(other.path != look.path and other.rows[:1] == [first] for other in looks)
+    if same or any(is_known(name) and is_fresh for name, is_fresh in zip(names, fresh, strict=True)):
         return Header(names, own=True)
-    if any(is_known(name) and is_fresh for name, is_fresh in zip(names, fresh, strict=True)):
-        return Header(names, own=True)
-    if any(_is_title(cell, column) for cell, column in zip(first, below, strict=True)):
-        return Header(names, own=True, note=f"{look.path.name}: took the first row for a header ({', '.join(names)})")
-    return None
+    note = f"{look.path.name}: took the first row for a header ({', '.join(names)})"
+    found = any(_is_title(cell, column) for cell, column in zip(first, below, strict=True))
+    return Header(names, own=True, note=note) if found else None
 
 
 def _is_title(cell: str, below: Sequence[str]) -> bool:
@@ -177,42 +160,126 @@ def _is_title(cell: str, below: Sequence[str]) -> bool:
 def _borrow_header(look: Look, headers: Mapping[Path, Header | None]) -> Header | None:
     """Return the header of a sibling of the same width, if any."""
     for sibling, header in headers.items():
-        if header and len(header.names) == len(look.rows[0]):
+        if header and look.rows and len(header.names) == len(look.rows[0]):
             note = f"{look.path.name} has no header: its columns are those of {sibling.name}"
             return Header(header.names, own=False, note=note)
     return None
 
 
-def _read_delimited(look: Look, header: Header | None, named: Sequence[str]) -> RawSplit:
+def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
     place = str(look.path)
-    names = header.names if header else tuple(str(n + 1) for n in range(min(len(row) for row in look.rows)))
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{place}: the header names {', '.join(map(repr, twice))} more than once; rename one of them.")
-    skip = int(header is not None and header.own)
-    body = look.rows[skip:]
-    if not body:
-        raise explain_empty(place, "has a header but no rows")
+    own = header is not None and header.own
+    body = look.rows[own:]
+    if header is None:
+        names = tuple(str(n + 1) for n in range(min(map(len, look.rows), default=0)))
+    else:
+        names = _name_all(header.names, body, place) if own else header.names
+    refusal = look.error
+    if not body and not refusal:
+        refusal = explain_empty(place, "has a header but no rows" if own else "is empty")
     # Users who name columns by number know the file: cells after the last named one are ignored.
     lenient = header is None and bool(named)
-    sample = {name: [row[n] if n < len(row) else None for row in body] for n, name in enumerate(names)}
+    columns = {name: [row[n] if n < len(row) else None for row in body] for n, name in enumerate(names)}
+    lists = {name: parsed for name, cells in columns.items() if (parsed := _parse_lists(cells)) is not None}
+    repeated = list(look.rows[0]) if own and len(names) > 1 else None
 
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        places = [names.index(column) for column in columns]
-        expected = max(places) + 1 if lenient else len(names)
+    def rows(wanted: Sequence[str], position: Position | None) -> Iterator[Row]:
+        places = [names.index(column) for column in wanted]
+        listed = [at for at, name in enumerate(wanted) if name in lists]
+        least = max(places, default=-1) + 1 if lenient else len(names)
+        for line, written, error in islice(read_lines(look.path, look.dialect, position), int(own), None):
+            problem = error
+            if not error and (len(written) != least or written == repeated):
+                problem = _compare(Line(line, written), least, repeated, look, lenient=lenient)
+            if problem:
+                yield Row(line, written, (), problem)
+                continue
+            cells: list[Cell] = [written[at] for at in places]
+            for at in listed:
+                text = written[places[at]]
+                value = _parse_list(text)
+                if text and value is None:
+                    problem = f"{place}, line {line}: {text[:40]!r} in {wanted[at]!r} is not a list, as above it."
+                cells[at] = to_cell(value)
+            yield Row(line, written, cells, problem)
 
-        def rows() -> Iterator[Sequence[Cell]]:
-            for line, row in itertools.islice(_rows(look), skip, None):
-                if len(row) < expected or (len(row) > expected and not lenient):
-                    raise DataError(
-                        f"{place}, line {line}: {len(row)} cells, not {'at least ' if lenient else ''}{expected} as "
-                        f"expected (separated by {look.delimiter!r}, {'with' if look.quoted else 'without'} quoting). "
-                        f"Correct the row that begins {row[0][:40]!r}."
-                    )
-                yield [row[at] for at in places]
-
-        return to_batches(rows(), columns, sample, place, 1 + skip)
-
-    notes = [header.note] if header and header.note else []
+    notes = [*look.notes, *([header.note] if header and header.note else [])]
+    notes += [f"{look.path.name}: {name!r} has lists, written as text" for name in lists]
     if lenient and any(len(row) > len(names) for row in body):
         notes.append(f"{look.path.name}: some rows have more than {len(names)} cells, the rest is ignored")
-    return RawSplit(place, names, sample, read, first=1 + skip, headerless=header is None, notes=tuple(notes))
+    return Table(
+        place,
+        names,
+        {name: [to_cell(cell) for cell in lists.get(name, cells)] for name, cells in columns.items()},
+        rows,
+        kinds={name: kind for name, cells in lists.items() if (kind := kind_of(cells))},
+        first=1 + own + look.dialect.skipped,
+        unit="line",
+        headerless=header is None,
+        notes=tuple(notes),
+        refusal=refusal,
+    )
+
+
+def _name_all(names: Sequence[str], body: Sequence[Sequence[str]], place: str) -> tuple[str, ...]:
+    """Return the names, with numbers for the first if it has none, and for empty columns at the end.
+
+    DataError for other columns without a name, and for two of one name.
+    """
+    last = max((at for at, name in enumerate(names) if name), default=-1)
+    for at, name in enumerate(names):
+        filled = any(row[at].strip() for row in body if at < len(row))
+        if not name and at > 0 and (at < last or filled):
+            raise DataError(
+                f"{place}: the header has no name for column {at + 1} of {len(names)}. Name every column, and remove "
+                "lines above the header."
+            )
+    if len(names) == 1 and (found := _SEPARATORS.search(names[0])):
+        raise DataError(
+            f"{place}: its only column is named {names[0][:60]!r}. If its cells are separated by {found[0]!r}, name "
+            f"the file .csv and write sep={found[0]} in a first line of its own; else rename the column."
+        )
+    named = [name or str(at + 1) for at, name in enumerate(names)]
+    if twice := [name for name, count in Counter(named).items() if count > 1]:
+        raise DataError(f"{place}: the header names {', '.join(map(repr, twice))} more than once; rename one of them.")
+    return tuple(named)
+
+
+def _compare(row: Line, least: int, header: Sequence[str] | None, look: Look, *, lenient: bool) -> str:
+    """Return what is wrong with the number of cells of a row, or with a row that repeats the header."""
+    found = len(row.cells)
+    if found < least or (found > least and not lenient):
+        return (
+            f"{look.path}, line {row.number}: {found} cells, not {'at least ' if lenient else ''}{least} as "
+            f"expected ({look.dialect}). Correct the row that begins {row.cells[0][:40]!r}."
+        )
+    if row.cells == header:
+        return (
+            f"{look.path}, line {row.number}: repeats the header: expected one header, and one table in a file. Remove "
+            "the line, or divide the file."
+        )
+    return ""
+
+
+def _parse_lists(cells: Sequence[str | None]) -> list[list[Any] | None] | None:
+    """Parse a column of lists; None unless every cell that is not empty is one."""
+    filled = [cell for cell in cells if cell]
+    if not filled or any(_parse_list(cell) is None for cell in filled):
+        return None
+    return [_parse_list(cell) if cell else None for cell in cells]
+
+
+def _parse_list(cell: str) -> list[Any] | None:
+    """Parse a list of strings and numbers in the notation of JSON or Python; None if it is none."""
+    text = cell.strip()
+    if not (text.startswith("[") and text.endswith("]")) or len(text) > LONGEST_LITERAL:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return None
+    plain = isinstance(value, list) and all(item is None or isinstance(item, str | int | float) for item in value)
+    return value if plain else None

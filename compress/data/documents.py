@@ -33,7 +33,8 @@ from compress.errors import DataError, did_you_mean
 Kind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
 
 ACCEPTED: Final = (
-    ".txt, .jsonl or wiki_NN (Wikipedia-extractor), each also .gz, .xz or .bz2; .parquet; .tar, .tar.gz, .tar.xz"
+    ".txt, .jsonl, .ndjson or wiki_NN (Wikipedia-extractor), each also .gz, .xz or .bz2; .parquet; .tar, .tar.gz, "
+    ".tar.xz"
 )
 
 LONGEST_DOCUMENT: Final = 1_000_000
@@ -59,7 +60,8 @@ def kind(name: str) -> Kind | None:
         return "parquet" if path.name == PurePath(name).name else None
     if re.fullmatch(r"wiki_\d+", path.name):
         return "wiki"
-    return "text" if path.suffix == ".txt" else "jsonl" if path.suffix == ".jsonl" else None
+    kinds: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+    return kinds.get(path.suffix)
 
 
 def find(source: Path) -> list[Path]:
@@ -94,9 +96,9 @@ def read(files: Sequence[Path]) -> Iterator[str]:
                 case "tar":
                     yield from _archive(path)
                 case "parquet":
-                    from compress.data.readers import open_file  # pyarrow
+                    from compress.data.tables import open_file
 
-                    split = open_file(path)
+                    split = open_file(path).check()
                     if "text" not in split.columns:
                         raise DataError(f"{path}: no column 'text'.{did_you_mean('text', split.columns)}")
                     for batch in split.read(("text",)):

@@ -17,19 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from compress.data import delimited, readers, retrieval, schema, sources, squad, text_files
+from compress.data import dialects, retrieval, schema, sources, squad
 from compress.data.corpus import Corpus, load_corpus, split_sentences
 from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS
-from compress.data.readers import RawSplit
 from compress.data.retrieval import Retrieval
 from compress.data.sources import Role
+from compress.data.tables import SUFFIXES, Table, open_table
 from compress.data.task import METRICS, Task, UnsavedTask
 from compress.errors import DataError, did_you_mean
 
@@ -204,8 +204,8 @@ def _has_lines(path: Path) -> bool:
     """Check whether a file is a txt file with one text per line, and no columns."""
     if path.suffix.lower() != ".txt":
         return False
-    first = list(islice(text_files.lines(path), delimited.SHOWN_LINES))
-    return bool(first) and not delimited.delimiter_of(first)
+    first = dialects.first_lines(path)
+    return bool(first) and not dialects.detect_txt(first)
 
 
 def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[str, dict[Role, EmbeddingTexts]]:
@@ -222,23 +222,21 @@ def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[s
     if folder is not None and folder.is_dir():
         if sources.is_beir(folder):
             return name, _read_beir(retrieval.read_beir(folder), source)
-        if not any(path.suffix.lower() in sources.SUFFIXES for path in files.get("train", ())):
+        if not any(path.suffix.lower() in SUFFIXES for path in files.get("train", ())):
             return name, {"train": _read_corpus(load_corpus(source))}
     return name, {role: _read_file(paths[0], text, label) for role, paths in files.items()}
 
 
 def _read_file(path: Path, text: Sequence[str] | None, label: str | None) -> EmbeddingTexts:
-    if path.suffix.lower() not in sources.SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         return _read_corpus(load_corpus(str(path)))
     if path.suffix.lower() == ".json" and squad.is_squad(path):
         found = retrieval.read_squad_retrieval(path)
         return _read_judged(found, found.qrels["test"], path)
     if _has_lines(path):
-        return _read_texts(text_files.lines(path))
-    if path.suffix.lower() in sources.DELIMITED:
-        named = [*(text or ()), *([label] if label else [])]
-        return _read_table(delimited.open_texts([path], named)[path], text, label)
-    return _read_table(readers.open_file(path), text, label)
+        return _read_table(open_table(path).check(), None, None)
+    named = [*(text or ()), *([label] if label else [])]
+    return _read_table(open_table(path, named).check(), text, label)
 
 
 def _read_texts(texts: Iterable[str | None]) -> EmbeddingTexts:
@@ -265,7 +263,7 @@ def _read_corpus(corpus: Corpus) -> EmbeddingTexts:
     return _read_texts(filter(None, passages()))
 
 
-def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) -> EmbeddingTexts:
+def _read_table(split: Table, text: Sequence[str] | None, label: str | None) -> EmbeddingTexts:
     plain = {schema.plain(name): name for name in split.columns}
     query = next((plain[name] for name in QUERIES if name in plain), None)
     positives = [name for key, name in plain.items() if key.startswith("positive")]
@@ -294,7 +292,7 @@ def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) 
     return _read_judgements(split, columns[0], columns[1], relevance, scores)
 
 
-def _read_pairs(split: RawSplit, one: str, other: str, number: str) -> EmbeddingTexts:
+def _read_pairs(split: Table, one: str, other: str, number: str) -> EmbeddingTexts:
     """Read rows of two texts and their similarity."""
     part = EmbeddingTexts()
     for place, (*texts, cell) in _rows(split, [one, other, number]):
@@ -306,7 +304,7 @@ def _read_pairs(split: RawSplit, one: str, other: str, number: str) -> Embedding
 
 
 def _read_judgements(
-    split: RawSplit, query: str, passage: str, relevance: str | None, scores: str | None
+    split: Table, query: str, passage: str, relevance: str | None, scores: str | None
 ) -> EmbeddingTexts:
     """Read rows of a query, a passage, and its relevance, a teacher's score, or both."""
     part, names = EmbeddingTexts(), [name for name in (relevance, scores) if name]
@@ -323,7 +321,7 @@ def _read_judgements(
     return part
 
 
-def _rows(split: RawSplit, columns: Sequence[str]) -> Iterator[tuple[str, list[str | None]]]:
+def _rows(split: Table, columns: Sequence[str]) -> Iterator[tuple[str, list[str | None]]]:
     """Yield the place and the cells of each row."""
     rows = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in split.read(columns))
     for row, cells in enumerate(chain.from_iterable(rows), split.first):
@@ -339,12 +337,12 @@ def _number(cell: str | None, place: str, name: str, expected: str) -> float:
     return value
 
 
-def _is_numeric(split: RawSplit, name: str) -> bool:
+def _is_numeric(split: Table, name: str) -> bool:
     cells = [cell for cell in split.sample[name] if cell]
     return bool(cells) and all(isinstance(cell, str) and schema.number(cell) is not None for cell in cells)
 
 
-def _read_queries(split: RawSplit, query: str, positives: Sequence[str], negatives: Sequence[str]) -> EmbeddingTexts:
+def _read_queries(split: Table, query: str, positives: Sequence[str], negatives: Sequence[str]) -> EmbeddingTexts:
     """Read rows of a query, relevant passages and irrelevant ones."""
     part, columns = EmbeddingTexts(), [query, *positives, *negatives]
     for batch in split.read(columns):

@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from compress.data import cache, conll, embedding, ranking, schema, sources, squad
+from compress.arguments import DataLike, SeedNumber, check_arguments
+from compress.data import cache, conll, embedding, labels, ranking, schema, sources, squad
 from compress.data.audit import audit
-from compress.data.objects import DataLike, data_path
-from compress.data.readers import RawSplit
-from compress.data.schema import ChosenColumns, Coding, LabelColumn
+from compress.data.labels import Coding, LabelColumn
+from compress.data.objects import data_path
+from compress.data.schema import ChosenColumns
 from compress.data.sources import Role, Source
+from compress.data.tables import Table
 from compress.data.task import Examples, Kind, Task, TaskData, UnsavedTask, check_metric
 from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
@@ -38,6 +40,7 @@ TABLES: Final = (".jsonl", ".ndjson", ".parquet")
 Labels = NDArray[np.int64] | NDArray[np.float32]
 
 
+@check_arguments
 def load_task(
     source: DataLike,
     *,
@@ -45,7 +48,7 @@ def load_task(
     label: str | None = None,
     kind: Kind | None = None,
     metric: str | None = None,
-    seed: int = 0,
+    seed: SeedNumber = 0,
     unlabelled: bool = False,
 ) -> TaskData:
     """Load the task of a source, with its splits memory-mapped from disk.
@@ -61,9 +64,9 @@ def load_task(
     unlabelled  accept a training split without labels, and leave out its column `label`; the validation split then
             determines the columns and classes
 
-    The rules of detection are at the top of `sources`, `readers` and `schema`, and for questions, tagged words, vectors
-    and rankings at the top of `squad`, `conll`, `embedding` and `ranking`; guesses become notes. If no test split has
-    labels, a second validation split takes its place. Raises DataError.
+    The rules of detection are at the top of `sources`, `tables`, `dialects`, `delimited` and `labels`, and for
+    questions, tagged words, vectors and rankings at the top of `squad`, `conll`, `embedding` and `ranking`; guesses
+    become notes. If no test split has labels, a second validation split takes its place. Raises DataError.
     """
     if kind is not None:
         check_metric(kind, None)
@@ -120,13 +123,11 @@ def _load_texts(
     labelled = _read(guide, columns, folder, notes)
     assert labelled.labels is not None
     declared = columns.label if len(columns.label) > 1 else guide.classes.get(columns.label[0])
-    coding = schema.learn(labelled.labels, kind, declared)
+    coding = labels.learn(labelled.labels, kind, declared)
     metric = check_metric(coding.kind, metric)
     task = Task(coding.kind, columns.text, ",".join(columns.label), coding.names, metric)
-    _refuse_constant(guide.place, schema.encode(labelled.labels, coding), coding)
-    guessed = kind is None and not guide.classes and coding.kind == "classification" and coding.numeric
-    if guessed and len(coding.names) > 2:
-        notes.append(f"whole numbers are read as {len(coding.names)} classes; ask for the kind regression otherwise")
+    _refuse_constant(guide.place, labels.encode(labelled.labels, coding), coding)
+    notes += coding.notes
     splits: dict[Role, _Split] = {"train": labelled}
     if guide is not source.train:
         splits = {"train": _read(source.train, columns._replace(label=()), folder, notes), "validation": labelled}
@@ -134,7 +135,7 @@ def _load_texts(
         splits["validation"] = _read(source.validation[0], columns, folder, notes)
     if (test := _read_test(source, columns, coding, folder, notes)) is not None:
         splits["test"] = test
-    encoded = {role: schema.encode(split.labels, coding) for role, split in splits.items() if split.labels}
+    encoded = {role: labels.encode(split.labels, coding) for role, split in splits.items() if split.labels}
     masks: dict[Role, NDArray[np.bool_]] = {}
     if "validation" not in splits:
         held_out = hold_out(encoded["train"], coding.kind, seed)
@@ -149,7 +150,7 @@ def _load_texts(
     return UnsavedTask(source.name, task, batches, notes)
 
 
-def _read(split: RawSplit, columns: ChosenColumns, folder: Path, notes: list[str]) -> _Split:
+def _read(split: Table, columns: ChosenColumns, folder: Path, notes: list[str]) -> _Split:
     """Copy the chosen columns of a split to disk, and note missing labels and empty texts."""
     names = (*columns.text, *columns.label)
     schema.refuse_unknown(split, names)
@@ -166,11 +167,11 @@ def _read(split: RawSplit, columns: ChosenColumns, folder: Path, notes: list[str
         if len(empty) == len(table):
             raise DataError(f"{split.place}: the text column {name!r} is empty in every row. Name another with --text.")
         if len(empty):
-            where = schema.list_rows((empty[:5] + split.first).tolist(), len(empty))
+            where = labels.list_rows((empty[:5] + split.first).tolist(), len(empty))
             notes.append(f"{split.name}: {len(empty)} of {len(table)} texts in {name!r} are empty ({where})")
-    labels = schema.label_column(split, columns.label, table.select(columns.label).columns) if columns.label else None
+    column = labels.label_column(split, columns.label, table.select(columns.label).columns) if columns.label else None
     texts = table.select(columns.text).rename_columns(["text", "text_pair"][: len(columns.text)])
-    return _Split(split.name, texts, labels)
+    return _Split(split.name, texts, column)
 
 
 def _refuse_constant(place: str, encoded: Labels, coding: Coding) -> None:
@@ -193,7 +194,7 @@ def _read_test(source: Source, columns: ChosenColumns, coding: Coding, folder: P
             notes.append(f"skipped {raw.name}: {chosen.name} is the test split")
             continue
         split = _read(raw, columns, folder, notes) if set(columns.label) <= set(raw.columns) else None
-        if split is None or split.labels is None or not schema.is_labelled(split.labels, coding):
+        if split is None or split.labels is None or not labels.is_labelled(split.labels, coding):
             notes.append(f"skipped {raw.name}: it has no labels")
             continue
         chosen = split
@@ -283,7 +284,7 @@ def _read_annotated(
     source: Source, kind: Kind | None, text: Sequence[str] | None, label: str | None
 ) -> _Annotated | None:
     """Read tables with questions or tagged words; None if they have neither, or DataError if `kind` requests one."""
-    offered: dict[Role, Sequence[RawSplit]] = {
+    offered: dict[Role, Sequence[Table]] = {
         "train": [source.train], "validation": source.validation, "test": [*source.test, *source.validation[1:]]
     }  # fmt: skip
     raw = {role: splits[0] for role, splits in offered.items() if splits}
@@ -294,7 +295,9 @@ def _read_annotated(
     elif kind in (None, "tagging") and (columns := conll.table_columns(source.train, text, label)):
         form, splits = "tagging", {role: conll.read_table(split, columns) for role, split in raw.items()}
     elif kind is not None and kind in FORMS:
-        raise DataError(f"{source.train.place}: expected {FORMS[kind][2]}, for the kind {kind}.")
+        nested = ", ".join(map(repr, source.train.nested))
+        found = f" Its columns {nested} have lists of lists or objects, which are not read." if nested else ""
+        raise DataError(f"{source.train.place}: expected {FORMS[kind][2]}, for the kind {kind}.{found}")
     else:
         return None
     return _Annotated(source.name, form, splits, {role: split.place for role, split in raw.items()}, source.notes)

@@ -3,55 +3,32 @@
 The same contents lead to the same path, by which a run is resumed.
 """
 
+import os
 import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from compress import io
+from compress.arguments import DataLike, TeacherLike, name_of
 from compress.data import sources
 from compress.data.cache import home, load_or_create, scratch
-from compress.errors import DataError, TeacherError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    TeacherLike = str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+from compress.errors import DataError
 
 
-class TableLike(Protocol):
-    """Describe a pandas DataFrame, or a datasets.Dataset."""
-
-    to_parquet: Any
-
-
-DataLike = str | Path | TableLike | Mapping[str, TableLike]
+def teacher_path(teacher: TeacherLike) -> str:
+    """Return the name or path of a teacher; a model and its tokenizer are saved."""
+    if isinstance(teacher, tuple):
+        return _save("models", {"": lambda folder: [part.save_pretrained(folder) for part in teacher]})
+    return name_of(teacher)
 
 
-def teacher_path(teacher: "TeacherLike") -> str:
-    """Return the name or path of a teacher; a model and its tokenizer are saved. Raises TeacherError."""
-    if isinstance(teacher, str | Path):
-        return str(teacher)
-    pair = teacher if isinstance(teacher, tuple) else (teacher,)
-    if len(pair) != 2 or not all(hasattr(each, "save_pretrained") for each in pair):
-        raise TeacherError(
-            f"teacher: expected an alias, a folder, a hub id, or a model with its tokenizer, "
-            f"teacher=(model, tokenizer); found {_kinds(pair)}"
-        )
-    return _save("models", {"": lambda folder: [part.save_pretrained(folder) for part in pair]})
-
-
-def data_path(data: "DataLike") -> str:
+def data_path(data: DataLike) -> str:
     """Return the name or path of a data set; tables are written to files of their split. Raises DataError."""
-    if isinstance(data, str | Path):
-        return str(data)
+    if isinstance(data, str | os.PathLike):
+        return os.fspath(data)
     splits: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"train": data}
-    if not splits or not all(hasattr(table, "to_parquet") for table in splits.values()):
-        raise DataError(
-            "data: expected a folder, a file, a hub id, a DataFrame or Dataset, or {'train': ..., 'test': ...} of "
-            f"these; found {_kinds(splits.values())}"
-        )
     if unknown := [name for name in splits if sources.split_word(str(name)) is None or not str(name).isidentifier()]:
         raise DataError(f"data: no split {unknown[0]!r}; expected train, validation and test")
     kind = type(next(iter(splits.values()))).__name__
@@ -81,7 +58,3 @@ def _save(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
         written = sorted(path for path in folder.iterdir() if path.is_file())
         entry = home() / kind / f"{prefix}{io.hash_files(written)[:24]}"
         return str(load_or_create(entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)))
-
-
-def _kinds(values: Any) -> str:
-    return ", ".join(type(value).__name__ for value in values) or "nothing"

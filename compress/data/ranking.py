@@ -29,15 +29,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from compress.data import schema, sources, squad
-from compress.data.readers import RawSplit
+from compress.data.labels import LARGEST_FLOAT
 from compress.data.retrieval import Retrieval, WordIndex, read_beir, read_squad_retrieval
 from compress.data.schema import number, plain
 from compress.data.sources import Role
+from compress.data.tables import SUFFIXES, Table, open_table
 from compress.data.task import Examples
-from compress.data.text_files import head
 from compress.errors import DataError
 
 NEGATIVES: Final = 8
@@ -113,7 +112,7 @@ def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings
     opened = sources.find(source, [*(text or ()), *([label] if label else [])])
     columns = _choose(opened.train, text, label)
     notes, splits = list(opened.notes), dict[Role, Examples]()
-    candidates: list[tuple[Role, RawSplit]] = [("train", opened.train)]
+    candidates: list[tuple[Role, Table]] = [("train", opened.train)]
     candidates += [("validation", split) for split in opened.validation] + [("test", split) for split in opened.test]
     for role, split in candidates:
         if role in splits or (role != "train" and columns.label and columns.label not in split.columns):
@@ -164,27 +163,20 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
 
 
 def _is_table(path: Path) -> bool:
-    """Check at the beginning of a table whether it has the columns query and positive, and no label, or a query, a
-    passage and its relevance or a teacher's score."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        try:
-            names = pq.read_schema(path).names
-        except (OSError, pa.ArrowInvalid):  # reading the file explains it
-            return False
-    elif suffix in (".jsonl", ".ndjson"):
-        names = re.findall(r'"([\w -]+)"\s*:', head(path).partition("\n")[0])
-    elif suffix in sources.DELIMITED:
-        names = [name.strip(' "') for name in re.split(r"[\t,]", head(path).partition("\n")[0].strip())]
-    else:
+    """Check the columns of a table: query and positive, and no label; or a query, a passage and its relevance or a
+    teacher's score."""
+    if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".json" or path.is_dir():
         return False
-    known = {plain(name) for name in names}
+    try:
+        known = {plain(name) for name in open_table(path).columns}
+    except DataError:  # reading the file explains it
+        return False
     if all(known & set(names) for names in (QUERIES, PASSAGES, (RELEVANCES[0], *TEACHERS))):
         return True
     return {"query", "positive"} <= known and not known & set(schema.LABELS)
 
 
-def _choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> _Columns:
+def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Columns:
     """Choose the requested columns of a table, or those of usual names. Raises DataError if that fails."""
     found = {plain(name): name for name in reversed(split.columns)}
     schema.refuse_unknown(split, [*(text or ()), *([label] if label else [])])
@@ -215,7 +207,7 @@ def _choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> _
     return _Columns(query, (passage,), label, teacher=teacher)
 
 
-def _rows(split: RawSplit, columns: _Columns) -> Iterator[Pair]:
+def _rows(split: Table, columns: _Columns) -> Iterator[Pair]:
     """Yield the pairs of a table. DataError for an empty text, and for a relevance or score that is not a number."""
     names = (columns.query, *columns.passages, *columns.numbers)
     schema.refuse_unknown(split, names)
@@ -227,7 +219,7 @@ def _rows(split: RawSplit, columns: _Columns) -> Iterator[Pair]:
             for name in reversed(columns.numbers):
                 cell = passages.pop()
                 value = number(cell) if isinstance(cell, str) else None
-                if value is None or not abs(value) <= schema.LARGEST:
+                if value is None or not abs(value) <= LARGEST_FLOAT:
                     expected = "the relevance of the passage, a number, 0 if it is irrelevant"
                     expected = "the teacher's score of the passage, a number" if name == columns.teacher else expected
                     raise DataError(f"{place}: {name!r} is {cell!r}; expected {expected}. Correct or remove the row.")

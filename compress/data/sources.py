@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from compress.data import documents
+from compress.data.tables import SUFFIXES, Table, class_folders, open_tables
 from compress.data.text_files import reading, refuse_special
 from compress.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
-
-    from compress.data.readers import RawSplit
 
 Role = Literal["train", "validation", "test"]
 CorpusKind = Literal["pydoc", "parallel", "languages", "local", "hub"]
@@ -49,11 +48,6 @@ WORDS: Final[Mapping[str, Role]] = {
     "test": "test",
 }
 """The words that name a split, preferred ones first."""
-DELIMITED: Final = (".tsv", ".csv", ".txt")
-SUFFIXES: Final = (*DELIMITED, ".jsonl", ".ndjson", ".json", ".parquet")
-
-UNLABELLED: Final = "unsup"
-"""IMDb's folder of texts without a class."""
 
 SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_eval": "cardiffnlp/tweet_eval"}
 """Hub ids of benchmarks, whose tasks are named `suite/task`."""
@@ -164,13 +158,6 @@ def _below(folder: Path) -> dict[Role, list[Path]]:
     return {}
 
 
-def class_folders(folder: Path) -> list[Path]:
-    """List the folders with the texts of a class; none if there are fewer than two."""
-    folders = [entry for entry in _entries(folder) if entry.is_dir()] if folder.is_dir() else []
-    classes = [each for each in folders if each.name != UNLABELLED and next(each.glob("*.txt"), None)]
-    return classes if len(classes) > 1 else []
-
-
 def _split_files(source: str) -> dict[Role, Path]:
     """Parse a source that names a file for each split, `train=a.tsv,test=b.tsv`."""
     files: dict[Role, Path] = {}
@@ -211,16 +198,14 @@ class Source:
     """Hold the splits of a source, not yet read, by role; the preferred one of a role first."""
 
     name: str
-    train: RawSplit
-    validation: Sequence[RawSplit]
-    test: Sequence[RawSplit]
+    train: Table
+    validation: Sequence[Table]
+    test: Sequence[Table]
     notes: tuple[str, ...] = ()
 
 
 def find(source: str, columns: Sequence[str]) -> Source:
     """Open the splits of a source; the requested `columns` help to recognise headers. Raises DataError."""
-    from compress.data import delimited, readers  # pyarrow
-
     name, notes = source, ()  # type: str, tuple[str, ...]
     if (local_splits := local_files(source)) is None:
         hub, notes = load_hub_splits(source)
@@ -229,14 +214,15 @@ def find(source: str, columns: Sequence[str]) -> Source:
         name, files = local_splits
         description = ""
         if local(source).is_dir():
-            files = {role: [path for path in paths if path.is_dir() or path.suffix.lower() in SUFFIXES]
-                     for role, paths in files.items()}  # fmt: skip
+            files = {
+                role: [path for path in paths if path.is_dir() or path.suffix.lower() in SUFFIXES]
+                for role, paths in files.items()
+            }
             description = _list_entries(local(source))
         every = [path for paths in files.values() for path in paths]
         if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:
             raise DataError(f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}.")
-        opened = delimited.open_texts([path for path in every if path.suffix.lower() in DELIMITED], columns)
-        opened |= {path: readers.open_file(path) for path in every if path not in opened}
+        opened = {path: table.check() for path, table in open_tables(every, columns).items()}
         splits = {role: _join_shards({path: opened[path] for path in paths}) for role, paths in files.items()}
     train = splits.get("train")
     if not train:
@@ -247,9 +233,9 @@ def find(source: str, columns: Sequence[str]) -> Source:
     return Source(name, train[0], splits.get("validation", []), splits.get("test", []), notes)
 
 
-def _join_shards(files: Mapping[Path, RawSplit]) -> list[RawSplit]:
+def _join_shards(files: Mapping[Path, Table]) -> list[Table]:
     """Join files whose names differ only in digits into one split."""
-    shards: dict[tuple[str, str], list[RawSplit]] = {}
+    shards: dict[tuple[str, str], list[Table]] = {}
     for path, split in files.items():
         shards.setdefault((re.sub(r"\d+", "0", path.stem), path.suffix), []).append(split)
     joined = []
@@ -257,21 +243,21 @@ def _join_shards(files: Mapping[Path, RawSplit]) -> list[RawSplit]:
         for other in others:
             if other.columns != first.columns:
                 raise DataError(f"{other.place}: its columns differ from those of {first.place}, another shard.")
-        joined.append(replace(first, read=partial(_read_all, (first, *others))))
+        joined.append(replace(first, batches=partial(_read_all, (first, *others))) if others else first)
     return joined
 
 
-def _read_all(parts: Sequence[RawSplit], columns: Sequence[str]) -> Iterator[RecordBatch]:
+def _read_all(parts: Sequence[Table], columns: Sequence[str]) -> Iterator[RecordBatch]:
     for part in parts:
         yield from part.read(columns)
 
 
-def load_hub_splits(source: str) -> tuple[dict[str, RawSplit], tuple[str, ...]]:
+def load_hub_splits(source: str) -> tuple[dict[str, Table], tuple[str, ...]]:
     """Load the splits of a hub data set by the hub's names, and notes. DataError within 30 seconds if it fails."""
     from datasets import config, load_dataset
     from datasets.exceptions import DatasetsError
 
-    from compress.data.readers import from_dataset
+    from compress.data.arrow_tables import from_dataset
 
     path, _, configuration = source.partition(":")
     suite, _, task = path.partition("/")
@@ -292,7 +278,7 @@ def load_hub_splits(source: str) -> tuple[dict[str, RawSplit], tuple[str, ...]]:
     finally:
         config.HF_HUB_OFFLINE = before
     notes = () if reached else (f"the hub cannot be reached: {source} comes from the local cache",)
-    return {str(name): from_dataset(f"{source} [{name}]", split) for name, split in loaded.items()}, notes
+    return {str(name): from_dataset(f"{source} [{name}]", split).check() for name, split in loaded.items()}, notes
 
 
 def hub_id(name: str) -> tuple[str, str] | None:

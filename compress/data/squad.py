@@ -24,7 +24,7 @@ from compress.data.text_files import head, parse_json, whole
 from compress.errors import DataError
 
 if TYPE_CHECKING:
-    from compress.data.readers import RawSplit
+    from compress.data.tables import Table
 
 FEW_ARTICLES = 20
 """The number of articles from which whole ones are held out; of fewer, single paragraphs are."""
@@ -103,17 +103,17 @@ def _read_json(data: _Place) -> Iterator[_Question]:
 COLUMNS = ("question", "context", "answers.text", "answers.answer_start")
 
 
-def is_table(split: RawSplit) -> bool:
+def is_table(split: Table) -> bool:
     """Check whether a table has the columns of questions and answers."""
     return set(COLUMNS) <= set(split.columns)
 
 
-def read_table(split: RawSplit) -> Examples | None:
+def read_table(split: Table) -> Examples | None:
     """Read the questions of a table, as `read` does. Rows of one `title`, or one context, are held out together."""
     return _examples(_read_rows(split), split.place, split.name)
 
 
-def _read_rows(split: RawSplit) -> Iterator[_Question]:
+def _read_rows(split: Table) -> Iterator[_Question]:
     others = [name for name in ("id", "title", "is_impossible") if name in split.columns]
     at = split.first
     for batch in split.read([*COLUMNS, *others]):

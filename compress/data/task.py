@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from compress import records
+from compress.arguments import check_arguments
 from compress.data.text_preparation import AS_IT_IS, TextPreparation
 from compress.errors import DataError, did_you_mean
 
@@ -42,6 +43,7 @@ def check_metric(kind: Kind, metric: str | None) -> str:
     return metric or METRICS[kind][0]
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Task:
     """Describe a prediction task over a text, a pair of texts, the words of a sentence, or a question and its context.
@@ -88,6 +90,7 @@ class Task:
         return self.kind in ("tagging", "qa")
 
 
+@check_arguments
 @dataclass(frozen=True)
 class TaskData:
     """Hold a task with its splits.

@@ -13,8 +13,9 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,13 @@ _MARKS: Final = (  # longer ones first, as UTF-16's begins UTF-32's
 )
 _HEAD: Final = 1 << 16
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@dataclass
+class Position:
+    """Tell how far a file has been read, as a share of it. The function that reads the file sets `tell`."""
+
+    tell: Callable[[], float] = lambda: 0.0
 
 
 def limit_unpacked(packed: int) -> int:
@@ -84,12 +92,28 @@ def whole(path: Path, remedy: str, most: int = LARGEST) -> str:
     return "".join(lines(path, longest=most))
 
 
-def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[str]:
-    """Yield the lines of a file with their ends. DataError if it is unreadable, is not text, or has too long a line."""
+def lines(
+    path: Path,
+    newline: str = "\n",
+    longest: int = LONGEST,
+    *,
+    checked: bool = True,
+    position: Position | None = None,
+) -> Iterator[str]:
+    """Yield the lines of a file with their ends. DataError if it is unreadable, is not text, or has too long a line.
+
+    checked   raise DataError for bytes that are not text; without it the caller checks each line with `check_line`
+    position  is told how much of the file has been read
+    """
     with reading(path):
         refuse_special(path)
+        size = max(1, path.stat().st_size)
         with io.BufferedReader(path.open("rb", buffering=0), _HEAD) as file:
-            yield from decode_lines(file, str(path), newline=newline, longest=longest)
+            if position is not None:
+                position.tell = lambda: file.tell() / size
+            yield from decode_lines(file, str(path), newline=newline, longest=longest, checked=checked)
+            if position is not None:
+                position.tell = lambda: 1.0
 
 
 def stripped_lines(path: Path) -> list[str]:
@@ -98,11 +122,17 @@ def stripped_lines(path: Path) -> list[str]:
 
 
 def decode_lines(
-    stream: io.BufferedReader[Any], place: str, *, newline: str = "\n", longest: int = LONGEST, cut: bool = False
+    stream: io.BufferedReader[Any],
+    place: str,
+    *,
+    newline: str = "\n",
+    longest: int = LONGEST,
+    cut: bool = False,
+    checked: bool = True,
 ) -> Iterator[str]:
     """Yield the lines of a stream with their ends; `cut` yields lines above `longest` characters in pieces.
 
-    DataError if it is not text, and for a longer line without `cut`.
+    DataError if it is not text, and for a longer line without `cut`. See `lines` for `checked`.
     """
     start = stream.peek(_HEAD)
     encoding = _encoding(start)
@@ -120,10 +150,10 @@ def decode_lines(
                         f"{place}, line {number}: is longer than {longest:,} characters. Check that it is text with "
                         "line ends; break the line, or remove it."
                     )
-                if "\0" in line or not line.isascii():
-                    _refuse_bytes(line, place, number, before, start)
+                if checked and ("\0" in line or not line.isascii()):
+                    check_line(line, place, number, start, before)
                 yield line
-                number, before = (number + 1, 0) if ended else (number, before + len(line.encode()))
+                number, before = (number + 1, 0) if ended else (number, before + len(line.encode(errors=errors)))
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{place}, line {number} or soon after: is not valid {encoding}, as which it begins: {error.reason}. "
@@ -135,8 +165,12 @@ def _encoding(start: bytes) -> str:
     return next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
 
 
-def _refuse_bytes(line: str, place: str, number: int, before: int, start: bytes) -> None:
-    """Refuse NUL bytes, and bytes that are not UTF-8, and suggest a command that converts the file."""
+def check_line(line: str, place: str, number: int, start: bytes, before: int = 0) -> None:
+    """Raise DataError for NUL bytes, and for bytes that are not UTF-8, and suggest a command that converts the file.
+
+    start   the first bytes of the file, which show whether it is UTF-16
+    before  bytes of the line before this piece of it
+    """
     name = shlex.quote(Path(place).name)
     if "\0" in line:
         endian = next((each for each, byte in (("LE", start[1:2]), ("BE", start[:1])) if byte == b"\0"), None)
@@ -155,19 +189,39 @@ def _refuse_bytes(line: str, place: str, number: int, before: int, start: bytes)
         ) from None
 
 
-def head(path: Path) -> str:
-    """Read the beginning of a file, to detect its format; bytes that cannot be decoded are replaced."""
+def first_bytes(path: Path) -> bytes:
+    """Read the first bytes of a file, for `check_line`. Raises DataError."""
     with reading(path):
         refuse_special(path)
         with path.open("rb") as file:
-            start = file.read(_HEAD)
+            return file.read(_HEAD)
+
+
+def head(path: Path) -> str:
+    """Read the beginning of a file, to detect its format; bytes that cannot be decoded are replaced."""
+    start = first_bytes(path)
     return start.decode(_encoding(start), errors="replace")
+
+
+class _DuplicateKeyError(Exception):
+    """An object of JSON has two values of one name, of which Python would keep the last."""
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateKeyError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_refuse_duplicates)
 
 
 def parse_json(text: str, place: str, line: int | None = None, expected: str = "") -> Any:
     """Parse JSON. DataError if it is invalid, or contains invalid Unicode; `line` is its number, if it is one line."""
     try:
-        value = json.loads(text)
+        value = _DECODER.decode(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -175,6 +229,8 @@ def parse_json(text: str, place: str, line: int | None = None, expected: str = "
         problem, line = f"not JSON: {error.msg}", line or error.lineno
     except RecursionError:
         problem = "JSON is nested too deeply"
+    except _DuplicateKeyError as error:
+        problem = f"an object has {str(error)!r} twice; remove one"
     except UnicodeEncodeError as error:
         problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is not text; write both halves"
     except ValueError:

@@ -30,7 +30,7 @@ BAG_CHARACTERS = 20_000_000
 GROUPS = 20
 EXAMPLES = 2000
 """The most examples from which the standard error of a lead is estimated."""
-_SENTENCES = re.compile(r"(?<=[.!?])\s+")
+_SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
 def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
@@ -58,7 +58,7 @@ def majority(data: TaskData, split: Dataset) -> dict[str, float]:
         case "ranking":
             return _ranking_scores(split, np.zeros(len(split)))  # ties are broken at random
         case "qa":
-            return qa.answer_scores([""] * len(split), split["answers"][:])
+            return qa.answer_scores([""] * len(split), split["answers"][:], split["context"][:])
         case "tagging":
             commonest = Counter(tag for tags in data.train["tags"] for tag in tags).most_common(1)[0][0]
             return _tag_scores(data, [[commonest] * len(tags) for tags in split["tags"][:]], split)
@@ -152,12 +152,13 @@ def nearest_sentence(split: Dataset) -> dict[str, float]:
     nearest = []
     for question, context in zip(split["question"], split["context"], strict=True):
         sentences = _SENTENCES.split(context)
-        bags = [set(qa.normalise_answer(sentence).split()) for sentence in sentences]
-        words = set(qa.normalise_answer(question).split())
+        unspaced = qa.is_unspaced(context)
+        bags = [set(qa.normalise_answer(sentence, unspaced=unspaced).split()) for sentence in sentences]
+        words = set(qa.normalise_answer(question, unspaced=unspaced).split())
         weights = {w: math.log(1 + len(bags) / count) for w in words if (count := sum(w in bag for bag in bags))}
         shares = [sum(weights[word] for word in bag & weights.keys()) for bag in bags]
         nearest.append(sentences[int(np.argmax(shares))])
-    return qa.answer_scores(nearest, split["answers"][:])
+    return qa.answer_scores(nearest, split["answers"][:], split["context"][:])
 
 
 def _ranking_scores(split: Dataset, score_R: Array) -> dict[str, float]:

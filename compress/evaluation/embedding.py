@@ -79,6 +79,12 @@ def example_values(split: Dataset, vectors_NE: Array, *, queries_NE: Array | Non
     return dict(query_scores(ranked, _group_judgements(asks, related, relevance)))
 
 
+def count_examples(split: Dataset) -> int:
+    """Count what the metrics are computed over: the judged pairs of texts, or the queries of a split with passages."""
+    judged = [len(others) for others in split["related"][:]]
+    return sum(map(bool, judged)) if len(_find_passages(split)) else sum(judged)
+
+
 def word_scores(split: Dataset) -> dict[str, float]:
     """Score words instead of vectors: BM25 of a split with passages, else the cosine of TF-IDF weights.
 

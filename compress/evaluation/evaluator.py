@@ -38,6 +38,16 @@ RESAMPLES = 200
 """Resamples for the interval of an F1 or a correlation: each takes some milliseconds."""
 
 
+def count_examples(task: Task, split: Dataset) -> int:
+    """Count the examples of a split that the task's metric is computed over: see `Evaluator.__len__`."""
+    match task.kind:
+        case "ranking":
+            return len(Candidates.from_split(split))
+        case "embedding":
+            return embedding.count_examples(split)
+    return len(split)
+
+
 def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
     """Count the examples whose answers differ: texts, normalised as the score normalises them, or tags."""
     plain = [
@@ -62,8 +72,8 @@ class Evaluator:
         return Evaluator(task, split, encode(split, tokenizer, max_length, preparation=task.preparation))
 
     def __len__(self) -> int:
-        """Count the examples: texts, sentences, questions, or queries with their passages."""
-        return len(self.candidates) if self.task.kind == "ranking" else len(self.split)
+        """Count the examples that are scored: texts, sentences, questions, queries with their passages, or pairs."""
+        return count_examples(self.task, self.split)
 
     def subsample(self, count: int) -> Evaluator:
         """Keep at most `count` rows of the split, evenly spaced; of a ranking, whole queries."""
@@ -119,7 +129,7 @@ class Evaluator:
             case "qa":
                 spans = self.spans(logits)
                 contexts, answers = self.split["context"][:], self.split["answers"][:]
-                values = qa.answer_scores(self._texts(spans, threshold), answers)
+                values = qa.answer_scores(self._texts(spans, threshold), answers, contexts)
                 if self.task.unanswerable and (always := qa.f1_of_spans(spans, contexts, answers)) is not None:
                     values["f1_of_spans"] = always
                 return values
@@ -174,8 +184,17 @@ class Evaluator:
                 return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
 
     def _count_other_texts(self, student: Array, teacher: Array, thresholds: tuple[float | None, float | None]) -> int:
-        pairs = zip((student, teacher), thresholds, strict=True)
-        return count_differing(*(self.texts(logits, threshold=threshold) for logits, threshold in pairs))
+        own, other = thresholds
+        answers = zip(
+            self.texts(student, threshold=own),
+            self.texts(teacher, threshold=other),
+            map(qa.is_unspaced, self.split["context"][:]),
+            strict=True,
+        )
+        return sum(
+            qa.normalise_answer(one, unspaced=unspaced) != qa.normalise_answer(another, unspaced=unspaced)
+            for one, another, unspaced in answers
+        )
 
     def distance(self, student: Array, teacher: Array) -> float:
         """Measure how far the student's logits are from the teacher's: see `metrics.distance`. For rankings, a constant
@@ -194,8 +213,8 @@ class Evaluator:
             return embedding.example_values(self.split, logits).get(metric)
         if self.task.kind == "qa":
             answers, score = map(qa.right_answers, self.split["answers"][:]), {"f1": qa.f1, "exact": qa.exact}[metric]
-            pairs = zip(self.texts(logits, threshold=threshold), answers, strict=True)
-            return np.array([score(text, right) for text, right in pairs])
+            questions = zip(self.texts(logits, threshold=threshold), answers, self.split["context"][:], strict=True)
+            return np.array([score(text, right, context) for text, right, context in questions])
         if metric != "accuracy" or self.task.tokenwise:
             return None
         if self.task.kind == "multilabel":

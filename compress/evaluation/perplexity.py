@@ -26,7 +26,14 @@ LOGITS = frozenset({"logits"})
 
 
 def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> Tensor:
-    """Compute the logits (R, V) at the positions that are True, in row order, and no others if the head allows it."""
+    """Compute the logits (R, V) at the positions that are True, in row order, and no others if the head allows it.
+
+    A model that is not read through its own head, such as DeBERTa's mask decoder, has a method of this name.
+    """
+    decode = getattr(model, "logits_at", None)
+    if decode is not None:
+        decoded_RV: Tensor = decode(batch, at_BL)
+        return decoded_RV
     selects = has_lm_head(model)
     logits = read(model, batch, LOGITS, at_BL=at_BL if selects else None).logits
     assert logits is not None, "LOGITS requests them"

@@ -1,16 +1,22 @@
 """Extract answers to questions, spans of a text, from logits, and score them (SQuAD 1.1 and 2.0).
 
 Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822: exact match and F1 over the words of normalised
-answers, the best over a question's gold answers; a question without an answer is right if nothing is answered. Devlin
-et al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span scores the start logit of its first plus the end logit of its
-last token, and no answer scores those of the classification token; no answer is given if it beats the best span by more
-than a threshold.
+answers, the best over a question's gold answers; a question without an answer is right if nothing is answered. Lewis
+et al. 2020, arXiv:1910.07475, and their mlqa_evaluation_v1.py: answers in Chinese have no articles and no punctuation
+of any script, and each of their characters is a word. Devlin et al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span
+scores the start logit of its first plus the end logit of its last token, and no answer scores those of the
+classification token; no answer is given if it beats the best span by more than a threshold.
 
 Shapes: T tokens of all rows, one row after another; R rows (windows of a text); Q questions.
+
+Deviation from MLQA's script, which is told the language: a question is compared as in Chinese if its context is written
+without spaces between words, and that goes for Japanese, Thai, Lao, Khmer and Burmese too. All other languages are
+compared as SQuAD's script does; MLQA's also removes the articles and the punctuation of five of them.
 """
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +32,12 @@ LONGEST = 30
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana and marks of repetition
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"  # Chinese characters
+)
+"""A character of a script that puts no space between words."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +108,52 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
     return Spans(starts_Q, ends_Q, token_Q, last_Q, margin_Q)
 
 
-def normalise_answer(answer: str) -> str:
-    """Normalise an answer: lower case, without ASCII punctuation, English articles and extra spaces."""
-    plain = answer.lower().translate(_PUNCTUATION)
+def is_unspaced(context: str) -> bool:
+    """Return True if a text's language puts no space between words: if a quarter of its letters are of such a script.
+
+    A text in another language may quote words of such a script.
+    """
+    if context.isascii() or not _UNSPACED.search(context):
+        return False
+    unspaced = len(_UNSPACED.findall(context))
+    others = sum(letter.isalpha() for letter in _UNSPACED.sub("", context))
+    return unspaced >= (unspaced + others) / 4
+
+
+def normalise_answer(answer: str, *, unspaced: bool = False) -> str:
+    """Normalise an answer: lower case, without ASCII punctuation, English articles and extra spaces.
+
+    unspaced: without any punctuation, with a space around each character of a script that has none between words.
+    """
+    lower = answer.lower()
+    if unspaced:
+        plain = "".join(letter for letter in lower.translate(_PUNCTUATION) if unicodedata.category(letter)[0] != "P")
+        return " ".join(_UNSPACED.sub(r" \g<0> ", plain).split())
+    plain = lower.translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
-def exact(answer: str, golds: Sequence[str]) -> float:
-    """Return 1.0 if the normalised answer equals a normalised gold answer (see `right_answers`), else 0.0."""
-    return float(any(normalise_answer(answer) == normalise_answer(gold) for gold in golds))
+def _compared_as_unspaced(answer: str, golds: Sequence[str], context: str | None) -> bool:
+    if context is None:
+        return any(_UNSPACED.search(text) for text in (answer, *golds))
+    return is_unspaced(context)
 
 
-def f1(answer: str, golds: Sequence[str]) -> float:
-    """Compute the F1 of the words that answer and gold share, the best over the golds."""
-    words = normalise_answer(answer).split()
-    return max(_f1(words, normalise_answer(gold).split()) for gold in golds)
+def exact(answer: str, golds: Sequence[str], context: str | None = None) -> float:
+    """Return 1.0 if the normalised answer equals a normalised gold answer (see `right_answers`), else 0.0.
+
+    context: what tells whether its language puts spaces between words; None: the answers themselves.
+    """
+    unspaced = _compared_as_unspaced(answer, golds, context)
+    normalised = normalise_answer(answer, unspaced=unspaced)
+    return float(any(normalised == normalise_answer(gold, unspaced=unspaced) for gold in golds))
+
+
+def f1(answer: str, golds: Sequence[str], context: str | None = None) -> float:
+    """Compute the F1 of the words that answer and gold share, the best over the golds. context: as for `exact`."""
+    unspaced = _compared_as_unspaced(answer, golds, context)
+    words = normalise_answer(answer, unspaced=unspaced).split()
+    return max(_f1(words, normalise_answer(gold, unspaced=unspaced).split()) for gold in golds)
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:
@@ -125,15 +168,19 @@ def right_answers(golds: Sequence[str]) -> list[str]:
     return [gold for gold in golds if normalise_answer(gold)] or [""]
 
 
-def answer_scores(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Compute f1 and exact, means over questions.
+def answer_scores(
+    answers: Sequence[str], golds: Sequence[Sequence[str]], contexts: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Compute f1 and exact, means over questions. contexts: the text of each question, as for `exact`.
 
     If some questions have an answer and some have none, also f1_answerable, of the former, and no_answer, the share of
     the latter that were left unanswered.
     """
     right = list(map(right_answers, golds))
-    f1_Q = np.array([f1(*pair) for pair in zip(answers, right, strict=True)])
-    exact_Q = np.array([exact(*pair) for pair in zip(answers, right, strict=True)])
+    of_questions: Sequence[str | None] = contexts or [None] * len(right)
+    questions = list(zip(answers, right, of_questions, strict=True))
+    f1_Q = np.array([f1(*question) for question in questions])
+    exact_Q = np.array([exact(*question) for question in questions])
     none_Q = np.array([golds == [""] for golds in right])
     values = {"f1": float(f1_Q.mean()), "exact": float(exact_Q.mean())}
     if none_Q.any() and not none_Q.all():
@@ -146,8 +193,8 @@ def f1_of_spans(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[
 
     None if no question has one.
     """
-    pairs = zip(spans.texts(contexts, np.inf), map(right_answers, golds), strict=True)
-    values = [f1(answer, right) for answer, right in pairs if right != [""]]
+    questions = zip(spans.texts(contexts, np.inf), map(right_answers, golds), contexts, strict=True)
+    values = [f1(answer, right, context) for answer, right, context in questions if right != [""]]
     return float(np.mean(values)) if values else None
 
 
@@ -159,7 +206,8 @@ def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequen
     """
     score = {"f1": f1, "exact": exact}[metric]
     right = list(map(right_answers, golds))
-    spans_Q = np.array([score(*pair) for pair in zip(spans.texts(contexts, np.inf), right, strict=True)])
+    questions = zip(spans.texts(contexts, np.inf), right, contexts, strict=True)
+    spans_Q = np.array([score(*question) for question in questions])
     none_Q = np.array([score("", golds) for golds in right])
     order = np.argsort(spans.margin_Q, kind="stable")
     order = order[np.isfinite(spans.margin_Q[order])]

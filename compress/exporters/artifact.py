@@ -21,8 +21,21 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
+from compress.arguments import (
+    BundleLike,
+    DataLike,
+    FileName,
+    PathName,
+    SeedNumber,
+    TextsLike,
+    ThreadCount,
+    TokenCount,
+    check_arguments,
+    name_of,
+    read_texts,
+)
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters import manifest as manifests
@@ -32,10 +45,12 @@ from compress.io import atomic_file, atomic_folder
 from compress.models.heads import PROBLEMS, count_outputs, output_names
 from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_settings import set_settings, settings_of
+from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
-from compress.slicing.shape import positions
+from compress.slicing.shape import positions, token_rows
+from compress.values import LikeCheck, NumberCheck, PathCheck, RowsCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,12 +58,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from compress.data.encoder import Text
-    from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
     from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Vector
     from compress.exporters.session import EncodedRow
 
+SplitLike = Annotated["Dataset", LikeCheck("a split, as `load_data` returns them", ("column_names", "select"))]
+RowsLike = Annotated["Iterable[EncodedRow]", RowsCheck("encoded rows, as an evaluator holds them")]
+ModelObject = Annotated[Any, LikeCheck("a model of transformers", ("config", "get_input_embeddings"))]
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
 """The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
 
@@ -68,6 +85,7 @@ FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", 
 """Files that `attach` must not replace: with others it is another bundle."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Bundle:
     """A bundle on disk whose files match its manifest."""
@@ -76,14 +94,15 @@ class Bundle:
     manifest: Manifest
 
     @classmethod
+    @check_arguments
     def write(
         cls,
-        path: str | Path,
+        path: PathName,
         *,
-        model: Any,
+        model: ModelObject,
         tokenizer: Any,
         task: Task,
-        max_length: int,
+        max_length: TokenCount,
         recipe: str,
         card: Mapping[str, Any],
         keep: Sequence[str] = (),
@@ -103,18 +122,20 @@ class Bundle:
         return cls.load(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Bundle":
+    @check_arguments
+    def load(cls, path: BundleLike) -> "Bundle":
         """Load a bundle, or the bundle of a run, and check every file against the manifest.
 
         Raises BundleError, with hashes, for files that are missing, truncated or changed.
         """
-        path = manifests.find_bundle(Path(path)) or Path(path)
-        manifest = Manifest.read(path)
-        manifest.check(path)
+        given = Path(name_of(path))
+        folder = manifests.find_bundle(given) or given
+        manifest = Manifest.read(folder)
+        manifest.check(folder)
         if manifest.task is not None and manifest.task.kind == "embedding":
-            preparation = SentenceFolder.read(path).settings.preparation
+            preparation = SentenceFolder.read(folder).settings.preparation
             manifest = replace(manifest, task=replace(manifest.task, preparation=preparation))
-        return cls(path, manifest)
+        return cls(folder, manifest)
 
     @property
     def task(self) -> Task:
@@ -132,6 +153,7 @@ class Bundle:
         """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and those added later."""
         return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}
 
+    @check_arguments
     def check_has(self, precision: Precision) -> None:
         """Raise BundleError, with the command that makes it, where there is no file of this precision."""
         if FILES[precision] in self.manifest.files:
@@ -145,7 +167,8 @@ class Bundle:
         make = "write or copy the bundle again" if precision == "fp32" else make
         raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files()) or 'none'}; {make}")
 
-    def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
+    @check_arguments
+    def open(self, precision: Precision = "int8", *, threads: ThreadCount = 1) -> "Predictor":
         """Open tokenizer and session for many calls; `threads` rows run at a time."""
         from compress.exporters.predictor import open_predictor
 
@@ -170,36 +193,43 @@ class Bundle:
         self, texts: "Iterator[Text]", *, precision: Precision = "int8", threads: int = 1
     ) -> "Iterator[Outcome]": ...
 
+    @check_arguments
     def predict(
-        self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: int = 1
+        self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: ThreadCount = 1
     ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":
         """Predict for each text, or pair of texts (a question and its context), in order: see `Predictor.predict`.
+
+        texts   a list, a column of a table, or an array; of pairs, where the task has pairs. For one text, give a list
+                of one
 
         Returns a list; for an iterator, such as a generator, an iterator, which reads some hundred texts at a time.
         """
         from compress.exporters.predictor import iterate_batches
 
+        given = read_texts(texts, self.task.text, where="Bundle.predict")
         predictor = self.open(precision, threads=threads)
-        if isinstance(texts, Iterator):
-            return chain.from_iterable(map(predictor.predict, iterate_batches(texts)))
-        return predictor.predict(list(texts))
+        if isinstance(given, Iterator):
+            return chain.from_iterable(map(predictor.predict, iterate_batches(given)))
+        return predictor.predict(given)
 
+    @check_arguments
     def logits(
-        self, rows: "Iterable[EncodedRow]", *, precision: Precision = "int8", threads: int = 1
+        self, rows: RowsLike, *, precision: Precision = "int8", threads: ThreadCount = 1
     ) -> "NDArray[np.float32]":
         """Compute the logits of encoded rows, in order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
 
+    @check_arguments
     def embed(
         self,
-        texts: Sequence[str],
+        texts: TextsLike,
         *,
         precision: Precision = "int8",
-        threads: int = 1,
+        threads: ThreadCount = 1,
         prompt_name: str | None = None,
         prompt: str | None = None,
     ) -> "NDArray[np.float32]":
-        """Compute the vectors (texts, width), as sentence-transformers' `encode` does.
+        """Compute the vectors (texts, width) of a list or column of texts, as sentence-transformers' `encode` does.
 
         prompt_name   the model's prompt to put before each text: `query` and `document` for those that `encode_query`
                       and `encode_document` choose, or another name; None: the model's default prompt, if it has one
@@ -213,26 +243,29 @@ class Bundle:
             self._check_kind("embeddings")
         self.check_has(precision)
         predictor = open_embedder(self.path, self.path / FILES[precision], self.manifest.max_length, threads)
-        return predictor.embed(texts, prompt_name=prompt_name, prompt=prompt)
+        return predictor.embed(list(texts), prompt_name=prompt_name, prompt=prompt)
 
+    @check_arguments
     def complete(
-        self, texts: Sequence[str], *, precision: Literal["fp32", "int8"] = "int8", new: int = 32
+        self, texts: TextsLike, *, precision: Literal["fp32", "int8"] = "int8", new: TokenCount = 32
     ) -> list[str]:
         """Generate at most `new` tokens after each text, or in answer to it, always the most likely one.
 
+        `texts` is a list or column of texts, as for `predict`.
         Texts are truncated to the bundle's `max_length`. For sampling and beams use optimum or transformers.js.
         """
         from compress.exporters.generation import complete
 
         self._check_kind("generative")
-        return complete(self.path, texts, precision, max_length=self.manifest.max_length, new=new)
+        return complete(self.path, list(texts), precision, max_length=self.manifest.max_length, new=new)
 
     def _check_kind(self, expected: manifests.BundleKind) -> None:
         if self.manifest.kind != expected:
             raise BundleError(f"{self.path}: is a bundle of kind {self.manifest.kind}; expected {expected}")
 
+    @check_arguments
     def load_data(
-        self, data: "DataLike", *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
+        self, data: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: SeedNumber = 0
     ) -> "TaskData":
         """Load `data`, named as for `distill`, for the bundle's task. Raises BundleError for data of another task,
         DataError for data that cannot be read."""
@@ -248,24 +281,28 @@ class Bundle:
             )
         return replace(loaded, task=replace(other, width=task.width))
 
-    def evaluator(self, split: "Dataset") -> "Evaluator":
+    @check_arguments
+    def evaluator(self, split: SplitLike) -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
         from compress.data.encoder import TextEncoder
         from compress.evaluation.evaluator import Evaluator  # imports scipy, which prediction does not need
 
         return Evaluator.from_split(self.task, split, TextEncoder.from_folder(self.path), self.manifest.max_length)
 
-    def set_threshold(self, threshold: float) -> "Bundle":
+    @check_arguments
+    def set_threshold(self, threshold: Annotated[float, NumberCheck(infinite=True)]) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""
         manifest = replace(self.manifest, threshold=threshold if math.isfinite(threshold) else None)
         manifest.write(self.path)
         return replace(self, manifest=manifest)
 
+    @check_arguments
     def card(self, card: Mapping[str, Any]) -> str:
         """Render a model card, to be attached: `bundle.attach("README.md", bundle.card(...))`."""
         return model_card(card, self.manifest)
 
-    def attach(self, name: str, text: str) -> "Bundle":
+    @check_arguments
+    def attach(self, name: Annotated[str, PathCheck("a plain name", make=str)], text: str) -> "Bundle":
         """Add or replace the file `name`, such as report.json or README.md.
 
         If the process is killed, the bundle still loads: the manifest does not list the file while it changes.
@@ -276,11 +313,18 @@ class Bundle:
             )
         return self._change({name: lambda partial: partial.write_text(text, encoding="utf-8")})
 
-    def put(self, precision: Precision | Literal["text"], source: str | Path) -> "Bundle":
-        """Copy the ONNX file `source` into the bundle as the file of this precision; as safe as `attach`."""
+    @check_arguments
+    def put(self, precision: Precision | Literal["text"], source: FileName) -> "Bundle":
+        """Copy the ONNX file `source` into the bundle as the file of this precision; as safe as `attach`.
+
+        Raises BundleError if there is no such file.
+        """
+        if not Path(source).is_file():
+            raise BundleError(f"source {source}: no such file; expected an ONNX file to copy into {self.path}")
         name = TEXT if precision == "text" else FILES[precision]
         return self._change({name: lambda partial: shutil.copyfile(source, partial)})
 
+    @check_arguments
     def adopt(self, other: "Bundle", precisions: Iterable[Precision]) -> "Bundle":
         """Copy the files of these precisions from another bundle, with its report and card; as safe as `attach`: none
         is listed until all are there."""
@@ -309,6 +353,7 @@ class Bundle:
             versions=dict(self.manifest.versions),
         )
 
+    @check_arguments
     def attach_evidence(
         self,
         *,
@@ -346,8 +391,13 @@ class Bundle:
         }  # fmt: skip
         return bundle.attach(CARD, revise(card.read_text(encoding="utf-8"), report.certificates, replaced))
 
-    def copy_to(self, path: str | Path) -> "Bundle":
-        """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is refused."""
+    @check_arguments
+    def copy_to(self, path: PathName) -> "Bundle":
+        """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is refused.
+
+        Raises BundleError if its files have changed since it was loaded.
+        """
+        self.manifest.check(self.path)
         with building(Path(path)) as folder:
             for name in self.manifest.files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -394,8 +444,8 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
         settings = TokenizerSettings.from_tokenizer(tokenizer)
         encoder = TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, name_of(tokenizer))
         encoder.check_truncation(max_length, pair=task.pair)
-    size = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > size:
+    size = token_rows(model)
+    if size is not None and len(tokenizer) > size:
         raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")
     limit = positions(model)
     if limit is not None and max_length > limit:
@@ -421,7 +471,7 @@ def _write_model(
     if task.kind == "ranking":  # else sentence-transformers puts the score through a sigmoid
         plain.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     save_checkpoint(folder, plain, tokenizer, max_length)
-    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
+    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer), max_length=max_length)
     if learned := read_learned_ranges(plain.config):
         quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
     else:
@@ -429,9 +479,9 @@ def _write_model(
 
 
 def check_place(path: Path) -> None:
-    """Raise BundleError where the path exists and is not a bundle."""
-    foreign = path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path)
-    if foreign or (path.exists() and not path.is_dir()):
+    """Raise BundleError where the path exists and is not a bundle, OutputError where no folder can be written."""
+    check_output_folder(path, "out")
+    if path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path):
         raise BundleError(f"{path}: exists and is not a bundle; expected a new folder, or a bundle to replace")
 
 

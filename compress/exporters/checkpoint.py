@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from compress.data.conll import standard_labels
 from compress.data.encoder import TokenizerSettings
 from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
@@ -210,9 +211,8 @@ def _load_encoder(
         set_settings(config, settings)
     tokenizer = load_tokenizer(folder)
     loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle)
+    loaded.remove_new_pooler()
     model = loaded.model
-    if loaded.new and hasattr(model, "pooler"):  # filled with random numbers
-        model.pooler = None
     check_vocabulary(folder, tokenizer, model)
     source = SentenceFolder.read(folder)
     limit = source.encoder.choose_length(tokenizer, positions(model)) if source.is_listed else None
@@ -237,7 +237,7 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
         return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
     names = source.labels()
     if kind == "tagging":
-        return Task("tagging", ("words",), "tags", names, METRICS["tagging"][0])
+        return Task("tagging", ("words",), "tags", standard_labels(names, str(source.path)), METRICS["tagging"][0])
     text = ("text", "text_pair") if pair else ("text",)
     if config.problem_type == "multi_label_classification":
         return Task("multilabel", text, "labels", names, METRICS["multilabel"][0])

@@ -86,7 +86,7 @@ def write(
     with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
         fp32, int8 = (folder / FILES[precision] for precision in ("fp32", "int8"))
-        to_onnx(plain, fp32, opset=opset, segments=makes_segments(tokenizer))
+        to_onnx(plain, fp32, opset=opset, segments=makes_segments(tokenizer), max_length=max_length)
         quantize_dynamic(fp32, int8)
         if settings.embeds and texts:
             exact, small = (open_embedder(folder, file, max_length).embed(texts) for file in (fp32, int8))

@@ -25,7 +25,7 @@ import onnxruntime.quantization
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from compress.errors import ExportError, did_you_mean
+from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters.rewrite.graph import Graph, Product, products, read_factors
 from compress.exporters.session import MICROSOFT, declare_microsoft, inherit_metadata, read_model, save_changed
 from compress.io import atomic_file, name_disk_errors
@@ -66,7 +66,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
                     extra_options={"MatMulConstBOnly": True},
                 )
         except (AssertionError, RuntimeError, ValueError) as error:  # onnxruntime asserts that weights are numbers
-            raise ExportError(f"{source}: cannot be quantised ({type(error).__name__}: {error})") from error
+            raise ExportError(f"{source}: cannot be quantised ({first_reason(error)}); use the fp32 file") from error
         small = onnx.load_model(partial)
         if not keep and not any(node.op_type == "MatMulInteger" for node in small.graph.node):
             raise ExportError(

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -99,6 +99,8 @@ class Manifest:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
             raise BundleError(f"{folder}: has no {NAME}; expected the folder of a bundle") from None
+        except NotADirectoryError:
+            raise BundleError(f"{folder}: is a file; expected the folder of a bundle") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             wrong = first["msg"].removeprefix("Value error, ")
@@ -150,6 +152,16 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
             raise BundleError(f"{place / NAME}: is missing, so the bundle is incomplete; write or copy it again")
     return None
+
+
+def list_input_files(paths: Iterable[Path]) -> list[Path]:
+    """List the files of those paths that are bundles or runs, and the other paths themselves."""
+    files = []
+    for path in paths:
+        folder = find_bundle(path)
+        names = [] if folder is None else [NAME, *Manifest.read(folder).files]
+        files += [path] if folder is None else [folder / name for name in names]
+    return files
 
 
 def kind_of_bundle(folder: Path) -> Kind | None:

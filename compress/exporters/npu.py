@@ -31,7 +31,15 @@ from compress.exporters.int8 import PRECISION_KEY, Ranges, quantise_bias, quanti
 from compress.exporters.onnx import MASKED
 from compress.exporters.rewrite import Form
 from compress.exporters.rewrite.graph import Graph, Product, attribute, products
-from compress.exporters.session import MICROSOFT, UNOPENED, create_session, read_model, save_changed, session_options
+from compress.exporters.session import (
+    MICROSOFT,
+    UNOPENED,
+    create_session,
+    read_model,
+    runtime_reason,
+    save_changed,
+    session_options,
+)
 
 FORM = Form(tokens_first=False, masked_keys=False)
 """The form of the graph to prepare: rows first, and the mask on the scores; on the keys it would widen their range."""
@@ -97,7 +105,7 @@ def _evaluate(model: onnx.ModelProto, names: list[str], tokens: int, source: Pat
     try:
         return list(session.run(names, feeds))
     except UNOPENED as error:
-        raise ExportError(f"{source}: cannot be run on {tokens} tokens: {' '.join(str(error).split())}") from None
+        raise ExportError(f"{source}: cannot be run on {tokens} tokens: {runtime_reason(error)}") from None
 
 
 def _use_int32(graph: Graph) -> None:

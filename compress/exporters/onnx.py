@@ -3,24 +3,30 @@
 The graph is left unfused, from the TorchScript exporter under eager attention: onnxruntime's own session optimiser
 makes that form the fastest on a CPU, and it is the one `quantize_dynamic` can read (graphs of the dynamo exporter
 fail its shape inference). It is rewritten so that it computes only what the answer reads (`exporters.rewrite`).
-The attention mask is computed by us, explicitly, so that no version of transformers puts its own mask code into the
-file.
+In the families of PREPARED the attention mask is computed by us, in a form that rewriting can move to the keys; every
+other model makes its own.
 """
 
 import copy
 import json
-import warnings
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
+from onnxruntime import InferenceSession
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from compress.errors import ExportError
+from compress.errors import CompressError, ExportError, first_reason
+from compress.exporters import probes
+from compress.exporters.probes import TRACED, Probe
 from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import (
     PROMPT_LENGTH,
@@ -28,7 +34,10 @@ from compress.exporters.session import (
     SESSION_WHY_KEY,
     UNFUSED_SKIP,
     UNFUSED_SKIP_WHY,
+    UNOPENED,
     open_session,
+    quiet,
+    runtime_reason,
 )
 from compress.io import atomic_file
 from compress.models.sentence_encoder import SentenceEncoder
@@ -39,15 +48,17 @@ PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
 """Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike float32's lowest it cannot overflow."""
 
-SQUARES_ITS_MASK = ("deberta", "deberta-v2", "static-embedding", "xlm", "xlnet")
-"""Model types that need the mask as (batch, tokens): their attention makes a pair mask of it, or they have no attention
-and take a mean over the tokens."""
-
 LOOKS_BACK = ("gpt2", *GROUPED)
-"""Model types with causal attention; a prepared mask has to be causal too."""
+"""Model types with causal attention whose mask is prepared; it has to be causal too."""
 
-SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
-"""Model types that read token types without a `type_vocab_size` in their config."""
+PREPARED = (
+    *("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "distilbert", "electra", "ernie"),
+    *("gte", "ib-bert", "jina_embeddings_v3", "megatron-bert", "mobilebert", "modernbert", "mpnet", "mt5"),
+    *("nomic_bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "t5", "umt5"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod", *LOOKS_BACK),
+)
+"""Model types that are given the mask that is added to their attention scores. Every other model is given the mask as
+(batch, tokens), and what it makes of it is traced: windows, biases, and tokens that are counted by it."""
 
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
 """The names that the hub's tools expect of a file's outputs."""
@@ -55,13 +66,25 @@ OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentenc
 TOLERANCE = 1e-3
 """The most that a file's logits may differ from the model's, relative to the largest (or 1): float32 noise is 1e-6."""
 
-TRACED = (2, 5)
-PROBES = ((1, 2), (3, 7))
-"""The (rows, tokens) at which the graph is traced, and the others at which the file is checked."""
+ANOTHER_FAMILY = "export a model of another family, such as a student that `compress distill` makes of this one"
+"""What to do about a family whose graph ONNX cannot hold."""
+
+USEFUL = 64
+"""The fewest tokens up to which equal answers are worth a file for such texts alone."""
+READABLE = 3
+"""Tokens of a text that every model must read: one word between two special tokens."""
+CHECKED_KEY = "compress.checked_tokens"
+"""The metadata property that holds the most tokens of a text on which the file was compared with its model."""
 
 
 def to_onnx(
-    model: nn.Module, path: Path, *, opset: int = 17, segments: bool = True, form: Form | None = SHIPPED
+    model: nn.Module,
+    path: Path,
+    *,
+    opset: int = 17,
+    segments: bool = True,
+    form: Form | None = SHIPPED,
+    max_length: int | None = None,
 ) -> None:
     """Export a model to the ONNX file `path`.
 
@@ -74,31 +97,35 @@ def to_onnx(
     Optional prompt_length int64 (batch_size,) of a sentence encoder that does not pool the tokens of prompts: how many
              tokens a prompt takes at the beginning; 0 where it is not given, as runtimes that know nothing of it do
     form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as traced
+    max_length   the most tokens of the texts that the file is for; None: 512, or as many as the model has positions
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
-    be exported, is over 2 GB, or when the file's logits are not the model's (checked at other shapes than the traced
-    one: a tracer that takes a size for a constant only warns).
+    be exported, is over 2 GB, or when the file's answers are not the model's: they are compared at other shapes than
+    the traced one, up to `max_length` (see `exporters.probes`), since a tracer that takes a size for a constant only
+    warns.
     """
     check_size(model)
+    longest = probes.longest_text(model, max_length)
+    refuse_unfaithful(model, longest)
+    shapes = probes.choose_probes(model, max_length)
     plain = as_float32(model)
-    probes = [probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
-    if isinstance(plain, SentenceEncoder) and plain.settings.leaves_out_prompts:
-        for each in probes:
-            each[PROMPT_LENGTH] = torch.arange(len(each["input_ids"])) % 2 + 1
+    config = plain.config
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as partial:
-        _trace(plain, probes[0], partial, opset)
+        traced = _draw(plain, traced_shape(config, longest), segments=segments)
+        _trace(plain, traced, partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
-        if PROMPT_LENGTH in probes[0]:
+        if PROMPT_LENGTH in traced:
             file.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.int64), PROMPT_LENGTH))
-        file.producer_name, file.producer_version = "compress", versions(["compress"])["compress"]
-        config = plain.config
+        file.producer_name = "compress"
+        file.producer_version = versions(["compress"])["compress"]
         properties = {
             "compress.version": file.producer_version,
             "compress.model_type": config.model_type,
             "compress.task": config.problem_type or "",
-            "compress.labels": json.dumps([config.id2label[index] for index in range(config.num_labels)]),
+            "compress.labels": json.dumps([label for _, label in sorted(config.id2label.items())]),
+            CHECKED_KEY: str(shapes[-1].tokens),
             SESSION_KEY: json.dumps(UNFUSED_SKIP),
             SESSION_WHY_KEY: UNFUSED_SKIP_WHY,
         }
@@ -106,13 +133,32 @@ def to_onnx(
         if form is not None:
             file = rewrite_graph(file, form).model
         onnx.save_model(file, partial)
-        difference, largest = _compare(model, partial, probes[1:])
-        if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
-            raise ExportError(
-                f"{type(model).__name__}: the ONNX file's logits differ from the model's by {difference:.2g} where the "
-                f"largest is {largest:.2g}; expected at most {TOLERANCE:g} of it. The weights may hold NaN, or this "
-                "architecture cannot be traced: please report it with its config.json."
-            )
+        _check(model, partial, shapes, segments=segments)
+
+
+def refuse_unfaithful(model: nn.Module, longest: int) -> None:
+    """Raise ExportError for a model that computes something else on texts of up to `longest` tokens than its file
+    would, or that does not compute here what it was trained to compute."""
+    kind = type(model).__name__
+    config: Any = model.config
+    if reason := without_kernels(config):
+        raise ExportError(f"{kind}: {reason}")
+    switch = probes.find_switch(config)
+    if switch is not None and switch.tokens < longest:
+        raise ExportError(
+            f"{kind}: {switch.setting} in its config.json changes how texts of more than {switch.tokens} tokens are "
+            f"read, and a file reads all texts in one way; give max_length {switch.tokens}, or less{switch.remedy}"
+        )
+
+
+def without_kernels(config: Any) -> str:
+    """Say why a family cannot be computed without CUDA, and what to do; '' for any other."""
+    remedy = "distil it on a GPU into a student of another family"
+    if config.model_type == "mra":
+        return f"MRA's attention runs on CUDA alone, and elsewhere transformers gives zeros in its place; {remedy}"
+    if config.model_type == "yoso" and not config.use_expectation:
+        return f"use_expectation: false in its config.json runs on CUDA alone; set it to true, or {remedy}"
+    return ""
 
 
 def check_size(model: nn.Module, name: str = "") -> None:
@@ -128,7 +174,15 @@ def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]
     A batch holds at least the file's inputs, (rows, tokens); other keys are ignored. The model stays as it was.
     NaN when any logit is; raises ExportError when there is no batch.
     """
-    return _compare(model, path, batches)[0]
+    session = open_session(path)
+    names = {"input_ids", "attention_mask", *(node.name for node in session.get_inputs())}
+    differences = list[float]()
+    for batch in batches:
+        expected = _answer(model, {name: tensor for name, tensor in batch.items() if name in names})
+        differences.append(_compare(session, batch, expected).largest)
+    if not differences:
+        raise ExportError(f"{path}: parity needs at least one batch")
+    return float(np.max(differences))
 
 
 def as_float32(model: nn.Module) -> Any:
@@ -148,17 +202,18 @@ class TracedModel(nn.Module):
         super().__init__()
         self.model = model
         self.more: dict[str, Tensor] = {}
+        self.prepares = model.config.model_type in PREPARED
         # a classifier of ModernBERT that takes a mean over the tokens reads the mask too
-        self.masks_inside = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(model, "classifier")
-        if self.masks_inside:
+        pools = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(model, "classifier")
+        if self.prepares and pools:
+            self.prepares = False
             model.base_model.register_forward_pre_hook(_prepare_inside, with_kwargs=True)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
-        ends, config = attention_mask, self.model.config
-        unprepared = self.masks_inside or config.model_type in SQUARES_ITS_MASK
-        mask = attention_mask if unprepared else prepare_mask(attention_mask, config, self.model.dtype)
+        config = self.model.config
+        mask = prepare_mask(attention_mask, config, self.model.dtype) if self.prepares else attention_mask
         if config.is_encoder_decoder:  # T5 classifies at the end of a text; ids drawn at random may lack it
-            last_B1 = ends.sum(1, keepdim=True) - 1
+            last_B1 = attention_mask.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments, **self.more)).values())
@@ -204,12 +259,17 @@ def outputs_of(out: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def tracing(kind: str, expected: str) -> Iterator[None]:
-    """Re-raise any error of torch's exporter as an ExportError that says what was `expected`."""
+    """Re-raise any error of torch's exporter, or of the model that it runs, as an ExportError in one line that says
+    what was `expected`. All of the error is logged for debugging."""
     try:
         yield
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+    except (CompressError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever is in a model's code may fail in its own way
+        logging.getLogger(__name__).debug("%s cannot be exported", kind, exc_info=error)
         raise ExportError(
-            f"{kind}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected {expected}"
+            f"{kind}: cannot be exported to ONNX ({first_reason(error)}); expected {expected}. "
+            f"Otherwise {ANOTHER_FAMILY}"
         ) from error
 
 
@@ -223,8 +283,9 @@ def export_graph(
     axes: Mapping[str, Mapping[int, str]],
 ) -> None:
     """Trace a module and write its graph; `axes`: the names of its dynamic sizes."""
-    # What the tracer and the exporter warn of is checked on the file itself
-    with warnings.catch_warnings(action="ignore"), torch.no_grad():
+    # What the tracer and the exporter warn of is checked on the file itself; the graph that is printed for an operator
+    # without a counterpart would fill the screen, or what reads our JSON
+    with quiet(), torch.no_grad():
         torch.onnx.export(
             module.eval(),
             tuple(inputs.values()),
@@ -237,9 +298,24 @@ def export_graph(
         )
 
 
+def traced_shape(config: Any, longest: int) -> Probe:
+    """Return the shape at which a model is traced so that its graph also holds for texts of `longest` tokens.
+
+    DeBERTa takes the lesser of the tokens and of its largest distance, and the tracer takes that one for all lengths.
+    A graph of the largest distance is right for shorter texts too: their distances are the same rows of its table.
+    """
+    rows, tokens = TRACED
+    tokens = min(tokens, longest)
+    distance = getattr(config, "max_relative_positions", None)
+    if config.model_type == "deberta" and distance is not None:
+        bound = distance if distance > 0 else config.max_position_embeddings
+        tokens = bound + 1 if bound < longest else tokens
+    return Probe(rows, tokens)
+
+
 def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
-    plain.set_attn_implementation("eager")
     with tracing(type(plain).__name__, "an encoder, alone or with a head, as transformers' Auto classes load it"):
+        _set_implementations(plain)
         with torch.no_grad():
             answers = outputs_of(plain(**batch))
         if not answers:
@@ -257,47 +333,107 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
         export_graph(traced(plain), inputs, path, opset=opset, outputs=list(answers), axes=axes)
 
 
-def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, float]:
-    """Compute the largest difference, and the model's largest logit."""
+def _set_implementations(plain: Any) -> None:
+    """Let every part of a model compute in operators that ONNX has. A sentence encoder's parts have configs of their
+    own, and only a family with experts has an implementation of these: the usual ones sort tokens."""
+    for part in plain.modules():
+        if isinstance(part, PreTrainedModel):
+            part.set_attn_implementation("eager")
+            with suppress(ValueError):
+                part.set_experts_implementation("batched_mm")
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The largest difference of a file's answers from the model's, and the model's largest answer."""
+
+    largest: float
+    answer: float
+
+    @property
+    def equal(self) -> bool:
+        return self.largest <= TOLERANCE * max(1.0, self.answer)  # False for NaN
+
+
+def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> dict[str, Tensor]:
+    """Draw random inputs; of a sentence encoder that leaves out prompts they begin with prompts of 1 and 2 tokens, but
+    always end with a token of the text."""
+    batch = probes.draw(model, shape, segments=segments)
+    if isinstance(model, SentenceEncoder) and model.settings.leaves_out_prompts:
+        batch[PROMPT_LENGTH] = (torch.arange(shape.rows) % 2 + 1).clamp(max=shape.tokens - 1)
+    return batch
+
+
+def _check(model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: bool) -> None:
+    """Raise ExportError, naming the text, unless the file computes what the model does at each of these shapes."""
+    kind = type(model).__name__
+    try:
+        session = open_session(path)
+    except ExportError as error:
+        reason = runtime_reason(error.__cause__ or error)
+        raise ExportError(f"{kind}: its graph cannot be opened ({reason}); {ANOTHER_FAMILY}") from error
+    exact = 0
+    for shape in shapes:
+        batch = _draw(model, shape, segments=segments)
+        remedy = f"give max_length {exact}, up to which the answers are equal" if exact >= USEFUL else ANOTHER_FAMILY
+        try:
+            expected = _answer(model, batch)
+        except ExportError:
+            if shape.tokens < READABLE:  # there is no answer that a file's could be compared with
+                continue
+            raise
+        try:
+            found = _compare(session, batch, expected)
+        except UNOPENED as error:
+            reason = runtime_reason(error)
+            raise ExportError(f"{kind}: its graph cannot be run on {shape} ({reason}); {remedy}") from error
+        if not found.equal:
+            raise ExportError(
+                f"{kind}: the ONNX file's logits differ from the model's by {found.largest:.2g} on {shape}, where the "
+                f"largest is {found.answer:.2g}; expected at most {TOLERANCE:g} of it. The weights may hold NaN, or "
+                f"the graph holds for some lengths only; {remedy}"
+            )
+        exact = shape.tokens
+
+
+def _answer(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+    """Compute the model's answers in float32 on the CPU, by the names of the file's outputs.
+
+    The model is a new copy for each text: BigBird, and rotary positions that are scaled as texts grow, are other
+    models after a text of another length.
+    """
     plain = as_float32(model)
-    session = open_session(path)
+    with torch.no_grad(), tracing(type(model).__name__, "a model that can read this text itself"):
+        answers = plain(**{name: tensor.cpu() for name, tensor in inputs.items()})
+    return {name: tensor.numpy() for name, tensor in outputs_of(answers).items()}
+
+
+def _compare(
+    session: InferenceSession, batch: Mapping[str, Tensor], expected: Mapping[str, NDArray[np.float32]]
+) -> _Compared:
+    """Compare the file's answers to a batch with those expected; answers to padding do not count."""
     names = [node.name for node in session.get_inputs()]
-    optional = [node.name for node in session.get_overridable_initializers()]
-    differences, sizes = [], []
-    with torch.no_grad():
-        for batch in batches:
-            inputs = {name: batch[name].cpu() for name in (*names, *optional) if name in batch or name in names}
-            expected = {name: tensor.numpy() for name, tensor in outputs_of(plain(**inputs)).items()}
-            found = session.run(list(expected), {name: tensor.numpy() for name, tensor in inputs.items()})
-            real = inputs["attention_mask"].numpy() == 1
-            for one, other in zip(found, expected.values(), strict=True):
-                per_token = other.ndim == 3 or "start_logits" in expected
-                ours, models = (one[real], other[real]) if per_token else (one, other)
-                with np.errstate(invalid="ignore"):  # inf - inf
-                    differences.append(np.abs(ours - models).max())
-                sizes.append(np.abs(models).max())
-    if not differences:
-        raise ExportError(f"{path}: parity needs at least one batch")
-    return float(np.max(differences)), float(np.max(sizes))
+    names += [node.name for node in session.get_overridable_initializers() if node.name in batch]
+    feeds = {name: batch[name].cpu().numpy() for name in names}
+    found = session.run(list(expected), feeds)
+    real = batch["attention_mask"].cpu().numpy() == 1
+    differences: list[float] = []
+    sizes: list[float] = []
+    for one, other in zip(found, expected.values(), strict=True):
+        per_token = other.ndim == 3 or "start_logits" in expected
+        if one.shape != other.shape:
+            theirs = other.shape
+            raise ExportError(f"answers are of shape {one.shape}, the model's {theirs}; {ANOTHER_FAMILY}")
+        ours, models = (one[real], other[real]) if per_token else (one, other)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            differences.append(float(np.abs(ours - models).max()))
+        sizes.append(float(np.abs(models).max()))
+    return _Compared(float(np.max(differences)), float(np.max(sizes)))
 
 
 def makes_segments(tokenizer: Any) -> bool:
     """Check that this tokenizer's rows have token types."""
     return "token_type_ids" in tokenizer.model_input_names
-
-
-def probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tensor]:
-    """Draw random inputs, in the order of the file's; the end of the first row is masked."""
-    ids = torch.randint(config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[0, tokens // 2 + 1 :] = 0
-    if config.is_encoder_decoder:  # T5 classifies at the end of a text, of which each row has one
-        ids = ids.where(ids != config.eos_token_id, config.pad_token_id)
-        ids.scatter_(1, mask.sum(1, keepdim=True) - 1, config.eos_token_id)
-    batch = {"input_ids": ids.where(mask == 1, config.pad_token_id or 0), "attention_mask": mask}
-    if segments and (getattr(config, "type_vocab_size", 0) > 1 or config.model_type in SEGMENTS_UNCOUNTED):
-        batch["token_type_ids"] = torch.arange(tokens).ge(tokens // 2).long().expand(rows, tokens).contiguous()
-    return batch
 
 
 def _read_shared_weights(graph: onnx.GraphProto) -> None:

@@ -13,6 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from compress.arguments import read_texts
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
 from compress.data.encoder import Text, TextEncoder
@@ -20,9 +21,9 @@ from compress.data.task import Kind, Task
 from compress.data.text_files import LONGEST
 from compress.data.text_preparation import DOCUMENT, QUERY, count_prompt_tokens, prepend
 from compress.data.vector_index import find_nearest
-from compress.errors import BundleError, DataError
+from compress.errors import ArgumentError, BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
-from compress.exporters.session import UNOPENED, EncodedRow, open_session
+from compress.exporters.session import UNOPENED, EncodedRow, open_session, runtime_reason
 from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings
 from compress.progress import show_progress
@@ -145,7 +146,7 @@ class Predictor:
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
         """Predict for each text, or pair of texts, in order: an Answer for (question, context) pairs, Marked for
         tagging, a Vector for embedding, a Prediction otherwise."""
-        checked = [_check(text, self.task) for text in texts]
+        checked = list(read_texts(texts, self.task.text, where="Predictor.predict"))
         if self.task.kind == "qa":
             return self._answer([(text[0], text[1]) for text in checked])
         if self.task.kind == "tagging":
@@ -153,7 +154,7 @@ class Predictor:
         if self.task.kind == "embedding":
             return [Vector(tuple(each)) for each in self.embed([str(text) for text in checked]).tolist()]
         rows = self.encode(checked)
-        return [_predict(self.task, *row) for row in zip(texts, self.logits(rows), strict=True)]
+        return [_predict(self.task, *row) for row in zip(checked, self.logits(rows), strict=True)]
 
     def embed(
         self, texts: Sequence[str], *, prompt_name: str | None = None, prompt: str | None = None
@@ -305,8 +306,7 @@ def run_rows(
             found = session.run(outputs, feeds)
             return [output[0, :tokens] if cut else output[0] for output, cut in zip(found, per_token, strict=True)]
         except UNOPENED as error:
-            message = " ".join(str(error).split())
-            raise BundleError(f"the model cannot be run on {tokens} tokens: {message}") from None
+            raise BundleError(f"the model cannot be run on {tokens} tokens: {runtime_reason(error)}") from None
 
     if threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
         return list(show_progress(map(run, rows), "scoring", count, "rows"))
@@ -339,18 +339,6 @@ def open_predictor(
         encoder.truncate(max_length, pair=task.pair)
     sentence = SentenceFolder.read(folder).settings if task.kind == "embedding" else TOKENS_ONLY
     return Predictor(task, encoder, open_session(onnx_file, threads=1), max_length, threads, threshold, sentence)
-
-
-def _check(text: Text, task: Task) -> Text:
-    pair = not isinstance(text, str) and len(text) == 2 and all(isinstance(part, str) for part in text)
-    if task.pair and not pair:
-        raise BundleError(
-            f"predict: {text!r}; expected a pair of texts ({' and '.join(task.text)}); on the command line "
-            "the second is --pair"
-        )
-    if not task.pair and not isinstance(text, str):
-        raise BundleError(f"predict: {text!r}; expected one text ({task.text[0]})")
-    return text if isinstance(text, str) else (text[0], text[1])
 
 
 def _predict(task: Task, text: Text, logits: NDArray[np.float32]) -> Prediction:
@@ -412,13 +400,15 @@ class NearestTexts:
         check_search(predictor)
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
-        return NearestTexts(predictor, texts, predictor.embed(texts, prompt_name=DOCUMENT), count)
+        given = list(read_texts(texts, where="NearestTexts.from_texts"))
+        return NearestTexts(predictor, given, predictor.embed(given, prompt_name=DOCUMENT), count)
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the texts nearest to each text."""
-        if not texts:
+        given = list(read_texts(texts, self.task.text, where="NearestTexts.predict"))
+        if not given:
             return []
-        queries_QE = self.predictor.embed([str(text) for text in texts], prompt_name=QUERY)
+        queries_QE = self.predictor.embed([str(text) for text in given], prompt_name=QUERY)
         nearest, cosines = find_nearest(queries_QE, self.packed_NP, self.count)
         return [
             Nearest(tuple((self.texts[n], cosine) for n, cosine in zip(numbers, row, strict=True)))
@@ -483,7 +473,7 @@ def answer_lines(
         except DataError as error:  # a text that has no tokens
             yield AnsweredLine(text, None, f"{where}: {error}")
             continue
-        except BundleError as error:
+        except (BundleError, ArgumentError) as error:
             raise BundleError(f"{where}: {error}") from error
         yield AnsweredLine(text, answer)
 

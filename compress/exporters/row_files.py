@@ -1,9 +1,7 @@
 """Predict for the rows of a file, a batch at a time, so that memory does not grow with the file.
 
-    .csv .tsv   with a header line; the delimiter of a .csv is the most frequent of , ; | and tab in its header
-    .jsonl      an object per line
-    .txt        a text per line; input only
-    .npy        the vector of each text as a row, packed as `data.vector_index` says; output only
+    input   any table that can be trained on, read by the same reader (`data.tables`); a .txt file of one text per line
+    output  .csv, .tsv or .jsonl; .npy, with the vector of each text as a row, packed as `data.vector_index` says
 
 In the rows of BEIR's corpus.jsonl, the title precedes the text, as it does in training. All columns are kept, and these
 are added: prediction (a label; labels joined by ", "; a number; the answer to a
@@ -17,14 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
+from compress.data import schema
 from compress.data.encoder import Text
+from compress.data.tables import SUFFIXES, Row, Table, open_table
 from compress.data.task import Task
-from compress.data.text_files import LONGEST, reading, stripped_lines
+from compress.data.text_files import Position, stripped_lines
 from compress.data.vector_index import TYPES, Form, load_texts, pack, read_index
 from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import (
@@ -39,12 +39,10 @@ from compress.exporters.predictor import (
     check_search,
     iterate_batches,
 )
-from compress.io import atomic_file
+from compress.outputs import check_output_file, output_file
 
-TABLES = (".csv", ".tsv", ".jsonl")
-READ, WRITTEN = (".txt", *TABLES), (*TABLES, ".npy")
-DELIMITERS = ",;\t|"
-Row = dict[str, Any]
+WRITTEN = (".csv", ".tsv", ".jsonl", ".npy")
+Values = dict[str, Any]
 
 
 def predict_file(
@@ -62,7 +60,7 @@ def predict_file(
 
     columns   of the one or two texts; None: those named like the bundle's, or the only one
     second    the second text of every pair, where the rows have only the first
-    on_error  stop, or skip, at a row that is not UTF-8, not an object, or has no text; skip writes the error instead
+    on_error  stop, or skip, at a row that cannot be read, such as one that is not UTF-8; skip writes the error instead
     vectors   the form of the vectors of an .npy file
     say       is called with the number of rows done, and their share of the file
 
@@ -77,26 +75,85 @@ def predict_file(
         raise DataError(f"--vectors {vectors}: packs the vectors of an .npy file; the output is {target}")
     if suffix == ".npy" and on_error == "skip":
         raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
-    task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
-    done = skipped = 0
-    with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
-        size, chosen, header = max(1, source.stat().st_size), None, list[str]()
-        for batch in iterate_batches(_read(raw, source, on_error)):
-            if chosen is None:
-                found = [row for _, row, error in batch if not error]
-                names = list(found[0]) if found else ["text"]
-                chosen, header = choose_columns(task, names, source, columns, pair=second is not None), [*names, *added]
-            answers = _answer(predictor, batch, chosen, second, source=source, on_error=on_error)
-            for (number, row, _), (answer, error) in zip(batch, answers, strict=True):
-                if taken := [name for name in added if name in row]:
+    added = _list_added(predictor.task, suffix, errors=on_error == "skip")
+    table, chosen = _open(source, predictor.task, columns, pair=second is not None)
+    position = Position()
+    header = list[str]()
+    done = 0
+    skipped = 0
+    with output_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
+        for batch in iterate_batches(table.rows(chosen, position)):
+            rows = [_refuse_lists(row, chosen, table) for row in batch]
+            error = next((row.error for row in rows if row.error), "")
+            if error and on_error == "stop":
+                raise DataError(f"{error} (Nothing was written; --on-error skip skips such rows.)")
+            if not header:
+                header = [*dict.fromkeys(name for row in rows for name in table.values(row)), *added]
+            texts = [_to_text(row.cells, chosen, second) for row in rows if not row.error]
+            answers: Iterator[Any] = iter(predictor.predict(texts))
+            for row in rows:
+                values = table.values(row)
+                if taken := [name for name in added if name in values]:
                     raise DataError(
-                        f"{source}: line {number:,}: has {taken[0]!r}, which the output adds; rename that column"
+                        f"{table.place}, {table.unit} {row.number}: has {taken[0]!r}, which the output adds; rename "
+                        "that column"
                     )
-                skipped += bool(error)
-                write({**row, **({"prediction_error": error} if error else _to_columns(answer, added))}, header)
-            done += len(batch)
-            say(done, raw.tell() / size)
+                if row.error:
+                    skipped += 1
+                    answer: Values = {"prediction_error": row.error.removeprefix(f"{table.place}, ")}
+                else:
+                    answer = _to_columns(next(answers), added)
+                write({**values, **answer}, header)
+            done += len(rows)
+            say(done, position.tell())
     return done, skipped
+
+
+def list_notes(source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool) -> tuple[str, ...]:
+    """Return what is guessed about a file, such as its delimiter or header; see `predict_file`. Raises DataError."""
+    return _open(source, task, columns, pair=pair)[0].notes
+
+
+def _open(
+    source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool = False, remedy: str = ""
+) -> tuple[Table, list[str]]:
+    """Open a table, and choose the columns of the one or two texts and that of BEIR's titles. Raises DataError."""
+    usual = [name for name in task.text if not name.isdigit()]
+    table = open_table(source, columns or usual)
+    if not table.columns:
+        if any(table.rows((), None)):
+            raise DataError(table.refusal)
+        return table, []
+    if columns:
+        schema.refuse_unknown(table, columns)
+    elif table.headerless and usual:
+        first = [cells[0] for cells in table.sample.values() if cells]
+        raise DataError(
+            f"{source}: cannot tell whether its first row is a header: {', '.join(map(repr, first))[:200]}. Name the "
+            f"column of the text: --text {first[0]!r} if it is, --text 1 if it is not."
+        )
+    chosen = choose_columns(task, table.columns, source, columns, pair=pair, remedy=remedy)
+    titled = chosen == ["text"] and {"_id", "title"} <= set(table.columns)
+    return table, [*chosen, *(["title"] if titled else [])]
+
+
+def _refuse_lists(row: Row, chosen: Sequence[str], table: Table) -> Row:
+    """Return the row, with an error if it has a list in the place of a text."""
+    for name, cell in zip(chosen, row.cells, strict=False):
+        if isinstance(cell, list):
+            error = f"{table.place}, {table.unit} {row.number}: has a list in {name!r}; expected text."
+            return row._replace(cells=(), error=error)
+    return row
+
+
+def _to_text(cells: Sequence[Any], chosen: Sequence[str], second: str | None = None) -> Text:
+    """Return the text, or the pair of texts, of a row; a title precedes its text, and a missing text is empty."""
+    texts = [cell or "" for cell in cells]
+    if chosen[-1] == "title" and chosen[:-1] == ["text"]:
+        texts = [f"{texts[1]} {texts[0]}".strip()]
+    if second is not None:
+        texts.append(second)
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts:
@@ -110,7 +167,7 @@ def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts
     if path.suffix.lower() != ".npy":
         return NearestTexts.from_texts(predictor, list(filter(None, read_texts(path, predictor.task))), count)
     packed_NP = read_index(path, predictor.task.width)
-    beside = next(filter(Path.is_file, map(path.with_suffix, READ)), path.with_suffix(".txt"))
+    beside = next(filter(Path.is_file, map(path.with_suffix, SUFFIXES)), path.with_suffix(".txt"))
     texts = load_texts(path, len(packed_NP), beside, lambda file: read_texts(file, predictor.task))
     return NearestTexts(predictor, texts, packed_NP, count)
 
@@ -118,32 +175,28 @@ def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts
 def read_texts(source: Path, task: Task) -> list[str]:
     """Read the lines of a file, or from a table its only column, or the one named `text` or like the bundle's text.
 
-    Raises DataError for files that cannot be read, tables without such a column, and rows without a text.
+    Raises DataError for files that cannot be read, tables without such a column, and rows that cannot be read.
     """
-    if source.suffix.lower() not in TABLES:
+    if source.suffix.lower() not in SUFFIXES:
         return stripped_lines(source)
-    texts, name = list[str](), ""
-    with reading(source), source.open("rb") as raw:
-        for number, row, error in _read(raw, source, "stop"):
-            if not name:
-                remedy = "Rename the column of the texts to 'text'"
-                (name,) = choose_columns(task, list(row), source, None, remedy=remedy)
-            text = _read_text(row, name)
-            if error or text is None:
-                raise DataError(f"{source}: line {number:,}: {error or f'has no text in {name!r}'}")
-            texts.append(text.strip())
+    table, chosen = _open(source, task, None, remedy="Rename the column of the texts to 'text'")
+    texts = list[str]()
+    for row in table.rows(chosen, None):
+        checked = _refuse_lists(row, chosen, table)
+        if checked.error:
+            raise DataError(checked.error)
+        texts.append(str(_to_text(checked.cells, chosen)).strip())
     return texts
 
 
 def check_files(source: Path, target: Path) -> None:
     """Raise DataError, before a model is opened, for files that cannot be read or written."""
-    for path, suffixes, option in ((source, READ, "input"), (target, WRITTEN, "output")):
+    for path, suffixes, option in ((source, SUFFIXES, "input"), (target, WRITTEN, "output")):
         if path.suffix.lower() not in suffixes:
             raise DataError(f"--{option} {path}: expected a file that ends in {', '.join(suffixes)}")
     if not source.is_file():
         raise DataError(f"--input {source}: no such file")
-    if not target.parent.is_dir() or target.is_dir() or (target.exists() and target.samefile(source)):
-        raise DataError(f"--output {target}: expected a new file in an existing folder")
+    check_output_file(target, "output", "answers.jsonl", [source])
 
 
 def choose_columns(
@@ -172,93 +225,6 @@ def choose_columns(
     return wanted
 
 
-def _read(raw: IO[bytes], source: Path, on_error: str) -> Iterator[tuple[int, Row, str]]:
-    """Yield the line's number, its columns, and the error where it cannot be read."""
-    kind = source.suffix.lower()
-    if kind in (".csv", ".tsv"):
-        yield from _read_delimited(raw, source, "\t" if kind == ".tsv" else "")
-        return
-    for number, line in enumerate(iter(lambda: raw.readline(LONGEST + 2), b""), start=1):
-        error, row = "", {}  # type: str, Row
-        if len(line) > LONGEST:
-            raise DataError(f"{source}: line {number:,}: is longer than {LONGEST:,} bytes")
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            row = {"text": text} if kind == ".txt" else json.loads(text or "{}")
-            if not isinstance(row, dict):
-                error, row = f"holds a {type(row).__name__}; expected an object", {}
-        except UnicodeDecodeError as problem:
-            error = f"byte {problem.start + 1} (0x{line[problem.start]:02x}) is not UTF-8"
-        except (ValueError, RecursionError) as problem:
-            error = f"is not JSON ({problem})"
-        if error and on_error == "stop":
-            raise DataError(f"{source}: line {number:,}: {error}")
-        if row or error or kind == ".txt":  # skips empty lines of .jsonl
-            yield number, row, error
-
-
-def _read_delimited(raw: IO[bytes], source: Path, delimiter: str) -> Iterator[tuple[int, Row, str]]:
-    header = raw.readline(LONGEST)
-    try:
-        first = header.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{source}: line 1: byte {problem.start + 1} is not UTF-8; convert the file") from None
-    csv.field_size_limit(LONGEST)
-    lines = (line.decode("utf-8", "surrogateescape") for line in iter(lambda: raw.readline(LONGEST), b""))
-    delimiter = delimiter or max(DELIMITERS, key=first.count)
-    names = next(csv.reader([first], delimiter=delimiter), [])
-    if not names or len(set(names)) < len(names):
-        raise DataError(f"{source}: line 1: expected a header, with a different name for every column")
-    reader = csv.reader(lines, delimiter=delimiter)
-    try:
-        for cells in reader:
-            number = reader.line_num + 1
-            if not cells:
-                continue
-            row = dict(zip(names, cells, strict=False))
-            error = ""
-            if len(cells) != len(names):
-                error = f"has {len(cells)} columns, the header {len(names)}"
-            elif any("\udc80" <= c <= "\udcff" for cell in cells for c in cell):
-                error, row = "is not UTF-8", {}
-            yield number, row, error
-    except csv.Error as problem:
-        raise DataError(f"{source}: line {reader.line_num + 1:,}: {problem}") from None
-
-
-def _answer(
-    predictor: Answering,
-    batch: Sequence[tuple[int, Row, str]],
-    chosen: Sequence[str],
-    second: str | None,
-    *,
-    source: Path,
-    on_error: str,
-) -> list[tuple[Outcome | None, str]]:
-    """Return the answer to each row, or the error."""
-    texts, errors = list[Text](), list[str]()
-    for number, row, problem in batch:
-        found = {name: _read_text(row, name) for name in chosen}
-        missing = [name for name, text in found.items() if text is None]
-        error = problem or (f"has no text in {missing[0]!r}" if missing else "")
-        if error and on_error == "stop":
-            raise DataError(f"{source}: line {number:,}: {error}. Nothing was written; --on-error skip skips such rows")
-        errors.append(error)
-        if not error:
-            values = [found[name] or "" for name in chosen] + ([] if second is None else [second])
-            texts.append(values[0] if len(values) == 1 else (values[0], values[1]))
-    answers: Iterator[Any] = iter(predictor.predict(texts))
-    return [(None if error else next(answers), error) for error in errors]
-
-
-def _read_text(row: Row, name: str) -> str | None:
-    """Return the text in a column, in a row of BEIR's corpus after its title; None if it is not a string."""
-    text, title = row.get(name), row.get("title")
-    if name == "text" and "_id" in row and isinstance(text, str) and isinstance(title, str):
-        return f"{title} {text}".strip()
-    return text if isinstance(text, str) else None
-
-
 def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
     names = ["prediction"]
     if task.kind in ("classification", "multilabel", "qa"):
@@ -270,13 +236,12 @@ def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
     return [*names, *(["prediction_error"] if errors else [])]
 
 
-def _to_columns(answer: Outcome | None, added: Sequence[str]) -> Row:
+def _to_columns(answer: Outcome, added: Sequence[str]) -> Values:
     if isinstance(answer, Marked):
         return {"prediction": [asdict(mark) for mark in answer.marks]}
     if isinstance(answer, Answer):
-        values: Row = {"prediction": answer.text, "prediction_start": answer.start, "prediction_end": answer.end}
+        values: Values = {"prediction": answer.text, "prediction_start": answer.start, "prediction_end": answer.end}
         return {**values, "prediction_score": answer.score}
-    assert answer is not None, "rows with an error have no answer"
     if isinstance(answer, Vector):
         return {"prediction": list(answer.numbers)}
     if isinstance(answer, Nearest):
@@ -288,21 +253,28 @@ def _to_columns(answer: Outcome | None, added: Sequence[str]) -> Row:
 
 
 @contextmanager
-def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Row, Sequence[str]], object]]:
-    """Yield a function that writes a row; in tables it writes these names of columns before the first row."""
+def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Values, Sequence[str]], object]]:
+    """Yield a function that writes a row; tables have the columns that are given with the first one.
+
+    It raises DataError for a later row with another column, for which a table has no room.
+    """
     if suffix != ".npy":
         table: Any = None
 
-        def write(row: Row, names: Sequence[str]) -> None:
+        def write(row: Values, names: Sequence[str]) -> None:
             nonlocal table
             if suffix == ".jsonl":
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                out.write(json.dumps(row, ensure_ascii=False, default=_to_json) + "\n")
                 return
             if table is None:
-                table = csv.DictWriter(out, names, delimiter="\t" if suffix == ".tsv" else ",", extrasaction="ignore")
+                table = csv.DictWriter(out, names, delimiter="\t" if suffix == ".tsv" else ",")
                 table.writeheader()
-            nested = {name: value for name, value in row.items() if isinstance(value, list | dict)}
-            table.writerow(row | {name: json.dumps(value, ensure_ascii=False) for name, value in nested.items()})
+            if more := row.keys() - set(table.fieldnames):
+                raise DataError(
+                    f"--output: a later row has the column {min(more)!r}, the first ones have none; write a .jsonl "
+                    "file, whose rows may differ"
+                )
+            table.writerow({name: _to_csv(value) for name, value in row.items()})
 
         with path.open("w", encoding="utf-8", newline="") as out:
             yield write
@@ -313,7 +285,7 @@ def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Row,
         def write_header() -> None:  # its length does not depend on the number of rows
             write_array_header_1_0(file, {"descr": TYPES[form], "fortran_order": False, "shape": shape})
 
-        def write_vector(row: Row, _: Sequence[str]) -> None:
+        def write_vector(row: Values, _: Sequence[str]) -> None:
             nonlocal shape
             if not shape[0]:
                 write_header()
@@ -324,3 +296,15 @@ def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Row,
         yield write_vector
         file.seek(0)
         write_header()
+
+
+def _to_csv(value: object) -> object:
+    """Write lists and objects as JSON; csv writes anything else as a string."""
+    if isinstance(value, bytes):
+        return _to_json(value)
+    return json.dumps(value, ensure_ascii=False, default=_to_json) if isinstance(value, list | dict) else value
+
+
+def _to_json(value: object) -> str:
+    """Write a value that JSON does not have, as parquet files have them: a time, a decimal number, bytes."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

@@ -4,10 +4,16 @@ The one place that decides session options: prediction, parity and the latency r
 `SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
 """
 
+import io
 import json
 import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -19,7 +25,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-from compress.errors import ExportError
+from compress.errors import ExportError, first_reason, shorten
 from compress.io import atomic_file
 from compress.records.certificate import Certificate
 
@@ -86,7 +92,9 @@ def read_model(path: Path) -> onnx.ModelProto:
         try:
             onnx.load_external_data_for_model(model, str(path.parent))
         except (onnx.checker.ValidationError, ValueError) as error:
-            raise ExportError(f"{path}: the weights it keeps in other files cannot be read: {error}") from None
+            raise ExportError(
+                f"{path}: the weights it keeps in other files cannot be read ({first_reason(error)}); copy them again"
+            ) from None
     return model
 
 
@@ -107,7 +115,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     try:
         model, problem = onnx.load_model(path, load_external_data=False), "it has no ONNX version"
     except DecodeError as error:
-        model, problem = onnx.ModelProto(), str(error)
+        model, problem = onnx.ModelProto(), shorten(str(error))
     if not model.ir_version or not model.opset_import:  # random bytes may decode to a message without these
         raise ExportError(f"{path}: not an ONNX model, or a truncated one ({problem}); write or copy it again")
     newest = onnx.defs.onnx_opset_version()
@@ -229,8 +237,14 @@ def create_session(
     try:
         return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"], **more)
     except UNOPENED as error:
-        message = " ".join(str(error).split())
-        raise ExportError(f"{named}: onnxruntime {onnxruntime.__version__} cannot open it: {message}") from None
+        reason = runtime_reason(error)
+        raise ExportError(f"{named}: onnxruntime {onnxruntime.__version__} cannot open it: {reason}") from error
+
+
+def runtime_reason(error: BaseException) -> str:
+    """Return in one line what onnxruntime raised for a file that it cannot open or run, without the file's name."""
+    message = re.sub(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : (?:Load model from .*? failed: ?)?", r"\1: ", str(error))
+    return shorten(message)
 
 
 @contextmanager
@@ -242,6 +256,39 @@ def quiet_logging(level: int) -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop warnings, log records up to warnings, and what is written to standard output and error, also by libraries
+    in C++. Exceptions are not affected."""
+    _flush_streams()
+    kept = dict[int, int]()
+    for number in (1, 2):
+        with suppress(OSError):  # closed, as in a service
+            kept[number] = os.dup(number)
+    try:
+        with (
+            tempfile.TemporaryFile() as dropped,
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(action="ignore"),
+            quiet_logging(logging.WARNING),
+        ):
+            for number in kept:
+                os.dup2(dropped.fileno(), number)
+            yield
+    finally:
+        _flush_streams()
+        for number, original in kept.items():
+            os.dup2(original, number)
+            os.close(original)
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
 
 
 def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
@@ -324,6 +371,8 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
 
 
 LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
+LONGEST_ROW = 512
+"""The most tokens of a row on which another file is compared with fp32's: windows and positions show in long rows."""
 
 PROMPT_LENGTH = "prompt_length"
 """The name of an optional input of a sentence encoder's file, and of the column of rows that it reads: how many tokens
@@ -355,13 +404,17 @@ class Difference:
 
 
 def rows_for(path: Path, max_length: int) -> list[Feeds]:
-    """Draw rows of random tokens, always the same, of up to `max_length` tokens, with the inputs of the ONNX file at
-    `path`; half of each is of the second segment. Raises ExportError for a file that is not of a text encoder."""
+    """Draw rows of random tokens, always the same, of up to `max_length` or LONGEST_ROW tokens, with the inputs of the
+    ONNX file at `path`; half of each is of the second segment.
+
+    Raises ExportError for a file that is not of a text encoder.
+    """
     model = read_model(path)
     names = input_names(model)
     vocabulary, draw = vocabulary_size(model, path), np.random.default_rng(0)
     rows: list[Feeds] = []
-    for length in (length for length in LENGTHS if length <= max_length):
+    longest = min(max_length, LONGEST_ROW)
+    for length in sorted({longest, *(length for length in LENGTHS if length <= longest)}):
         ids, segments = draw.integers(0, vocabulary, (1, length)), np.arange(length)[None] * 2 // length
         known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": segments}
         if unknown := [name for name in names if name not in known]:

@@ -123,7 +123,7 @@ def exported(
             model = _build_model(name, config, setting, kind)
             full = files[name].with_suffix(".fp32.onnx")
             form = npu.FORM if precisions[name] == "w8a16" else SHIPPED
-            to_onnx(model, full, segments=segments, form=form)
+            to_onnx(model, full, segments=segments, form=form, max_length=setting.seq)
             _convert(full, files[name], setting, precisions[name], name=f"{name}: {config.model_type}")
             full.unlink(missing_ok=True)
         yield files

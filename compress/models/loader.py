@@ -1,5 +1,7 @@
 """Load configs, tokenizers and models of checkpoints. No other module of compress calls `from_pretrained`.
 
+Opening a tokenizer imports no model: what only models need is imported by the functions that load one.
+
 A model is loaded in float32 unless asked otherwise, whatever the number format of its files: a bfloat16 model hardly
 moves at the usual learning rates, and float16 overflows. Under `--precision bf16` its linear layers compute in bfloat16
 by autocast. Nothing that the files say is dropped without a word: tensors that are missing, have another shape or have
@@ -7,40 +9,26 @@ no place in the model are named in one error, except those of `models.tensors.CO
 family's own pre-training, and, where a new head is wanted, the heads of other tasks. docs/what-is-read.md lists them.
 """
 
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from compress.config.stages import Head
 from compress.data.task import Kind
 from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
 from compress.models.padding import align_padding
-from compress.models.saved_head import (
-    drop_heads_of_tasks,
-    drop_pretraining,
-    explain_outputs,
-    explain_unknown_head,
-    find_head,
-    is_in_head,
-    suggest_class,
-    write_names,
-    write_shapes,
-)
-from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder
 from compress.models.sentence_folder import read_encoder
-from compress.models.sharing import share_again
-from compress.models.tensors import FLOATS, Fit, SavedTensors, compare, is_computed
+from compress.slicing.shape import token_rows
 
-New = Literal["nothing", "pooler", "head"]
-"""What of a model may be new, that is, drawn at random because the files lack it."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from compress.config.stages import Head
+    from compress.models.fit import LoadedModel, New
 
 # Configs
 
@@ -54,6 +42,8 @@ def load_config(folder: Path) -> Any:
     Raises TeacherError for a config that cannot be read, describes quantised weights, has an impossible size, or a
     setting that changes what the model computes and that this version of transformers ignores.
     """
+    import compress.models.families  # noqa: F401  # registers our families with transformers
+
     source = ModelFolder(folder)
     source.check()
     options = read_encoder(folder).config_options
@@ -130,21 +120,21 @@ def _make_fit(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> 
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
 
 
-def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") -> None:
     """Raise TeacherError for a tokenizer without tokens, or with tokens or token types that the model does not have."""
     if not isinstance(tokenizer.model_max_length, int | float):
         raise TeacherError(
             f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is not a number: correct it "
             "in tokenizer_config.json, or download it again"
         )
-    known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    known = token_rows(model)
     if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # the library invents one
         raise TeacherError(
             f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file; download all its files, "
             "or save its tokenizer there"
         )
     highest = max(tokenizer.get_vocab().values(), default=-1)
-    if highest >= known:
+    if known is not None and highest >= known:
         raise TeacherError(
             f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
             "together; use the tokenizer that the model was trained with"
@@ -181,33 +171,16 @@ def compare_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenize
 # Models
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in eval mode, without gradients.
-
-    new      its tensors that no file has: a new head, or a pooler
-    dropped  tensors of the files that it has no use for, all of them of heads and poolers of the family
-    """
-
-    model: Any
-    new: frozenset[str] = frozenset()
-    dropped: frozenset[str] = frozenset()
-
-    @property
-    def has_new_head(self) -> bool:
-        return any(is_in_head(name, self.model) for name in self.new)
-
-
 def load_model(
     folder: Path,
     auto: Any,
     config: Any = None,
     *,
-    new: New = "nothing",
+    new: "New" = "nothing",
     drop_heads: bool = False,
     allow_pickle: bool = False,
     dtype: torch.dtype | None = torch.float32,
-) -> LoadedModel:
+) -> "LoadedModel":
     """Load a model from a checkpoint.
 
     auto        the Auto class of its head, or the model's own class
@@ -219,6 +192,10 @@ def load_model(
     Raises TeacherError for files that are damaged or missing, and for tensors that are missing, have another shape or
     have no place in the model; StudentError for a family without such a head.
     """
+    from compress.models.fit import LoadedModel, account, check_formats, judge
+    from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder
+    from compress.models.tensors import SavedTensors
+
     config = load_config(folder) if config is None else config
     if auto is AutoModelForSentenceEmbedding:
         config = AutoModelForSentenceEmbedding.configure(folder, config)
@@ -226,7 +203,7 @@ def load_model(
     source = ModelFolder(folder)
     saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
     with explain_load_errors(folder):
-        _check_formats(folder, saved)
+        check_formats(folder, saved)
         model, info = model_class.from_pretrained(
             source.encoder,
             config=config,
@@ -235,16 +212,18 @@ def load_model(
             output_loading_info=True,
             dtype=saved.dtype if dtype is None else dtype,
         )
-        fit = _account(model, saved, info)
+        fit = account(model, saved, info)
         if isinstance(model, SentenceEncoder):
             model.load_modules(folder, allow_pickle=allow_pickle)
-        dropped = _judge(folder, model, fit, saved, new=new, drop_heads=drop_heads)
+        dropped = judge(folder, model, fit, saved, new=new, drop_heads=drop_heads)
     model.eval().requires_grad_(False)
     return LoadedModel(model, fit.missing | fit.mismatched.keys(), dropped)
 
 
-def load_result(folder: Path, head: Head, kind: Kind | None) -> Any:
+def load_result(folder: Path, head: "Head", kind: Kind | None) -> Any:
     """Load the model that a stage of a run saved, with gradients, and restore what its layers share."""
+    from compress.models.sharing import share_again
+
     config = load_config(folder)
     loaded = load_model(folder, heads.auto(head, kind), heads.adapt_labels(config, head))
     model = loaded.model.requires_grad_(True)
@@ -252,11 +231,15 @@ def load_result(folder: Path, head: Head, kind: Kind | None) -> Any:
     return heads.restore_labels(config, model)
 
 
-def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> LoadedModel:
+def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> "LoadedModel":
     """Load a checkpoint in the class that saved it and in the number format of its files, to write it again.
 
     Raises TeacherError for one whose class is unknown, or lacks a head that is in the files.
     """
+    import transformers
+
+    from compress.models.saved_head import explain_unknown_head, find_head, write_names
+
     source, config = ModelFolder(folder), load_config(folder)
     head = find_head(source, config, allow_pickle=allow_pickle)
     if head.part == "unknown":
@@ -264,99 +247,11 @@ def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> LoadedModel:
     own = getattr(transformers, head.name, None)
     auto = own if isinstance(own, type) else getattr(transformers, head.autos[0])
     loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
-    lost = sorted(name for name in loaded.dropped if not _POOLER.search(name))
+    loaded.remove_new_pooler()
+    lost = sorted(loaded.dropped_heads)
     if lost:
         raise TeacherError(
             f"{source.where}: a {head.name} does not have {len(lost)} tensors of the files, such as "
             f"{write_names(lost)}, which would be lost; name the class that saved them in architectures"
         )
     return loaded
-
-
-_POOLER: Final = re.compile(r"(^|\.)pooler\.")
-"""Tensors of poolers: layers inside an encoder that only a head reads."""
-
-
-def _check_formats(folder: Path, saved: SavedTensors) -> None:
-    """Raise TeacherError for weights in float8 or smaller numbers, which mean nothing without their scales."""
-    small = {name: info for name, info in saved.infos.items() if info.format[0] == "F" and info.format not in FLOATS}
-    if small:
-        name = min(small)
-        raise TeacherError(_explain_quantised(folder, name, small[name].format, len(small)))
-
-
-def _explain_quantised(folder: Path, name: str, number_format: str, count: int) -> str:
-    return (
-        f"{folder}: {count} of its tensors are quantised, such as {name} ({number_format}); expected float32, float16 "
-        "or bfloat16. Give the checkpoint that this one was quantised from"
-    )
-
-
-def _account(model: PreTrainedModel, saved: SavedTensors, info: Mapping[str, Any]) -> Fit:
-    """Compare the loaded model with its files; what transformers reports as well is kept."""
-    fit = compare(model, saved.infos)
-    missing = fit.missing
-    if isinstance(model, SentenceEncoder):  # its other modules have files of their own
-        missing = frozenset(name for name in missing if name.startswith(f"{model.base_model_prefix}."))
-    shapes = {name: (tuple(theirs), tuple(ours)) for name, theirs, ours in info["mismatched_keys"]}
-    return replace(fit, missing=missing, mismatched={**shapes, **fit.mismatched})
-
-
-def _judge(
-    folder: Path, model: PreTrainedModel, fit: Fit, saved: SavedTensors, *, new: New, drop_heads: bool
-) -> frozenset[str]:
-    """Return the tensors of the files that are dropped without harm. Raises TeacherError for any other misfit."""
-    unread = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, model)]
-    extra = drop_pretraining(unread, model.config, saved) if unread else []
-    extra = drop_heads_of_tasks(extra, model.config, saved) if extra and drop_heads else extra
-    missing = sorted(name for name in fit.missing if not _may_be_new(name, model, new))
-    wrong = {name: fit.mismatched[name] for name in sorted(fit.mismatched) if not _may_be_new(name, model, new)}
-    twice = [names for names in fit.doubled.values() if not _are_equal(names, saved)]
-    _check_quantised(folder, model, fit, saved)
-    if not (extra or missing or wrong or twice):
-        return frozenset(unread)
-    if wrong and not (extra or missing or twice) and all(is_in_head(name, model) for name in wrong):
-        raise TeacherError(explain_outputs(folder, wrong))
-    problems = list[str]()
-    if extra:
-        problems.append(
-            f"{len(extra)} tensors of its files have no place in a {type(model).__name__}: {write_names(extra)}"
-        )
-    if missing:
-        problems.append(f"{len(missing)} of its tensors are missing, such as {write_names(missing)}")
-    if wrong:
-        shapes = write_names(map(write_shapes, wrong.items()))
-        problems.append(f"{len(wrong)} have another shape than config.json describes: {shapes}")
-    if twice:
-        pairs = write_names(" and ".join(names) for names in twice)
-        problems.append(f"{len(twice)} are there twice, with other values: {pairs}")
-    remedy = "weights and config do not belong together, or the files are incomplete; download both again"
-    if extra and not missing:
-        remedy = (
-            "without them it would compute something else than it was trained to. Choose a checkpoint whose tensors "
-            f"are those of transformers' {model.config.model_type} models{suggest_class(folder, model, saved)}"
-        )
-    raise TeacherError(f"{folder}: {'; '.join(problems)}: {remedy}")
-
-
-def _may_be_new(name: str, model: PreTrainedModel, new: New) -> bool:
-    if new == "nothing":
-        return False
-    return _POOLER.search(name) is not None or (new == "head" and is_in_head(name, model))
-
-
-def _are_equal(names: Collection[str], saved: SavedTensors) -> bool:
-    first, *others = (saved.read(name) for name in names)
-    return all(torch.equal(first, other) for other in others)
-
-
-def _check_quantised(folder: Path, model: PreTrainedModel, fit: Fit, saved: SavedTensors) -> None:
-    """Raise TeacherError for whole numbers in the place of weights."""
-    state = model.state_dict()
-    whole = sorted(
-        name
-        for name, targets in fit.targets.items()
-        if saved.infos[name].format not in FLOATS and state[targets[0]].is_floating_point()
-    )
-    if whole:
-        raise TeacherError(_explain_quantised(folder, whole[0], saved.infos[whole[0]].format, len(whole)))

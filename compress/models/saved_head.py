@@ -172,9 +172,9 @@ def check_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickl
     with explain_load_errors(source.path):
         model = build_on_meta(heads.class_for(auto, config), config)
         fit = compare(model, saved.infos)
-    wrong = {name: shapes for name, shapes in fit.mismatched.items() if is_in_head(name, model)}
+    wrong = list_head(model, fit.mismatched)
     if wrong:
-        raise TeacherError(explain_outputs(source.path, wrong))
+        raise TeacherError(explain_outputs(source.path, {name: fit.mismatched[name] for name in wrong}))
 
 
 def has_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False) -> bool:
@@ -183,14 +183,20 @@ def has_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickle:
     with explain_load_errors(source.path):
         model = build_on_meta(heads.class_for(auto, config), config)
         fit = compare(model, saved.infos)
-    return not any(is_in_head(name, model) for name in (*fit.missing, *fit.mismatched))
+    return not list_head(model, fit.missing | fit.mismatched.keys())
 
 
-def is_in_head(name: str, model: PreTrainedModel) -> bool:
-    """Check whether a tensor of the model is in its head."""
-    if model.base_model is model:  # T5's language model has no encoder of its own name
-        return name.startswith(("lm_head.", "final_logits_bias"))
-    return not name.startswith(f"{model.base_model_prefix}.")
+def list_head(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
+    """List those of a model's tensors that are in its head, not in the encoder that its family shares."""
+    base = model.base_model
+    if base is not model:
+        return {name for name in names if not name.startswith(f"{model.base_model_prefix}.")}
+    base_class = heads.find_class(transformers.AutoModel, model.config)
+    names = set(names)
+    if base_class is None or isinstance(model, base_class) or not names:
+        return set()
+    parts = {name for name, _ in build_on_meta(base_class, model.config).named_children()}  # of T5, without a prefix
+    return {name for name in names if name.partition(".")[0] not in parts}
 
 
 def explain_unknown_head(source: ModelFolder, head: SavedHead) -> str:

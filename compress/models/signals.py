@@ -1,8 +1,9 @@
 """Read the signals of a forward pass that an objective compares.
 
 The only file that knows how transformers exposes attention. Queries, keys and values come from the attention interface
-(`tap`), while SDPA still does the work: no hooks and no module names. DeBERTa does not use the interface and is read by
-hooks that last for one forward pass.
+(`tap`), while SDPA still does the work: no hooks and no module names. Whatever the interface is told about the scores
+is part of them: their scale, a bias for positions, a cap. A setting that is not known here is refused. DeBERTa does not
+use the interface and is read by hooks that last for one forward pass.
 
 Shapes: B batch, L tokens, D hidden, H heads, K head size, V classes or vocabulary.
 """
@@ -11,7 +12,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,11 +34,17 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's queries, keys and values (B, H, L, K); `scores` if known, or if they are not just q k^T / sqrt d.
+    """One layer's queries, keys and values (B, H, L, K), and how its scores are made of them.
 
-    Queries and keys are as multiplied: after their norms and rotary positions, if any. Keys and values shared by a
-    group of heads are repeated for each head. seen_BLL: which tokens (last axis) each token attends to, if a window
-    excludes some; padding is excluded too.
+    Queries and keys as multiplied: after their norms and rotary positions, if any. Keys and values shared by a group of
+    heads are repeated for each head.
+
+    scores_BHLL   the scores, where they have been computed already
+    seen_BLL      which tokens (last axis) each token attends to, padding excluded; None if to all real ones
+    scale         what q k^T is multiplied by; None: 1 / sqrt d_k
+    cap           the bound of a soft cap, cap tanh(score / cap), if any
+    bias_BHLL     what is added for the positions of two tokens, if anything
+    number        the number of the layer, from 0, if its attention knows it
     """
 
     query_BHLK: Tensor
@@ -45,6 +52,29 @@ class LayerAttention:
     value_BHLK: Tensor
     scores_BHLL: Tensor | None = None
     seen_BLL: Tensor | None = None
+    scale: float | None = None
+    cap: float | None = None
+    bias_BHLL: Tensor | None = None
+    number: int | None = None
+
+    def scores(self) -> Tensor:
+        """Return what the layer takes the softmax of, before the mask: (B, H, L, L)."""
+        if self.scores_BHLL is not None:
+            return self.scores_BHLL
+        return _score(self.query_BHLK, self.key_BHLK, self.scale, self.cap, self.bias_BHLL)
+
+
+def _score(
+    query_BHLK: Tensor, key_BHLK: Tensor, scale: float | None, cap: float | None, bias_BHLL: Tensor | None
+) -> Tensor:
+    """Compute Q K^T times the scale, within the cap, plus the bias."""
+    scale = 1 / math.sqrt(query_BHLK.shape[-1]) if scale is None else scale
+    scores_BHLL = (query_BHLK * scale) @ key_BHLK.mT
+    if cap is not None:
+        scores_BHLL = cap * (scores_BHLL / cap).tanh()
+    if bias_BHLL is not None:
+        scores_BHLL = scores_BHLL + bias_BHLL
+    return scores_BHLL
 
 
 @dataclass(frozen=True)
@@ -56,7 +86,7 @@ class Signals:
     pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
 
     Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M target tokens; mask_BL is that
-    of the source.
+    of the source, and attention is the encoder's.
     """
 
     mask_BL: Tensor
@@ -95,14 +125,25 @@ class Signals:
 
     @cached_property
     def scores(self) -> tuple[Tensor, ...]:
-        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout: (B, H, L, L) each, including those of
-        padding and, in a decoder, of later tokens."""
-        return tuple(
-            (each.query_BHLK * (1 / math.sqrt(each.query_BHLK.shape[-1]))) @ each.key_BHLK.mT
-            if each.scores_BHLL is None
-            else each.scores_BHLL
-            for each in self.attention
-        )
+        """Return the scores that each layer takes the softmax of, before mask and dropout: (B, H, L, L) each.
+
+        They are Q K^T / sqrt d_k, unless the family has another scale, a cap, or terms for positions: see
+        `LayerAttention`. Those of padding, and of tokens that are not seen, are among them.
+        """
+        return tuple(layer.scores() for layer in self.attention)
+
+
+_SCORED_BY = frozenset({"dropout", "is_causal", "position_bias", "scaling", "sliding_window", "softcap"})
+"""Settings of attention that `_record` accounts for; of a window, the mask tells."""
+_WITHOUT_EFFECT = frozenset(
+    {
+        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "max_length_k", "max_length_q",
+        "output_attentions", "output_hidden_states", "position_embeddings", "position_ids", "return_dict", "use_cache",
+    }
+)  # fmt: skip
+"""Settings that some models pass on to their attention, and that do not change its scores."""
+UNSEEN = -9_000.0
+"""A number that no bias of a position is as low as: masks add the lowest of their format, or -10,000 as BERT's."""
 
 
 def _tap(
@@ -113,25 +154,78 @@ def _tap(
     attention_mask: Tensor | None,
     *,
     tap: list[LayerAttention] | None = None,
-    **kwargs: Any,
+    **settings: Any,
 ) -> Any:
     """Compute attention, and append its inputs to `tap`, a list that the caller passes to the model.
 
     On a CPU torch's SDPA is slow with dropout, and for few tokens; there the formula is computed explicitly, which
-    yields the scores as well. A model that is neither tapped nor trained uses SDPA, as it would without
-    `open_attention`, so that a resumed run has the same bits.
+    yields the scores as well, as everywhere if the scores are capped, which SDPA cannot do. A model that is neither
+    tapped nor trained uses SDPA, as it would without `open_attention`, so that a resumed run has the same bits.
+    Raises ObjectiveError for a setting that changes the scores in a way that is not known here.
     """
-    explicit = query.device.type == "cpu" and (tap is not None or kwargs.get("dropout"))
-    plain = _attend(module, query, key, value, attention_mask, **kwargs) if explicit else None
+    explicit = query.device.type == "cpu" and (tap is not None or settings.get("dropout"))
+    computed = None
+    if settings.get("softcap") is not None:
+        computed = _attend_capped(module, query, key, value, attention_mask, settings=settings)
+    elif explicit:
+        computed = _attend(module, query, key, value, attention_mask, **settings)
     if tap is not None:
-        window, seen_B1LL = kwargs.get("sliding_window"), attention_mask
-        local = window is not None and seen_B1LL is not None and window < key.shape[2]
-        keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
-        seen_BLL = seen_B1LL[:, 0] if local else None  # type: ignore[index]
-        tap.append(LayerAttention(query, keys, values, plain[1] if plain else None, seen_BLL))
-    if plain:
-        return plain[0], None
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        scores_BHLL = computed[1] if computed else None
+        tap.append(_record(module, query, key, value, attention_mask, settings=settings, scores_BHLL=scores_BHLL))
+    if computed:
+        return computed[0], None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+
+
+def _record(
+    module: nn.Module,
+    query_BHLK: Tensor,
+    key_BHLK: Tensor,
+    value_BHLK: Tensor,
+    mask_BLL: Tensor | None,
+    *,
+    settings: Mapping[str, Any],
+    scores_BHLL: Tensor | None = None,
+) -> LayerAttention:
+    """Record what a layer's attention has been told, and its scores where they have been computed."""
+    given = {name for name, value in settings.items() if value is not None}
+    unknown = sorted(given - _SCORED_BY - _WITHOUT_EFFECT)
+    if unknown:
+        raise _unreadable(
+            f"{type(module).__name__} computes its attention with {', '.join(unknown)}, so that it is not the softmax "
+            "of the scores of queries and keys"
+        )
+    bias_BHLL = settings.get("position_bias")
+    seen_BLL = None
+    if mask_BLL is None and _looks_back(module, settings.get("is_causal")) and query_BHLK.shape[2] > 1:
+        seen_BLL = query_BHLK.new_ones(query_BHLK.shape[2], key_BHLK.shape[2], dtype=torch.bool).tril()
+        seen_BLL = seen_BLL.expand(len(query_BHLK), -1, -1)
+    elif mask_BLL is not None:
+        seen_BHLL = mask_BLL
+        if mask_BLL.dtype != torch.bool:  # a number that is added to each score
+            seen_BHLL = mask_BLL > UNSEEN
+            added_BHLL = mask_BLL.masked_fill(~seen_BHLL, 0)
+            bias_BHLL = added_BHLL if bias_BHLL is None else bias_BHLL + added_BHLL
+        if seen_BHLL.shape[1] > 1 and not torch.equal(seen_BHLL.all(1), seen_BHLL.any(1)):
+            raise _unreadable(f"the heads of {type(module).__name__} see different tokens")
+        seen_BLL = seen_BHLL[:, 0].expand(-1, query_BHLK.shape[2], -1)
+    group = query_BHLK.shape[1] // key_BHLK.shape[1]
+    return LayerAttention(
+        query_BHLK,
+        key_BHLK.repeat_interleave(group, dim=1),
+        value_BHLK.repeat_interleave(group, dim=1),
+        scores_BHLL,
+        seen_BLL,
+        settings.get("scaling"),
+        settings.get("softcap"),
+        bias_BHLL,
+        getattr(module, "layer_idx", None),
+    )
+
+
+def _looks_back(module: nn.Module, is_causal: bool | None) -> bool:
+    """Return True if a token attends to no later one where the mask is left out."""
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 LONG = 32
@@ -158,24 +252,54 @@ def _attend(
     `mask_BLL`, (B, 1, L, L), is true for visible tokens. The softmax is computed in float32.
     """
     tokens, scale = key_BHLK.shape[2], query_BHLK.shape[-1] ** -0.5
-    causal = mask_BLL is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = mask_BLL is None and _looks_back(module, is_causal)
     biased = position_bias is not None or (mask_BLL is not None and mask_BLL.dtype != torch.bool)
     other = biased or causal or key_BHLK.shape[1] != query_BHLK.shape[1] or scaling not in (None, scale)
     if other or (tokens > LONG and not dropout):
         return None
     scores_BHLL = (query_BHLK * scale) @ key_BHLK.mT
+    return _average(scores_BHLL, value_BHLK, mask_BLL, dropout), scores_BHLL
+
+
+def _attend_capped(
+    module: nn.Module,
+    query_BHLK: Tensor,
+    key_BHLK: Tensor,
+    value_BHLK: Tensor,
+    mask_BLL: Tensor | None,
+    *,
+    settings: Mapping[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(scores + mask) V as (B, L, H, K), and the scores, which are capped."""
+    layer = _record(module, query_BHLK, key_BHLK, value_BHLK, mask_BLL, settings=settings)
+    scores_BHLL = layer.scores()
+    seen_B1LL = None if layer.seen_BLL is None else layer.seen_BLL[:, None]
+    return _average(scores_BHLL, layer.value_BHLK, seen_B1LL, settings.get("dropout") or 0.0), scores_BHLL
+
+
+def _average(scores_BHLL: Tensor, value_BHLK: Tensor, seen_B1LL: Tensor | None, dropout: float) -> Tensor:
+    """Average the values by the softmax of the scores, which is computed in float32: (B, L, H, K)."""
+    tokens = scores_BHLL.shape[-1]
     masked_BHLL = scores_BHLL.to(torch.promote_types(scores_BHLL.dtype, torch.float32))
-    if mask_BLL is not None:
+    if seen_B1LL is not None:
         lowest = torch.finfo(torch.float32).min
-        masked_BHLL = masked_BHLL + torch.zeros(mask_BLL.shape).masked_fill_(~mask_BLL, lowest)
+        hidden_B1LL = torch.zeros(seen_B1LL.shape, device=seen_B1LL.device).masked_fill_(~seen_B1LL, lowest)
+        masked_BHLL = masked_BHLL + hidden_B1LL
     filled = max(0, LANES - tokens)
     weights_BHLL = pad(masked_BHLL, (0, filled), value=-math.inf).softmax(-1)[..., :tokens]
     weights_BHLL = drop(weights_BHLL.to(value_BHLK.dtype), dropout)
-    return (weights_BHLL @ value_BHLK).transpose(1, 2).contiguous(), scores_BHLL
+    return (weights_BHLL @ value_BHLK).transpose(1, 2).contiguous()
+
+
+def _whole_mask(*sizes: Any, **settings: Any) -> Tensor | None:
+    """Make the mask that SDPA could do without as well, for families that do not tell it when they are causal."""
+    return sdpa_mask(*sizes, **settings | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
 AttentionInterface.register("tap", _tap)
 AttentionMaskInterface.register("tap", sdpa_mask)
+AttentionInterface.register("tap_masked", _tap)
+AttentionMaskInterface.register("tap_masked", _whole_mask)
 
 
 def read(
@@ -188,11 +312,13 @@ def read(
     tokens it costs more than the layers below it. Raises ObjectiveError if the model's attention cannot be read.
     """
     # only the head determines the decoder's input: a T5 that classifies feeds it the text
-    own_decoder = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch
+    two_stacks = getattr(model.config, "is_encoder_decoder", False)
+    own_decoder = two_stacks and "decoder_input_ids" not in batch
     head = model if wants & {"logits", "pair"} or own_decoder else getattr(model, "base_model", model)
     accepted = inspect.signature(head.forward).parameters
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
-    if wants & {"layers", "encoder_layers", "embeddings"}:
+    reads_states = bool(wants & {"layers", "encoder_layers", "embeddings"})
+    if reads_states or (two_stacks and wants & ATTENTION):  # they tell how many layers are the encoder's
         inputs["output_hidden_states"] = True
     with _head_at(model, at_BL if "logits" in wants else None):
         if not wants & ATTENTION:
@@ -203,18 +329,47 @@ def read(
         else:
             layers = []
             out = head(**inputs, tap=layers)
-    if wants & ATTENTION and not layers:
-        raise ObjectiveError(
-            f"{type(model).__name__} shows no attention to read: call signals.open_attention(model) first; XLNet, XLM "
-            "and the first GPT do not use transformers' attention interface, leave attention losses out for them"
-        )
     mask_BL = batch.get("attention_mask")
     if mask_BL is None:
         mask_BL = torch.ones_like(batch["input_ids"])
+    encoder = _first(out, "encoder_hidden_states") or ()
+    if wants & ATTENTION:
+        layers = _check_attention(model, layers[: len(encoder) - 1] if encoder else layers, mask_BL)
     logits = logits_of(out) if "logits" in wants else None
-    hidden = _first(out, "hidden_states", "decoder_hidden_states") or ()
-    pair, encoder = _first(out, "seq_relationship_logits", "sop_logits"), _first(out, "encoder_hidden_states") or ()
-    return Signals(mask_BL, logits, hidden, tuple(layers), pair, encoder)
+    hidden = _first(out, "hidden_states", "decoder_hidden_states") if reads_states else None
+    pair = _first(out, "seq_relationship_logits", "sop_logits")
+    return Signals(mask_BL, logits, hidden or (), tuple(layers), pair, encoder if reads_states else ())
+
+
+def _check_attention(model: nn.Module, layers: list[LayerAttention], mask_BL: Tensor) -> list[LayerAttention]:
+    """Return the attention of each layer, without masks that only leave out padding.
+
+    Raises ObjectiveError unless each layer has shown one attention among the tokens of the batch.
+    """
+    name = type(model).__name__
+    if not layers:
+        raise _unreadable(
+            f"{name} shows no attention to read: call signals.open_attention(model) first; XLNet, XLM, the first GPT "
+            "and some other families do not use transformers' attention interface"
+        )
+    tokens = mask_BL.shape[1]
+    sizes = {size for layer in layers for size in (layer.query_BHLK.shape[2], layer.key_BHLK.shape[2])}
+    in_order = all(layer.number in (None, number) for number, layer in enumerate(layers))
+    kinds = getattr(model.config, "layer_types", None) or ()
+    mixed = len(layers) < len(kinds) and not set(kinds) <= {"full_attention", "sliding_attention", "chunked_attention"}
+    if sizes != {tokens} or not in_order or mixed:
+        raise _unreadable(
+            f"{name} has layers without attention, with several of it, or with attention to other places than the "
+            f"{tokens} tokens of the text"
+        )
+    real_B1L = mask_BL[:, None, :].bool()
+    all_seen = {id(layer.seen_BLL): layer.seen_BLL for layer in layers if layer.seen_BLL is not None}
+    padding = [key for key, seen_BLL in all_seen.items() if torch.equal(seen_BLL, real_B1L.expand_as(seen_BLL))]
+    return [replace(layer, seen_BLL=None) if id(layer.seen_BLL) in padding else layer for layer in layers]
+
+
+def _unreadable(why: str) -> ObjectiveError:
+    return ObjectiveError(f"{why}: leave attention losses out for this family, and compare layers and logits")
 
 
 def logits_of(out: Any) -> Tensor:
@@ -286,8 +441,17 @@ def open_attention(model: nn.Module) -> None:
                 "reentrant gradient checkpointing loses the gradient of attention signals; use "
                 "model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
-    if not _is_disentangled(model) and model.config._attn_implementation != "tap":  # type: ignore[union-attr]
-        model.set_attn_implementation("tap")  # type: ignore[operator]
+    chosen = "tap" if getattr(model, "_supports_sdpa", True) else "tap_masked"
+    if not _is_disentangled(model) and model.config._attn_implementation != chosen:  # type: ignore[union-attr]
+        model.set_attn_implementation(chosen)  # type: ignore[operator]
+
+
+def has_unseen_tokens(model: nn.Module) -> bool:
+    """Return True if there are layers in which some tokens do not attend to all: with a window, or to earlier ones."""
+    config: Any = model.config
+    encoder: Any = model.get_encoder() if config.is_encoder_decoder else model  # type: ignore[operator]
+    windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    return windows or any(getattr(module, "is_causal", False) for module in encoder.modules())
 
 
 def train_faster(model: nn.Module) -> None:

@@ -10,11 +10,12 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
+from compress.arguments import check_arguments
 from compress.config.reference import Call, options
 from compress.config.stages import INITS, Head, StudentSpec
 from compress.data.masking import Words
 from compress.data.task import Kind
-from compress.errors import StudentError, TeacherError, did_you_mean
+from compress.errors import ArgumentError, StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
 from compress.models.init_weights import copy_from_teacher, cuts, first_position
@@ -174,6 +175,7 @@ def _convert_config(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
+@check_arguments
 def build(
     spec: StudentSpec,
     teacher: PreTrainedModel,
@@ -191,6 +193,8 @@ def build(
     must have the same tokens. Weights that are not copied (see StudentSpec.init) are drawn from torch's global
     generator: seed it first. Raises StudentError.
     """
+    if head == "task" and kind is None:
+        raise ArgumentError("kind", "a kind of task, for the head of one", "None", where="build")
     spec = resolve_init(spec, teacher.config)
     if isinstance(spec.init, str) and spec.init not in INITS:
         if tokenizer is not None:

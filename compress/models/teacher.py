@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.data.conll import standard_labels
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError
+from compress.models.fit import New
 from compress.models.folder import ModelFolder, identify
 from compress.models.heads import PROBLEMS, output_names, task_class
 from compress.models.loader import (
-    New,
     check_token_types,
     check_vocabulary,
     load_config,
@@ -166,8 +167,11 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     if not task.labels:
         return
     names: Any = model.config.id2label
-    theirs = [names[index] for index in range(task.outputs)]
+    written = [str(names[index]) for index in range(task.outputs)]
+    theirs = list(standard_labels(written, f"teacher {name}")) if task.kind == "tagging" else written
     if theirs == list(task.labels):
+        model.config.id2label = dict(enumerate(theirs))
+        model.config.label2id = {label: i for i, label in enumerate(theirs)}
         return
     order = _match(theirs, task.labels)
     if order is None:

@@ -189,11 +189,11 @@ def _is_zero(values: Tensor, _: PreTrainedModel) -> bool:
 
 
 def _is_frequency(values: Tensor, model: PreTrainedModel) -> bool:
-    """Compare with the model's own frequencies, to the precision of bfloat16."""
+    """Compare with the model's own frequencies, to the precision of bfloat16 and float16."""
     own = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     known = [each.float() for each in own if each.shape == values.shape and each.device.type != "meta"]
     on_meta = any(each.device.type == "meta" for each in own)
-    return on_meta or any(torch.allclose(values.float(), each, rtol=1e-2) for each in known)
+    return on_meta or any(torch.allclose(values.float(), each, rtol=1e-2, atol=1e-6) for each in known)
 
 
 def _is_causal_mask(values: Tensor, _: PreTrainedModel) -> bool:

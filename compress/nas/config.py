@@ -15,6 +15,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from compress import io
+from compress.arguments import check_arguments
 from compress.config import loader, user_code
 from compress.config.loader import parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
@@ -258,6 +259,7 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.removeprefix('config.')} {value}" for name, value in choice.items())
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class Budget(BudgetOptions):
     """The checked limits of a student: see `BudgetOptions`."""

@@ -51,7 +51,7 @@ from compress.pruning.l0 import Gates, TargetSizes, fold
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.shape import Shape
-from compress.training.objective import Objective
+from compress.training.objective import Objective, weigh_part
 from compress.training.step import WrappedStep
 
 LIMIT = math.log(100)
@@ -152,7 +152,7 @@ class Matched(nn.Module):
         layerwise = layers(mapped, matched_to, student.mask_BL, self.alive(), ordered=self.ordered)
         layerwise = self.layer_weight * layerwise
         if items is not None:
-            layerwise = layerwise * self.items(batch)["token"] / items["token"].clamp_min(1)
+            layerwise = weigh_part(layerwise, self.items(batch)["token"], items["token"])
         logged = {name: part.detach() for name, part in parts.items() if name != "total"}
         return {"loss": parts["total"] + layerwise, **logged, "cofi.layers": layerwise.detach()}
 

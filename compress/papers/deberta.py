@@ -39,20 +39,21 @@ from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import logits_of, read
 from compress.papers.bert import masked_lm
 from compress.papers.hinton import mean_over
-from compress.training.objective import Objective, count_items, over_positions
+from compress.training.objective import Objective, count_items, over_positions, weigh_part
 from compress.training.reads import reads
 from compress.training.step import Distillation, WrappedStep
+from compress.training.trainer import Score
 
 NORM_EPS = 1e-7
 
 
-def enhanced_mask_decoder(encoder: Any, hidden_BLD: Tensor, positions_LD: Tensor, mask_BL: Tensor) -> Tensor:
+def enhanced_mask_decoder(encoder: Any, hidden_BLD: Tensor, positions_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """Apply the last layer twice: keys and values from H, queries first Q0 = H + P and then the layer's output.
 
-    encoder: a DebertaV2Encoder. hidden_BLD: H, the input of its last layer. positions_LD: P.
+    encoder: a DebertaV2Encoder. hidden_BLD: H, the input of its last layer. positions_BLD: P, of B texts or of all.
     """
     mask_B1LL, relative = encoder.get_attention_mask(mask_BL), encoder.get_rel_pos(hidden_BLD)
-    query_BLD = hidden_BLD + positions_LD
+    query_BLD = hidden_BLD + positions_BLD
     for _ in range(2):
         query_BLD = encoder.layer[-1](
             hidden_BLD,
@@ -88,14 +89,19 @@ class MaskDecoder(nn.Module):
         nn.init.normal_(self.positions.weight, std=config.initializer_range)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.logits_at(batch, batch["labels"] != IGNORE_INDEX)
+
+    def logits_at(self, batch: Mapping[str, Tensor], at_BL: Tensor) -> Tensor:
+        """Compute the logits (R, V) at the positions that are True, in row order."""
         model: Any = self.model
         shown = read(model.base_model, batch, frozenset({"layers"}))
         # the state under the last layer: with a single layer, the embeddings
-        below_BLD, length = shown.hidden[-2], batch["input_ids"].shape[1]
+        below_BLD = shown.hidden[-2]
+        places_BL = (shown.mask_BL.cumsum(1) - 1).clamp_min(0)  # padding may stand before the text
         decoded_BLD = enhanced_mask_decoder(
-            model.base_model.encoder, below_BLD, self.positions.weight[:length], shown.mask_BL
+            model.base_model.encoder, below_BLD, self.positions(places_BL), shown.mask_BL
         )
-        chosen_RD = decoded_BLD[batch["labels"] != IGNORE_INDEX]
+        chosen_RD = decoded_BLD[at_BL]
         if hasattr(model, "cls"):
             logits_RV: Tensor = model.cls(chosen_RD)
         else:
@@ -129,8 +135,13 @@ class EnhancedMaskDecoder(nn.Module):
         labels_R = batch["labels"][batch["labels"] != IGNORE_INDEX]
         loss = masked_lm(self.decoder(batch), labels_R, None)
         if "items" in batch:
-            loss = loss * len(labels_R) / batch["items"]["label"].clamp_min(1)
+            loss = weigh_part(loss, len(labels_R), batch["items"]["label"])
         return {"loss": loss, "bert.masked_lm": loss.detach()}
+
+    def wrap_score(self, score: Score) -> Score:
+        """Score through the decoder: the head on the student's own last layer is not what is trained."""
+        decoder: Any = self.decoder
+        return lambda student: score(decoder)
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return count_items(batch["attention_mask"], batch.get("labels"))
@@ -203,6 +214,10 @@ class ScaleInvariantFineTuning(WrappedStep):
         noise_BLE = self._draw_noise(normal_BLE, clean.detach(), batch)
         distance = self._distance(self._perturb(normal_BLE + noise_BLE, batch), clean)
         adversarial = self.weight * distance
+        if "items" in batch:
+            # one distribution for each token of a tagging task, one or two for each example of others
+            per = "token" if self.minimise.objective.kind == "tagging" else "example"
+            adversarial = weigh_part(adversarial, self.items(batch)[per], batch["items"][per])
         return parts | {"loss": parts["loss"] + adversarial, "deberta.sift": adversarial.detach()}
 
     def _draw_noise(self, normal_BLE: Tensor, clean: Tensor, batch: Mapping[str, Any]) -> Tensor:

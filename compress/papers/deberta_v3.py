@@ -37,6 +37,7 @@ from transformers.models.electra.modeling_electra import ElectraForPreTrainingOu
 
 from compress.data.masking import Words
 from compress.errors import StudentError
+from compress.models.padding import first_token
 from compress.models.signals import read
 from compress.papers import electra
 from compress.papers.deberta import MaskDecoder
@@ -76,7 +77,8 @@ class Detector(DebertaV2PreTrainedModel):
             output_hidden_states=output_hidden_states,
         )
         hidden_BLD = shown.last_hidden_state
-        hidden_BLD = self.activation(self.dense(self.norm(hidden_BLD + hidden_BLD[:, :1])))
+        first_B1D = first_token(hidden_BLD, attention_mask)[:, None]
+        hidden_BLD = self.activation(self.dense(self.norm(hidden_BLD + first_B1D)))
         return ElectraForPreTrainingOutput(logits=self.out(hidden_BLD)[..., 0], hidden_states=shown.hidden_states)
 
 

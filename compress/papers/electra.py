@@ -41,7 +41,7 @@ from compress.models.signals import read
 from compress.papers.bert import masked_lm
 from compress.papers.hinton import mean_over
 from compress.slicing.shape import Shape
-from compress.training.objective import Objective
+from compress.training.objective import Objective, weigh_part
 from compress.training.reads import Temperature, reads
 from compress.training.step import Distillation, WrappedStep
 
@@ -130,7 +130,7 @@ def losses(
     labels_R = labels_BL[labels_BL != IGNORE_INDEX]
     generator = masked_lm(logits_RV, labels_R, None)
     if items is not None:
-        generator = generator * len(labels_R) / items["label"].clamp_min(1)
+        generator = weigh_part(generator, len(labels_R), items["label"])
     ids_BL, replaced_BL = replace(batch["input_ids"], labels_BL, logits_RV, temperature)
     parts = discriminate(**{**batch, "input_ids": ids_BL, "labels": replaced_BL})
     return parts | {"loss": parts["loss"] + generator, "generator": generator.detach()}

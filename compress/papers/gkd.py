@@ -60,12 +60,12 @@ class OnPolicy(WrappedStep):
     prompt       length of the prompt, in rows without one (see `generation.sample_continuations`)
     new_tokens   the most tokens that are sampled
 
-    No gradient flows through the sampling. For causal models and encoder-decoders. Raises ObjectiveError without an
-    objective, or without a model as teacher.
+    No gradient flows through the sampling. How many tokens will be sampled is not known before, so sampled parts of a
+    batch that is accumulated, or split over processes, weigh the same. For causal models and encoder-decoders. Raises
+    ObjectiveError without an objective, or without a model as teacher.
     """
 
     dropout = False
-    items = None  # type: ignore[assignment]  # sampled texts have other numbers of items than the batch
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class OnPolicy(WrappedStep):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         if torch.rand(()).item() < self.share:
-            batch = sample_continuations(
+            batch = sample_continuations(  # without `items`: those of the batch, not of what is sampled
                 self.student,
                 batch,
                 prompt=self.prompt,

@@ -123,13 +123,13 @@ class PolicyGradient(WrappedStep):
     prompt       length of the prompt, in rows without one (see `generation.sample_continuations`)
     new_tokens   the most tokens that are sampled
 
-    The objective is the paper's language-modelling term, such as {loss: bert.masked_lm}. Raises ObjectiveError without
-    it, without a model as teacher, or for an encoder-decoder.
+    How many tokens will be sampled is not known before, so the samples of the parts of a batch that is accumulated, or
+    split over processes, weigh the same. The objective is the paper's language-modelling term, such as
+    {loss: bert.masked_lm}. Raises ObjectiveError without it, without a model as teacher, or for an encoder-decoder.
     """
 
     wraps = "corpus"
     dropout = False
-    items = None  # type: ignore[assignment]  # sampled texts have other numbers of items than the batch
 
     def __init__(
         self,

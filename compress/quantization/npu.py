@@ -292,7 +292,8 @@ def _export(context: ExportContext, model: Any) -> Path:
     """Write the float file that the others are made from. Raises ExportError for a family that NPUs do not support."""
     traced, source = context.scratch / "traced.onnx", context.scratch / "npu.onnx"
     inputs = [each.name for each in read_model(context.onnx("fp32")).graph.input]
-    to_onnx(model, traced, opset=OPSET, segments="token_type_ids" in inputs, form=npu.FORM)
+    longest = context.bundle.manifest.max_length
+    to_onnx(model, traced, opset=OPSET, segments="token_type_ids" in inputs, form=npu.FORM, max_length=longest)
     npu.prepare(traced, source)
     npu.find_mask(read_model(source), f"{context.name}: {context.bundle.manifest.model_type}")
     return source

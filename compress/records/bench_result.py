@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from compress.io import atomic_file
+from compress.arguments import FileName, check_arguments
+from compress.outputs import output_file
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import DeviceError, Latency, Sustained
 
@@ -56,9 +57,10 @@ class BenchResult:
         """Write indented JSON, `format` first."""
         return to_json(self)
 
-    def write(self, path: Path) -> None:
-        """Write the result to a file, whole or not at all."""
-        with atomic_file(path) as partial:
+    @check_arguments
+    def write(self, path: FileName) -> None:
+        """Write the result to a file, whole or not at all. Raises OutputError."""
+        with output_file(Path(path)) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod

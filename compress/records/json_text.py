@@ -25,6 +25,8 @@ def from_json(kind: type[T], source: str | bytes | Path, error: type[CompressErr
 
     try:
         return TypeAdapter(kind).validate_json(source.read_bytes() if isinstance(source, Path) else source)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as absent:
+        raise error(f"{absent.filename}: no such file; expected a {expected}") from absent
     except (ValidationError, CompressError) as wrong:  # of a field, or of a record that its own checks refuse
         problems = str(wrong)
         if isinstance(wrong, ValidationError):

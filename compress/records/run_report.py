@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from compress.arguments import check_arguments
 from compress.errors import BundleError
 from compress.records import Kind
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
@@ -17,6 +18,16 @@ from compress.records.latency import Latency
 
 REPORT = "report.json"
 Point = Mapping[str, float | None]
+
+
+def example_unit(kind: str, metric: str) -> str:
+    """Return what the examples are that a metric of this kind of task is computed over, in the plural."""
+    match kind:
+        case "ranking":
+            return "queries"
+        case "embedding":
+            return "pairs" if metric in ("spearman", "pearson") else "queries"
+    return "rows"
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class Report:
     """Baselines, teachers and students compared on one split, with all that is needed to judge and repeat the run.
 
     rows     in the order in which they were made; the last student ships, and the headline is about it
-    split_rows    number of scored examples: rows, or queries of a ranking
+    split_rows    number of scored examples: rows, queries with their passages, or pairs of texts
     labels   number of classes; 0 for regression and ranking
     curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on the validation split
              `eval_<metric>`, `eval_agreement`, `eval_loss`; learning rate, epoch and the like are not drawn
@@ -108,12 +119,14 @@ class Report:
     @property
     def unit(self) -> str:
         """Return what `split_rows` counts, in the plural."""
-        return "queries" if self.kind == "ranking" else "rows"
+        return example_unit(self.kind, self.metric)
 
+    @check_arguments
     def score(self, row: ReportRow) -> float | None:
         """Return the score of the row by the metric of the report; None where it is not finite."""
         return finite(row.score.get(self.metric))
 
+    @check_arguments
     def macro_f1(self, row: ReportRow) -> float | None:
         """Average the F1 of the row's classes; None without classes, or where the metric of the report is the same."""
         same = self.metric == "f1_macro" or (self.metric == "f1" and self.kind == "classification" and self.labels > 2)
@@ -129,11 +142,13 @@ class Report:
         """The last student, which ships."""
         return next(reversed(self.of_role("student")), None)
 
+    @check_arguments
     def fallen(self, row: ReportRow) -> tuple[ClassChange, ...]:
         """Select the classes of which a student finds nothing, or far less than the first teacher."""
         teacher = self.teacher_row
         return select_fallen(compare_classes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
 
+    @check_arguments
     def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[ReportRow, ...]:
         """List the rows with this role."""
         return tuple(row for row in self.rows if row.role == role)
@@ -144,6 +159,7 @@ class Report:
         names = [name for row in self.rows for name in row.latency or {}]
         return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
 
+    @check_arguments
     def latency(self, row: ReportRow, setting: str | None = None) -> Latency | None:
         """Return the times of a row at a setting, by default the first of `settings`; None where not measured."""
         chosen = setting or next(iter(self.settings), None)
@@ -154,6 +170,7 @@ class Report:
         return to_json(self)
 
     @staticmethod
+    @check_arguments
     def from_json(source: str | bytes | Path) -> Report:
         """Read what `to_json` wrote, from its text or file. Raises BundleError naming each field in error."""
         return from_json(Report, source, BundleError, "report of this tool", "measure the bundle again")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Annotated, Literal
 
-from compress.config.limits import check_number
+from compress.arguments import check_arguments
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import differ_significantly
@@ -21,6 +21,7 @@ from compress.records.class_scores import ClassChange, ClassScore, macro_f1, sel
 from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
 from compress.records.run_report import REPORT, Report, ReportRow, finite
 from compress.training.run import continuation
+from compress.values import Range
 
 OWN = "own races"
 """The device of the times in reports: files of one run were raced against each other, those of two were not."""
@@ -123,19 +124,14 @@ class MeasuredDevice:
     own: bool = False
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Limits:
     """The limits of a pick: milliseconds of the median, 10^6 bytes of the file, score. None: no limit."""
 
-    budget_ms: float | None = None
-    max_mb: float | None = None
+    budget_ms: Annotated[float | None, Range(0, 1e9)] = None
+    max_mb: Annotated[float | None, Range(0, 1e9)] = None
     min_score: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raise CompressError for limits that no file can keep; a score's own are its metric's, see `pick`."""
-        for name, value in (("--budget-ms", self.budget_ms), ("--max-mb", self.max_mb)):
-            if value is not None:
-                check_number(name, value, 0, 1e9)
 
     @property
     def cheapest(self) -> bool:

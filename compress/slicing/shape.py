@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from compress.arguments import check_arguments
+from compress.values import LikeCheck
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
@@ -14,10 +17,12 @@ _NAMES = {
     "head_size": ("attention_head_size", "head_dim", "d_kv"),
 }
 
+ConfigLike = Annotated[Any, LikeCheck("a config of transformers", ("model_type", "num_labels"))]
 WITHOUT_LAYERS = ("static-embedding",)
 """Families without layers, which only look up tokens."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a transformer.
@@ -37,12 +42,16 @@ class Shape:
     classes: int
     decoder_layers: int | None = None
 
+    @check_arguments
     def stack(self, signal: str) -> int:
-        """Count the layers of a signal; those of `layers` in an encoder-decoder are the decoder's."""
-        return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
+        """Count the layers of a signal; in an encoder-decoder the decoder's for `layers`, else the encoder's."""
+        return self.decoder_layers if signal == "layers" and self.decoder_layers is not None else self.layers
 
     @staticmethod
-    def from_config(config: Any) -> "Shape":
+    @check_arguments
+    def from_config(
+        config: ConfigLike,
+    ) -> "Shape":
         """Read a transformers config, in which every family has its own names for these sizes."""
         hidden = _find(config, "hidden")
         sizes = {"layers": 0, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}
@@ -59,13 +68,53 @@ class Shape:
         )  # fmt: skip
 
 
+_POSITIONS = (
+    *("position_embeddings", "position_embedding", "char_position_embeddings", "embed_positions", "positions_embed"),
+    "wpe",
+)
+"""The last parts of the names of tables of positions."""
+_SHIFTED = {"mra": 2, "nystromformer": 2, "yoso": 2}
+"""Rows that a family's table has before the first position, where nothing in the table says so."""
+_COUNTED = {
+    "codegen": "n_positions",
+    "ctrl": "n_positions",
+    "gptj": "n_positions",
+    "mpt": "max_seq_len",
+    "reformer": "max_position_embeddings",
+    "tipsv2_text_model": "max_position_embeddings",
+}
+"""The setting that limits the positions of a family whose table is not a module."""
+
+
 def positions(model: Any) -> int | None:
     """Return the number of tokens that a model has positions for; None if they are relative or computed."""
+    setting = _COUNTED.get(model.config.model_type)
+    if setting is not None:
+        return int(getattr(model.config, setting))
+    limits = list[int]()
     for name, module in model.named_modules():
-        if name.endswith(("position_embeddings", "wpe")) and hasattr(module, "num_embeddings"):
-            # RoBERTa and similar models count positions from behind the padding index
-            return int(module.num_embeddings) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)
-    return None
+        weight: Any = getattr(module, "weight", None)
+        if name.rpartition(".")[2] in _POSITIONS and "vision" not in name and getattr(weight, "ndim", 0) == 2:
+            limits.append(len(weight) - _first_position(model, module))
+    return min(limits, default=None)
+
+
+def token_rows(model: Any) -> int | None:
+    """Return the number of token ids that a model has vectors for; None for one that hashes characters."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # CANINE
+        return None
+    return None if weight is None else len(weight)
+
+
+def _first_position(model: Any, table: Any) -> int:
+    """Return the row of the first token's position in a table."""
+    offset = getattr(table, "offset", None)
+    if offset is not None:  # BART and OPT
+        return int(offset)
+    padding = getattr(table, "padding_idx", None)  # RoBERTa and similar models count from behind the padding index
+    return _SHIFTED.get(model.config.model_type, 0) if padding is None else int(padding) + 1
 
 
 def find_setting(config: Any, size: str) -> str | None:

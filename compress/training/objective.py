@@ -7,19 +7,22 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from compress.arguments import check_arguments
 from compress.config.reference import check_options, find, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, did_you_mean
 from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
+from compress.records import Kind
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
+from compress.values import Range
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,7 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
     return problems
 
 
+@check_arguments
 class Objective(nn.Module):
     """Sum weighted terms. It owns the learned projections; the losses are the papers' pure functions.
 
@@ -220,8 +224,8 @@ class Objective(nn.Module):
         student: Shape,
         teacher: Shape | None = None,
         *,
-        kind: str | None = None,
-        unit: float = 1.0,
+        kind: Kind | None = None,
+        unit: Annotated[float, Range(1e-12)] = 1.0,
     ) -> None:
         super().__init__()
         self.kind, self.unit = kind, unit
@@ -231,7 +235,8 @@ class Objective(nn.Module):
             for term in terms if term.serves(kind)
         ]  # fmt: skip
         if not self.terms:
-            raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
+            given = ", ".join(term.name for term in terms) or "none was given"
+            raise ObjectiveError(f"terms: no term of this objective serves a {kind or 'single'} task: {given}")
         problems = check_terms(self.terms, "")
         if problems:
             raise ObjectiveError("\n".join(problems))
@@ -293,7 +298,7 @@ class Objective(nn.Module):
             parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets, (pairs or self.pairs)[i])
             if items is not None:
                 per = self.readings[i].per
-                parts[name] = parts[name] * counts[per] / items[per].where(items[per] > 0, 1)
+                parts[name] = weigh_part(parts[name], counts[per], items[per])
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -349,6 +354,7 @@ class Objective(nn.Module):
 
         compared = [(own, target, mask_BL)]
         if reading.signal in LAYERED:
+            self._check_layers(i, len(own), len(target), pairs)
             compared = [(own[m], target[n], self._mask_seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
         values = [loss(project(of_student), other, mask, **term.options) for of_student, other, mask in compared]
         for value in values:
@@ -358,10 +364,20 @@ class Objective(nn.Module):
         over_layers = torch.stack(values)
         return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
 
+    def _check_layers(self, i: int, student: int, teacher: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Raise ObjectiveError if a layer has not shown what the term reads, as one without attention."""
+        deepest = max((m for m, _ in pairs), default=-1), max((n for _, n in pairs), default=-1)
+        for side, shown, number in zip(("student", "teacher"), (student, teacher), deepest, strict=True):
+            if shown <= number:
+                raise ObjectiveError(
+                    f"{self.terms[i].name} compares {self.readings[i].signal} of layer {number} of the {side}, which "
+                    f"shows those of {shown} layers: choose others with `layers`, or compare layers and logits"
+                )
+
     def _mask_seen(
         self, i: int, student: Signals, teacher: Signals | None, mask_BL: Tensor, pair: tuple[int, int]
     ) -> Tensor:
-        """Return the mask of real tokens, or if one of these layers has local attention, of the pairs seen in both."""
+        """Return the mask of real tokens, or of the pairs seen in both layers, if one has local or causal attention."""
         if self.readings[i].signal not in ATTENTION:
             return mask_BL
         sides = zip((student, teacher), pair, strict=True)
@@ -371,9 +387,9 @@ class Objective(nn.Module):
         if not self.readings[i].windows:
             raise ObjectiveError(
                 f"{self.terms[i].name} compares attention of all pairs of tokens, but layer {pair[0]} of the student "
-                f"or {pair[1]} of the teacher attends within a window that is shorter than these texts: declare "
-                "windows=True in `reads` if the loss accepts a mask (B, L, L), select global layers with `layers`, or "
-                "lower max_length"
+                f"or {pair[1]} of the teacher attends within a window that is shorter than these texts, or to earlier "
+                "tokens only: declare windows=True in `reads` if the loss accepts a mask (B, L, L), or for a window "
+                "select global layers with `layers`, or lower max_length"
             )
         return torch.stack([mask_BL[:, :, None].bool() & mask_BL[:, None, :].bool(), *local]).all(0)
 
@@ -445,12 +461,26 @@ def compares_queries(terms: Sequence[Term], kind: str | None) -> bool:
     return any(term.serves(kind) and find_loss(term).reading.mask == "answers" for term in terms)
 
 
+def weigh_part(value: Tensor, count: Tensor | int, mean: Tensor) -> Tensor:
+    """Weigh a mean over the `count` items of one part of a batch, of which the parts have `mean` items on average.
+
+    The mean over the parts is then that over all items.
+    """
+    return value * count / mean.where(mean > 0, 1)
+
+
 def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:
-    """Count the items of each kind (Reading.per) in a batch, as float scalars. per_token: each label is an example."""
+    """Count the items of each kind (Reading.per) in a batch, as float scalars.
+
+    per_token: each labelled token is an example, or each real one of a batch without labels.
+    """
     lengths_B = mask_BL.sum(-1).float()
     labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORE_INDEX).sum().float()
+    examples = lengths_B.new_tensor(float(mask_BL.shape[0]))
+    if per_token:
+        examples = lengths_B.sum() if labels is None else labelled
     return {
-        "example": labelled if per_token else lengths_B.new_tensor(float(mask_BL.shape[0])),
+        "example": examples,
         "token": lengths_B.sum(),
         "pair": lengths_B.pow(2).sum(),
         "label": labelled,

@@ -2,7 +2,7 @@
 
 A loss can read the fields of `models.signals.Signals`: logits, embeddings, layers, scores, queries, keys, values. It is
 a pure function (student, target, mask_BL, *, options) -> float32 scalar, and may leave out the mask if it needs none. A
-loss on attention gets mask_BLL for layers with local attention, such as ModernBERT's.
+loss on attention gets mask_BLL for layers with local attention, such as ModernBERT's, or causal attention, as GPT-2's.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
+
+from compress.arguments import check_arguments
 
 Item = Literal["example", "token", "pair", "label", "query", "preference"]
 Mask = Literal["tokens", "labels", "queries", "preferences", "answers"]
@@ -37,7 +39,7 @@ class Reading:
     bridges   differences between student and teacher that the formula supports
     layers    whether the values of several compared layers are summed or averaged
     windows   the formula supports a mask (B, L, L) of the tokens (last axis) that each token sees in both layers, for
-              local attention; other losses refuse such layers
+              local and causal attention; other losses refuse such layers
     kinds     the task kinds that the formula is for, such as embedding; empty: any
     """
 
@@ -51,6 +53,7 @@ class Reading:
     kinds: frozenset[str] = frozenset()
 
 
+@check_arguments
 def reads(
     signal: str,
     *,
@@ -72,6 +75,7 @@ def reads(
     per = per or USUAL_ITEMS.get(signal, "token")
     reading = Reading(signal, against, per, mask, frozenset(bridges), layers, windows, frozenset(kinds))
 
+    @check_arguments
     def mark(loss: Loss) -> Loss:
         loss.reading = reading  # type: ignore[attr-defined]
         return loss

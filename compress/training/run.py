@@ -1,7 +1,8 @@
 """Keep the state of a run in one directory that can be resumed after a kill at any moment.
 
     recipe.yaml   the resolved recipe (search.yaml for a search), written before anything runs
-    run.json      identity of the run: teacher, data, seed, precision, versions, command; when it was finished
+    run.json      identity of the run: teacher, data, seed, precision, versions, command, number of processes; when it
+                  was finished
     seconds.json  time spent by all processes until their last checkpoint or finished stage
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
     tensorboard/  the same for TensorBoard
@@ -30,6 +31,7 @@ from compress.config.stages import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
 from compress.io import atomic_file, keep_if_intact, load_json, lock, make_folder, name_disk_errors, write_json
+from compress.outputs import check_name
 from compress.provenance import resume_command
 
 if TYPE_CHECKING:
@@ -128,8 +130,10 @@ class Run:
     def check(path: Path, *, resume: bool = False) -> bool:
         """Return True if the directory holds a run to resume, without writing anything.
 
-        Raises RunError if the directory belongs to something else, or if there is nothing to resume.
+        Raises RunError if the directory belongs to something else, if there is nothing to resume, or if the run began
+        with another number of processes.
         """
+        check_name(path, "out")
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
         entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
@@ -144,6 +148,8 @@ class Run:
             raise RunError(
                 f"{path}: holds no run that --resume could continue; check --out, or begin one there without --resume"
             )
+        if resumable:
+            check_processes(path)
         existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             read_only = hasattr(os, "statvfs") and os.statvfs(existing).f_flag & os.ST_RDONLY
@@ -204,6 +210,28 @@ class Run:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+
+def count_processes() -> int:
+    """Count the processes of this launch: more than one if accelerate or torchrun has started them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_processes(path: Path) -> None:
+    """Raise RunError if there is an unfinished run in a folder that began with another number of processes.
+
+    Each has dropout of its own and its own share of a batch, so that the weights would not be those of an uninterrupted
+    run.
+    """
+    now = count_processes()
+    facts = load_json(path / _FACTS, _NO_FACTS) if (path / _FACTS).is_file() else {}
+    began = facts.get("processes", now)  # runs of earlier versions have not recorded it
+    if began != now and "finished" not in facts:
+        launch = "without accelerate and torchrun" if began == 1 else f"launched as {began} processes"
+        raise RunError(
+            f"{path}: began with {began} process{'es' * (began > 1)}, and {now} would continue it, which gives other "
+            f"weights than an uninterrupted run. Resume it {launch}, or choose another --out for a new run"
+        )
 
 
 def is_finished(path: Path) -> bool:

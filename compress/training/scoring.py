@@ -16,21 +16,30 @@ from compress.config.reference import find
 from compress.config.stages import Stage
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
-from compress.evaluation.perplexity import measure_perplexity
+from compress.evaluation.perplexity import SEED, measure_perplexity
 from compress.models.heads import LANGUAGE
 from compress.models.signals import evaluating
 from compress.training.context import TrainingContext
-from compress.training.step import Distillation, Step
+from compress.training.step import Distillation, Step, WrappedStep
 from compress.training.trainer import Corrupt, Score
+
+LOG_LIKELIHOOD = "log-likelihood"
+"""The mean log-likelihood of a held-out token, in nats."""
+NEGATIVE_LOSS = "negative loss"
+"""Minus the stage's loss on held-out rows."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A function that scores a student on `rows` rows. graded: by a metric of the task rather than by a loss."""
+    """A function that scores a student on `rows` rows. graded: by a metric of the task rather than by a loss.
+
+    measure: what the score is: a metric of the task, LOG_LIKELIHOOD or NEGATIVE_LOSS.
+    """
 
     score: Score
     rows: int
     graded: bool = True
+    measure: str | None = None
 
 
 def improves(new: Mapping[str, float], old: Mapping[str, float], rows: int) -> bool:
@@ -54,20 +63,28 @@ def choose_scoring(
     """
     if stage.evaluate == 0:
         return None
-    reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
+    reads_logits = _reads_logits(step)
     if stage.data == "task" and stage.head == "task" and reads_logits:
         evaluator = Evaluator.from_split(context.data.task, context.data.validation, context.tokenizer, stage.length)
-        return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator))
+        return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator), measure=context.data.task.metric)
     if stage.data == "task" and stage.head == "seq2seq":
-        return Scoring(text_scorer(context, stage), len(context.data.validation))
+        return Scoring(text_scorer(context, stage), len(context.data.validation), measure=context.data.task.metric)
     is_language_model = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
     by_language = corrupt is not None and is_language_model and reads_logits
     if not by_language and not stage.open_ended:
         return None
     rows = context.rows(stage, seed, held_out=True)
     if corrupt is not None and by_language:
-        return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False)
-    return Scoring(objective_scorer(step, context, rows, stage.batch), len(rows), graded=False)
+        return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False, measure=LOG_LIKELIHOOD)
+    score = objective_scorer(step, context, rows, stage.batch, corrupt)
+    return Scoring(score, len(rows), graded=False, measure=NEGATIVE_LOSS)
+
+
+def _reads_logits(step: Any) -> bool:
+    """Return True unless the step, or the one that it wraps, compares hidden states or attention alone."""
+    while isinstance(step, WrappedStep):
+        step = step.wrapped
+    return not isinstance(step, Distillation) or "logits" in step.objective.student_wants
 
 
 def text_scorer(context: TrainingContext, stage: Stage) -> Score:
@@ -83,20 +100,41 @@ def text_scorer(context: TrainingContext, stage: Stage) -> Score:
     return score
 
 
-def objective_scorer(step: Step, context: TrainingContext, rows: Dataset, batch: int) -> Score:
-    """Return student -> the mean loss of `step` on held-out rows as `distance`, and minus that as `score`."""
+def objective_scorer(
+    step: Step, context: TrainingContext, rows: Dataset, batch: int, corrupt: Corrupt | None = None
+) -> Score:
+    """Return student -> the mean loss of `step` on held-out rows as `distance`, and minus that as `score`.
+
+    Means run over all rows together. Rows are corrupted in the same way every time.
+    """
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    batches = [order[at : at + batch] for at in range(0, len(order), batch)]
+    chosen = [order[at : at + batch] for at in range(0, len(order), batch)]
     device = PartialState().device
+    count_items = getattr(step, "items", None)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        total = 0.0
-        with evaluating(student), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=context.bf16):
-            for chosen in batches:
-                inputs = context.collate([rows[int(row)] for row in chosen])
-                loss = step(**{name: tensor.to(device) for name, tensor in inputs.items()})["loss"]
-                total += len(chosen) * float(loss)
-        return {"score": -total / len(rows), "distance": total / len(rows)}
+        devices = [device] if device.type == "cuda" else []
+        with (
+            evaluating(student),
+            torch.random.fork_rng(devices),
+            torch.no_grad(),
+            torch.autocast(device.type, torch.bfloat16, enabled=context.bf16),
+        ):
+            torch.manual_seed(SEED)
+            batches: list[dict[str, Any]] = []
+            for numbers in chosen:
+                inputs = context.collate([rows[int(row)] for row in numbers])
+                moved = {name: tensor.to(device) for name, tensor in inputs.items()}
+                batches.append(corrupt(moved) if corrupt else moved)
+            weights = [len(numbers) / len(rows) for numbers in chosen]
+            if count_items is not None:
+                counts = [count_items(inputs) for inputs in batches]
+                mean = {name: torch.stack([count[name] for count in counts]).mean() for name in counts[0]}
+                batches = [{**inputs, "items": mean} for inputs in batches]
+                weights = [1 / len(batches)] * len(batches)
+            losses = [float(step(**inputs)["loss"]) for inputs in batches]
+        distance = sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+        return {"score": -distance, "distance": distance}
 
     return score
 

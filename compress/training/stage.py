@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -50,7 +49,7 @@ from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
-from compress.training.run import Run, from_first
+from compress.training.run import Run, count_processes, from_first
 from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Step
@@ -74,6 +73,7 @@ class Trained:
     seconds             of wall time; peak_rss_mb: the most memory that one process held
     score, best_step    the best score and its step; None if the stage is not scored
     note                the warning of the step when it finished
+    measure             what the score is: see `Scoring`
     """
 
     steps: int
@@ -83,6 +83,7 @@ class Trained:
     best_step: int | None
     peak_rss_mb: float = 0.0
     note: str | None = None
+    measure: str | None = None
 
     @staticmethod
     def read(folder: Path) -> "Trained":
@@ -168,14 +169,23 @@ def train(
         best = trainer.state.best_global_step
         score = trainer.state.best_metric if best else None
         examples = steps * stage.batch if isinstance(order, LengthGrouped) else round(steps * len(rows) / per_epoch)
-        return Trained(steps, examples, spent.seconds, score, best, spent.peak_rss_mb, message)
+        return Trained(
+            steps,
+            examples,
+            spent.seconds,
+            score,
+            best,
+            spent.peak_rss_mb,
+            message,
+            measure=scoring.measure if scoring and score is not None else None,
+        )
 
 
 def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
     """Choose the order of rows: batches of a fixed size, of one language, of whole queries, or within a budget of
     tokens."""
     if stage.language_sampling is not None and "part" in rows.column_names:
-        passes = shares(stage, _processes())[1] * _processes()
+        passes = shares(stage, count_processes())[1] * count_processes()
         text = stage.batch * stage.length
         budgets = (text // passes, (stage.tokens or text) // passes)
         return LanguageSampled(
@@ -183,7 +193,7 @@ def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
             power=stage.language_sampling, passes=passes, seed=seed,
         )  # fmt: skip
     if stage.tokens is None and "query" in rows.column_names:
-        micro, _ = shares(stage, _processes())
+        micro, _ = shares(stage, count_processes())
         if "asker" in rows.column_names:  # a query is kept with its relevant passage
             relevant = (np.asarray(rows["text"][:]) == rows["asker"][:]) | (np.asarray(rows["relevance"][:]) > 0)
         else:
@@ -191,16 +201,16 @@ def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
         return QueryGrouped(rows["query"][:], rows["length"][:], relevant, micro, seed=seed)
     if stage.tokens is None:
         return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
-    _, accumulation = shares(stage, _processes())
-    return TokenBudget(rows["length"], stage.tokens // (accumulation * _processes()), seed=seed)
+    _, accumulation = shares(stage, count_processes())
+    return TokenBudget(rows["length"], stage.tokens // (accumulation * count_processes()), seed=seed)
 
 
 def steps_per_epoch(stage: Stage, order: Order) -> int:
     """Count the optimiser steps of an epoch."""
     if isinstance(order, LengthGrouped):
         return len(order) // stage.batch
-    _, accumulation = shares(stage, _processes())
-    return max(1, len(order) // (accumulation * _processes()))
+    _, accumulation = shares(stage, count_processes())
+    return max(1, len(order) // (accumulation * count_processes()))
 
 
 def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True, per_query: float = 1) -> Length:
@@ -237,10 +247,6 @@ def explain_repetition(stage: Stage, per_epoch: int, rows: Dataset) -> str:
     return f"{text}, of which those beyond {MANY_EPOCHS} teach nothing; give more text, or fewer steps"
 
 
-def _processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def _arguments(
     step: Step,
     stage: Stage,
@@ -252,7 +258,7 @@ def _arguments(
     length: Length | None,
     bf16: bool,
 ) -> TrainingArguments:
-    micro, accumulation = shares(stage, _processes())
+    micro, accumulation = shares(stage, count_processes())
     total = plan_steps(stage, per_epoch)
     every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
     if length is not None:

@@ -1,18 +1,20 @@
 """A step turns a batch into named losses: the only interface that a training loop needs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.arguments import check_arguments
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX, MISSING_TAG
 from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.teacher_cache import TeacherCache
+from compress.values import LikeCheck
 
 
 class Step(Protocol):
@@ -37,6 +39,10 @@ class Step(Protocol):
     def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
 
 
+StoredTeacher = Annotated[TeacherCache, LikeCheck("stored outputs of a teacher", ("signals",))]
+
+
+@check_arguments
 class Distillation(nn.Module):
     """Compute an objective: step(**batch) -> {"loss": their sum, term name: its weighted value, detached, ...}.
 
@@ -54,7 +60,7 @@ class Distillation(nn.Module):
     only_rows = True
 
     def __init__(
-        self, student: PreTrainedModel, teacher: nn.Module | TeacherCache | None, objective: Objective | Sequence[Term]
+        self, student: PreTrainedModel, teacher: nn.Module | StoredTeacher | None, objective: Objective | Sequence[Term]
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from compress.data.cache import load_or_create, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
-from compress.models.signals import ATTENTION, LayerAttention, Signals, open_attention, read
+from compress.models.signals import ATTENTION, LayerAttention, Signals, has_unseen_tokens, open_attention, read
 from compress.progress import Progress
 from compress.slicing.shape import Shape
 
@@ -35,6 +35,10 @@ ENCODING = "3"
 """Part of every cache key: raise it when the files of the same rows change."""
 SHARD = 1 << 15
 """Rows per shard."""
+UNSEEN = (
+    "cache_teacher does not keep which tokens a layer with local or causal attention sees, which losses on scores need"
+)
+"""Why the attention scores of some families are not cached."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +141,7 @@ def explain_uncacheable(teacher: Any, wants: frozenset[str]) -> str:
     if others := (wants & ATTENTION) - {"scores"}:
         names = ", ".join(sorted(others))
         return f"cache_teacher keeps logits, hidden states and attention scores, but this objective reads {names}"
-    if "scores" in wants and "sliding_attention" in (getattr(teacher.config, "layer_types", None) or ()):
-        return "cache_teacher does not keep which tokens a layer with local attention sees, which losses on scores need"
-    return ""
+    return UNSEEN if "scores" in wants and has_unseen_tokens(teacher) else ""
 
 
 def teacher_cache(
@@ -191,7 +193,7 @@ def teacher_cache(
                 with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                     signals = read(teacher, inputs, wants)
                 parts = {f"hidden{state}": _as_numpy(signals.hidden[state], bf16) for state in states}
-                parts |= {f"scores{layer}": _as_numpy(signals.scores[layer], bf16) for layer in scored}
+                parts |= {f"scores{layer}": _as_numpy(_scores_of_all(signals, layer), bf16) for layer in scored}
                 if signals.logits is not None and "logits" in wants:
                     parts["logits"] = _as_numpy(signals.logits, False).astype("f2" if vectors else "f4", copy=False)
                 real_BL = inputs["attention_mask"].bool().cpu().numpy()
@@ -231,6 +233,13 @@ def teacher_cache(
         {layer: load(f"scores{layer}") for layer in scored},
         Shape.from_config(teacher.config).heads if scored else 0,
     )
+
+
+def _scores_of_all(signals: Signals, layer: int) -> Tensor:
+    """Return the scores of a layer in which every token attends to all. Raises ObjectiveError for another."""
+    if signals.attention[layer].seen_BLL is not None:
+        raise ObjectiveError(f"{UNSEEN}; set cache_teacher: false")
+    return signals.scores[layer]
 
 
 def _as_tensor(array: NDArray[Any]) -> Tensor:

@@ -32,10 +32,10 @@ ENCODING = "4"
 """Part of every cache key: raise it when texts are compared differently."""
 NEAREST, OTHERS = 5, 5
 """Texts that each text is compared with: the nearest according to the teacher, and random ones."""
+MAX_LENGTH = 512
+"""The most tokens of a text whose vector is compared here, unless encoder or tokenizer read fewer."""
 FITTED = 4096
 """Texts that the initial linear map into the space of a source's vectors is fitted to."""
-FITTED_LENGTH = 128
-"""The most tokens of each of these texts."""
 RIDGE = 1e-3
 """The penalty on that map, as a share of the mean square of its inputs."""
 
@@ -108,8 +108,7 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     model = cast(SentenceEncoder, start.model)
     chosen = np.unique(np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int))
     keep_pooling(model)
-    length = min(FITTED_LENGTH, positions(model) or FITTED_LENGTH)
-    pooled_ND = _encode_texts(start, split.select(chosen), length, AS_IT_IS).astype(np.float64)
+    pooled_ND = _encode_texts(start, split.select(chosen), MAX_LENGTH, AS_IT_IS).astype(np.float64)
     target_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
     square_DD = pooled_ND.T @ pooled_ND
     square_DD += RIDGE * np.trace(square_DD) / len(square_DD) * np.eye(len(square_DD))
@@ -122,8 +121,14 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
 def _encode_texts(
     teacher: Teacher, split: Dataset, max_length: int, preparation: TextPreparation
 ) -> NDArray[np.float32]:
-    rows = encode(split, teacher.tokenizer, max_length, preparation=preparation)
+    rows = encode(split, teacher.tokenizer, min(max_length, _most_tokens(teacher)), preparation=preparation)
     return metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
+
+
+def _most_tokens(teacher: Teacher) -> int:
+    """Return the number of tokens of a text that the encoder reads, or else its tokenizer, at most MAX_LENGTH."""
+    own = settings_of(teacher.model.config).max_length or teacher.tokenizer.model_max_length
+    return min(filter(None, (own, positions(teacher.model), MAX_LENGTH)))
 
 
 def _with_similarities(data: TaskData, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> TaskData:

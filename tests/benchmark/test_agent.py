@@ -102,7 +102,7 @@ def test_unsuitable_files_are_refused(model: Path, tmp_path: Path) -> None:
         jobs.parts(tmp_path / "outside.onnx")
 
 
-@pytest.mark.parametrize("stopped", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("stopped", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_command_leaves_nothing(model: Path, tmp_path: Path, stopped: signal.Signals) -> None:
     words = ["bench", str(model), "--seq", "16", "--sustain", "1h", "--rounds", "2", "--runs", "1", "--out", "x.json"]
     program = f"import sys; sys.argv = ['compress', *{words!r}]; from compress.cli import main; main()"
@@ -114,7 +114,7 @@ def test_a_stopped_command_leaves_nothing(model: Path, tmp_path: Path, stopped: 
             mine = psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.3)  # in the middle of the hour
         os.kill(process.pid, stopped)
-        assert process.wait(30) == (130 if stopped == signal.SIGINT else -signal.SIGKILL)
+        assert process.wait(30) == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(stopped, -signal.SIGKILL)
     assert psutil.wait_procs(mine, timeout=20)[1] == []
     assert list(tmp_path.iterdir()) == []
 

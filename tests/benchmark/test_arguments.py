@@ -59,15 +59,6 @@ def test_lone_files_are_raced_under_their_own_path_and_only_once() -> None:
         arguments.list_files([Path("x.onnx"), Path("x.onnx")])
 
 
-def test_outputs_are_checked_before_measuring(tmp_path: Path) -> None:
-    arguments.check_output(None)
-    arguments.check_output(tmp_path / "new.json")
-    with pytest.raises(DeviceError, match="is a folder; expected a file"):
-        arguments.check_output(tmp_path)
-    with pytest.raises(DeviceError, match="there is no folder"):
-        arguments.check_output(tmp_path / "absent" / "x.json")
-
-
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
     with pytest.raises(DeviceError, match=r"model\.bin: expected the folder of a bundle, or a file ending in \.onnx"):

@@ -21,6 +21,7 @@ from compress.data.tokenize import encode
 from compress.data.vector_index import Form, find_nearest, pack
 from compress.errors import BundleError, CompressError, DataError, ExportError, TeacherError
 from compress.evaluation import embedding as scoring
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
@@ -252,15 +253,24 @@ def test_word_baseline() -> None:
     assert scoring.word_scores(Dataset.from_dict(some))["ndcg@10"] == 1.0
 
 
+def test_examples_are_pairs_or_queries() -> None:
+    """Not the texts, of which every one is a row."""
+    pairs = split([[1, 2], [2], []], [[1.0, 0.5], [0.0], []], [])
+    queries = split([[2], [], [], []], [[1.0], [], [], []], [1, 2, 3])
+    assert [len(Evaluator(TASK, each, each)) for each in (pairs, queries)] == [3, 1]
+
+
 def test_a_distilled_student(bundle: Bundle, data: Path) -> None:
     assert (bundle.task.kind, bundle.task.width, bundle.task.metric) == ("embedding", 32, "spearman")
     report = bundle.report()
     assert [row.role for row in report.rows] == ["baseline", "teacher", "student", "student"]
     assert all("spearman" in row.score for row in report.rows)
+    assert (report.split_rows, report.unit) == (30, "pairs"), "of 60 texts"
     assert len([each for each in report.notes if each.startswith("Vectors of student int8")]) == 1
     assert [form.bytes for form in report.vectors] == [128, 32, 4, 64, 32, 16]
     assert report.vectors[0].score == pytest.approx(report.rows[-1].score["spearman"])
     (proof,) = report.certificates
+    assert proof.rows == 30
     assert proof.metric == "spearman"
     card = (bundle.path / "README.md").read_text()
     assert "sentence-similarity" in card
@@ -360,7 +370,7 @@ def test_the_rows_of_a_table_are_searched(bundle: Bundle, tmp_path: Path) -> Non
     result = command.run("predict", str(bundle.path), "so sad", "--against", str(tmp_path / "corpus.csv"))
     assert (result.code, "has the columns name, body" in result.err) == (2, True)
     (tmp_path / "corpus.tsv").write_text("name\ttext\nx\tso sad\tmore\n")
-    with pytest.raises(DataError, match="line 2: has 3 columns, the header 2"):
+    with pytest.raises(DataError, match="line 2: 3 cells, not 2 as expected"):
         open_index(bundle.open(), tmp_path / "corpus.tsv")
 
 

@@ -1,14 +1,17 @@
 """Every recipe that ends in a language model runs at tiny size, to a checkpoint that writes or answers."""
 
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from compress.commands.pretrain import pretrain
+from compress.commands.pretrain import describe_score, pretrain
+from compress.training.stage import Trained
 from tests import generative, tiny
 
 SMALL = {"steps": "3", "batch": "8", "micro_batch": "4", "max_length": "32", "evaluate": "1"}
@@ -107,6 +110,8 @@ def test_a_text_to_text_model_learns_to_fill_in_spans(corpus: str, tmp_path: Pat
     )  # fmt: skip
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert (model.config.num_layers, model.config.num_decoder_layers, model.config.d_model) == (2, 2, 32)
+    measure = Trained.read(next((tmp_path / "run" / "stages").iterdir()) / "model").measure
+    assert measure == "log-likelihood"
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     scores = [line["eval_score"] for line in log if "eval_score" in line]
     rates = {line["step"]: line["learning_rate"] for line in log if "learning_rate" in line}
@@ -115,12 +120,40 @@ def test_a_text_to_text_model_learns_to_fill_in_spans(corpus: str, tmp_path: Pat
 
 
 def test_a_distilled_text_to_text_model_answers(tmp_path: Path) -> None:
-    folder = tiny.call(pretrain,
-        teacher=teacher(tmp_path / "teacher", "t5"), recipe="t5", out=tmp_path / "run",
-        data=tiny.reviews(tmp_path / "data"), overrides=overrides(1, "stages.0.rows.name=sst2"), precision="fp32",
-    )  # fmt: skip
+    """Its score is the task's metric, and is printed as what it is."""
+    console = Console(file=io.StringIO(), width=200)
+    folder = tiny.call(
+        pretrain,
+        teacher=teacher(tmp_path / "teacher", "t5"),
+        recipe="t5",
+        out=tmp_path / "run",
+        data=tiny.reviews(tmp_path / "data"),
+        overrides=overrides(1, "stages.0.rows.name=sst2"),
+        precision="fp32",
+        console=console,
+    )
+    record = Trained.read(next((tmp_path / "run" / "stages").iterdir()) / "model")
+    assert record.measure == "accuracy"
+    assert record.score is not None
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"accuracy {record.score:.3f} on the validation split" in printed
+    assert "nats" not in printed
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert (model.config.num_layers, model.config.num_decoder_layers) == (2, 2)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     source = tokenizer("sst2 text: a good film", return_tensors="pt")
     assert model.generate(input_ids=source["input_ids"], max_new_tokens=3).shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("score", "measure", "expected"),
+    [
+        (None, None, ""),
+        (-2.5, "log-likelihood", ", log-likelihood of a held-out token -2.500 nats"),
+        (-0.25, "negative loss", ", loss on held-out rows 0.250"),
+        (0.75, "pearson", ", pearson 0.750 on the validation split"),
+        (0.75, None, ", score 0.750 on the validation split"),  # a stage that ended before measures were recorded
+    ],
+)
+def test_a_score_is_printed_with_what_it_measures(score: float | None, measure: str | None, expected: str) -> None:
+    assert describe_score(Trained(1, 1, 1.0, score, 1, measure=measure)) == expected

@@ -39,17 +39,17 @@ LINES = [
     ("distill", "--prompt sentiment --teacher nowhere.yaml", "no such endpoint file"),
     ("distill", "--out {file}", "is a file"),
     ("distill", "--out {foreign}", "not a run of compress"),
-    ("distill", "--seed -5", "--seed -5"),
-    ("distill", "--seed 4294967296", "--seed 4294967296"),
+    ("distill", "--seed -5", "found -5"),
+    ("distill", "--seed 4294967296", "found 4294967296"),
     ("distill", "--allow-code ./nowhere", "there is no such folder"),
     ("pretrain", "--set stages.tripel.lr=1", "no stage 'tripel'"),
     ("pretrain", "--corpus ./nowhere", "nowhere"),
     ("prune", "--set stages.tripel.lr=1", "no stage 'tripel'"),
     ("prune", "--data ./nowhere", "nowhere"),
-    ("prune", "--seed -5", "--seed -5"),
+    ("prune", "--seed -5", "found -5"),
     ("search", "--set short.lrr=1", "short.lrr"),
     ("search", "--out {foreign}", "not a run of compress"),
-    ("search", "--seed -5", "--seed -5"),
+    ("search", "--seed -5", "found -5"),
 ]
 
 

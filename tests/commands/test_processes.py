@@ -64,9 +64,12 @@ def test_killed_processes_resume_exactly(tmp_path: Path) -> None:
     place = children.Waits("prediction", 12)
     killed = children.start_together(arguments, tmp_path / "killed", place, processes=2)
     children.wait_for(killed[0], tmp_path / "killed", place.stage, place.after)
-    for child in killed:
-        child.kill()
-    assert [children.finish(child) for child in killed] == [-signal.SIGKILL] * 2
+    killed[0].terminate()
+    killed[1].kill()
+    assert [children.finish(child) for child in killed] == [143, -signal.SIGKILL]
+    assert "interrupted. Continue with, launched as 2 processes: compress distill" in children.said(tmp_path / "killed")
+    assert children.run([*arguments, "--resume"], tmp_path / "killed", children.does_not_ship) == 2
+    assert "began with 2 processes, and 1 would continue it" in children.said(tmp_path / "killed")
     together([*arguments, "--resume"], tmp_path / "killed")
     assert difference(tmp_path / "killed", tmp_path / "whole", STAGES[1:]) == 0
 

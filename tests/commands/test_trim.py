@@ -374,6 +374,12 @@ def test_the_command_reports_sizes_and_scores(bundle: Bundle, tmp_path: Path) ->
     )
 
 
+def test_a_checkpoint_of_few_positions_is_trimmed(tmp_path: Path) -> None:
+    folder = tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=8))
+    result = trim_checkpoint(Path(folder), ["a good film and " * 10], tmp_path / "small")
+    assert {"good", "film"} <= set(AutoTokenizer.from_pretrained(result.path).get_vocab())
+
+
 def test_the_command_trims_checkpoints_for_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("\n\n".join(CORPUS))
     checkpoint = tiny.checkpoint(tmp_path / "teacher")

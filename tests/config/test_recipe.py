@@ -105,7 +105,8 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         "mine.yaml: student.hiden: no such setting. Did you mean 'hidden'?",
         "mine.yaml: student.layers: Input should be greater than 0, found -1",
         "mine.yaml: stages[0].epoch: no such setting. Did you mean 'epochs'?",
-        "mine.yaml: stages[0].objective[0]: no layer map 'unifrom'. Did you mean 'uniform'?",
+        "mine.yaml: stages[0].objective[0]: layers: expected uniform, last, first, top, skip or spread; "
+        "found 'unifrom'. Did you mean 'uniform'?",
         "mine.yaml: stages[0].objective[1]: expected a mapping with `loss: paper.function`, found {'weight': 2}",
         "mine.yaml: stages[1]: expected exactly one of `distill: NAME`, `finetune: NAME`, `pretrain: NAME`, "
         "`prune: NAME`",
@@ -248,13 +249,13 @@ def test_set_epochs_replaces_steps(name: str, paper: bool) -> None:
         ("stages.0.epochs=1e9", "mine.yaml: stages[0].epochs: Input should be less than or equal to 100000"),
         ("stages.0.steps=1e30", "mine.yaml: stages[0].steps: "),
         ("stages.0.betas=[0.9, 1.5]", "mine.yaml: stages[0].betas[1]: Input should be less than 1"),
-        ("stages.0.objective.0.weight=-1", "weight must be a number from 0 to 1,000,000, found -1"),
+        ("stages.0.objective.0.weight=-1", "weight: expected a number from 0 to 1,000,000; found -1"),
         ("student.layers=1e9", "mine.yaml: student.layers: Input should be less than or equal to 1000"),
         (f"stages.0.lr={'[' * 20_000}", "nested more than 100 deep"),
         ("stages.0=5", "mine.yaml: stages[0]: "),
         (
             "stages.0.objective.0.weight=much",
-            "mine.yaml: stages[0].objective[0]: weight must be a number from 0 to 1,000,000, found 'much'",
+            "mine.yaml: stages[0].objective[0]: weight: expected a number from 0 to 1,000,000; found 'much'",
         ),
         ("extends=tinybert", "mine.yaml: extends: no such setting."),
         ("stages.0.optimizer=adam", "mine.yaml: stages[0].optimizer: Input should be 'adamw', 'lamb' or 'adafactor'"),

@@ -1,8 +1,12 @@
 """Parse the lines of an objective into terms."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from compress.config.term import Term, parse
+from compress.errors import ArgumentError
 from compress.papers import tinybert
 
 
@@ -33,26 +37,34 @@ def test_plain_omits_defaults() -> None:
     assert parse({"loss": "a.b", "only": "regression"}).plain() == {"loss": "a.b", "only": ["regression"]}
 
 
+WRONG = [
+    ({"loss": 3}, "loss: "),
+    ({"loss": "a.b", "layers": "unifrom"}, "found 'unifrom'. Did you mean 'uniform'?"),
+    ({"loss": "a.b", "layers": "zebra"}, "layers: expected uniform, last, first, top, skip or spread"),
+    ({"loss": "a.b", "layers": [0, 1]}, "layers[0]: "),
+    ({"loss": "a.b", "layers": [[0, 1], [2]]}, "layers[1]: "),
+    ({"loss": "a.b", "layers": [[0, 1.5]]}, "layers[0][1]: "),
+    ({"loss": "a.b", "only": "clasification"}, "found 'clasification'. Did you mean 'classification'?"),
+    ({"loss": "a.b", "only": 5}, "only: "),
+    *(
+        ({"loss": "a.b", "weight": weight}, "weight: expected a number from 0 to 1,000,000; found ")
+        for weight in ("much", True, float("nan"), float("inf"), -1, 10**400, None)
+    ),
+    ({"loss": "a..b"}, "found 'a..b'"),
+    ({"loss": "hidden"}, "found 'hidden'"),
+    ({"loss": "a.b; import os"}, "loss: "),
+    ({"loss": "unittest.__main__.main"}, "loss: "),
+    ({"loss": "a.b", "reads": 3}, "reads: "),
+    ({"loss": "a.b", "project": 1}, "project: "),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("tinybert.hidden", "expected a mapping with `loss: paper.function`, found 'tinybert.hidden'"),
         ({"weight": 1.0}, "expected a mapping with `loss: paper.function`"),
-        ({"loss": 3}, "loss must be"),
-        ({"loss": "a.b", "layers": "unifrom"}, "no layer map 'unifrom'. Did you mean 'uniform'?"),
-        ({"loss": "a.b", "layers": "zebra"}, "no layer map 'zebra'. Known: first, last, skip, spread, top, uniform."),
-        ({"loss": "a.b", "layers": [0, 1]}, "layers must be"),
-        ({"loss": "a.b", "only": "clasification"}, "no task kind 'clasification'. Did you mean 'classification'?"),
-        ({"loss": "a.b", "only": 5}, "no task kind '5'. Known: classification, "),
-        *(
-            ({"loss": "a.b", "weight": weight}, f"weight must be a number from 0 to 1,000,000, found {weight!r}")
-            for weight in ("much", True, float("nan"), -1, 10**400)
-        ),
-        ({"loss": "a..b"}, "loss 'a..b' names no function"),
-        ({"loss": "a.b; import os"}, "names no function"),
-        ({"loss": "unittest.__main__.main"}, "loss 'unittest.__main__.main' names no function"),
-        ({"loss": "a.b", "reads": 3}, "reads must be"),
-        ({"loss": "a.b", "project": 1}, "project must be"),
+        *WRONG,
     ],
 )
 def test_an_invalid_line_has_one_problem(line: object, message: str) -> None:
@@ -60,6 +72,25 @@ def test_an_invalid_line_has_one_problem(line: object, message: str) -> None:
         parse(line)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+def test_python_is_as_strict_as_yaml(line: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        Term(**line)
+    assert message in str(refused.value)
+
+
+def test_all_problems_of_a_line_at_once() -> None:
+    with pytest.raises(ValueError) as error:
+        parse({"loss": "a.b", "weight": -1, "layers": "lasst", "only": ["nothing"]})
+    assert [line.partition(":")[0] for line in str(error.value).split("\n")] == ["weight", "layers", "only[0]"]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    term = Term("a.b", weight=np.float32(0.5), layers=[[np.int64(0), 3]], only="regression")  # type: ignore[arg-type]
+    assert term == Term("a.b", weight=0.5, layers=((0, 3),), only=("regression",))
+    assert [type(value) for value in (term.weight, term.layers, term.only)] == [float, tuple, tuple]
 
 
 def test_terms_for_some_kinds_of_task() -> None:

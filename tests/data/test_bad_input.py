@@ -29,7 +29,7 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
         ({"train.csv": 'text,label\n"two\nlines",a\nb\n'}, r"train\.csv, line 4: 1 cells, not 2"),
         (
             {"train.csv": 'text,label\nfine,a\n"never closed,b\nmore,c\n'},
-            r"train\.csv: .*in the row that starts on line 3",
+            r"train\.csv, line 3: unexpected end of data: close the quotation mark",
         ),
         ({"train.tsv": GOOD.encode() + b"caf\xe9 noir\tpos\n"}, r"train\.tsv, line 4, byte 4: 0xe9 is not UTF-8"),
         ({"train.jsonl": b'{"text": "caf\xe9", "label": 1}'}, r"train\.jsonl, line 1, byte 14: 0xe9 is not UTF-8"),
@@ -47,7 +47,7 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
         ({"train.jsonl": "[1, 2]\n"}, r"train\.jsonl, line 1: expected an object"),
         (
             {"train.jsonl": '{"chat": [{"role": "user"}]}'},
-            r"(?s)which column is the text.*chat: lists of objects or lists",
+            r"column 'chat' cannot be read: \[\{'role': 'user'\}\]",
         ),
         ({"train.json": '{"data": {}}'}, r"train\.json: cannot tell which column is the text|no column"),
         ({"train.parquet": b"no parquet"}, r"train\.parquet: not a parquet file"),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -162,3 +163,83 @@ def test_lists_in_json_lines(tmp_path: Path) -> None:
         load_task(write([{"words": ["a", "b"], "tags": [0, 1]}]))
     with pytest.raises(DataError, match=r"files with a word and its tag in each line, or tables with lists"):
         load_task(write([{"text": "a", "label": "x"}] * 2), kind="tagging")
+
+
+FORMS: Mapping[str, Mapping[str, str]] = {
+    "suffix": {"B-PER": "PER-B", "I-PER": "PER-I", "B-LOC": "LOC-B"},
+    "underscore": {"B-PER": "B_PER", "I-PER": "I_PER", "B-LOC": "B_LOC"},
+    "colon": {"B-PER": "B:PER", "I-PER": "I:PER", "B-LOC": "B:LOC"},
+    "lower case": {"B-PER": "b-PER", "I-PER": "i-PER", "B-LOC": "b-LOC", "O": "o"},
+    "middle and end": {"I-PER": "M-PER", "B-LOC": "S-LOC"},
+    "zero": {"O": "0"},
+    "other": {"O": "OTHER"},
+    "an underscore": {"O": "_"},
+}
+TAGGED = [
+    [("the", "O"), ("Anna", "B-PER"), ("Berg", "I-PER"), ("in", "O"), ("Rome", "B-LOC")],
+    [("so", "O"), (".", "O")],
+]
+
+
+def columns(changes: Mapping[str, str], *, first: str = "") -> str:
+    rows = (f"{first}{word}\t{changes.get(tag, tag)}\n" for word, tag in TAGGED[0])
+    return "".join(rows) + "\n" + "".join(f"{first}{word}\t{changes.get(tag, tag)}\n" for word, tag in TAGGED[1])
+
+
+@pytest.mark.parametrize("kind", [None, "tagging"])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_tags(form: str, kind: Any, folder: Folder) -> None:
+    text = columns(FORMS[form])
+    data = load_task(folder({"train.txt": text, "dev.txt": text}), kind=kind)
+    assert data.task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert data.train["tags"][:] == [[0, 3, 4, 0, 1], [0, 0]]
+    assert any("IOB2" in note or "read as O" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (columns({"O": "PAD"}), "train.txt, line 1: the tag 'PAD' is neither O nor written like 'B-LOC'"),
+        (columns({"B-LOC": "LOC"}), "train.txt, line 5: the tag 'LOC' is neither O"),
+        (columns({"B-PER": "PER-B", "I-PER": "PER-I"}), "train.txt, line [25]: the tag"),
+        ("B-PER Anna\nO was\n\nO in\n", "its first column has tags"),
+        ("1\tAnna\tB-PER\tO\n2\tBerg\tI-PER\tO\n\n1\tRome\tB-LOC\tO\n", "numbers its words and has 4 columns"),
+        ("the\tB-x\nend\t\n", "train.txt, line 2: 'end'"),
+        ("the\tDET\t_\nend\tNOUN\t_\n", "its last column is _ in every line"),
+    ],
+)
+def test_tags_that_may_be_something_else_are_refused(text: str, message: str, folder: Folder) -> None:
+    with pytest.raises(DataError, match=message):
+        load_task(folder({"train.txt": text, "dev.txt": text}), kind="tagging")
+
+
+def test_numbers_of_words_are_left_out(folder: Folder) -> None:
+    text = "1\tAnna\tB-PER\n2\tsat\tO\n\n1\tRome\tB-LOC\n"
+    data = load_task(folder({"train.txt": text, "dev.txt": text}))
+    assert data.train["words"][:] == [["Anna", "sat"], ["Rome"]]
+
+
+def test_plain_tags_with_another_outside(folder: Folder) -> None:
+    text = "the\t0\nAnna\tPER\n\nRome\tLOC\n"
+    assert load_task(folder({"train.txt": text, "dev.txt": text}), kind="tagging").task.labels == ("LOC", "O", "PER")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("O", "PER-B", "PER-I"), ("O", "B-PER", "I-PER")),
+        (("0", "B-PER", "I-PER"), ("O", "B-PER", "I-PER")),
+        (("NOUN", "VERB"), ("NOUN", "VERB")),
+        (("LABEL_0", "LABEL_1"), None),
+        (("O", "0", "B-PER", "I-PER"), None),
+        (("[PAD]", "O", "B-PER"), None),
+    ],
+)
+def test_labels_of_a_model(names: tuple[str, ...], found: tuple[str, ...] | None) -> None:
+    from compress.data.conll import standard_labels
+
+    if found is not None:
+        assert standard_labels(names, "here") == found
+        return
+    with pytest.raises(DataError, match="here: "):
+        standard_labels(names, "here")

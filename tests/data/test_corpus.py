@@ -341,13 +341,26 @@ def test_documents_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(read) <= number + 5
 
 
-def test_sentences_keep_the_space_before_them() -> None:
+def spaced_tokenizer() -> PreTrainedTokenizerFast:
+    """Make a tokenizer that tells "a" at the beginning of a text from " a"."""
     words = {"<pad>": 0, "a": 1, "Ġa": 2, ".": 3}
     model = Tokenizer(WordLevel(words, unk_token="<pad>"))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>")
-    (found,) = iterate_documents(corpus("a.\na."), tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>")
+
+
+def test_sentences_keep_the_space_before_them() -> None:
+    (found,) = iterate_documents(corpus("a.\na."), spaced_tokenizer())
     assert found.sentences == [[1, 3], [2, 3]]
+
+
+@pytest.mark.parametrize("length", [2, 4, 64])
+def test_blocks_keep_the_space_between_sentences(length: int) -> None:
+    encoded = encode_corpus(corpus("a. A a.\na a.", "a."), spaced_tokenizer(), length)
+    kept: dict[int, list[int]] = {0: [], 1: []}
+    for row in encoded:
+        kept[row["document"]] += row["input_ids"]
+    assert kept == {0: [1, 3, 0, 2, 3, 2, 2, 3], 1: [1, 3]}
 
 
 def test_parallel_document_has_two_sentences() -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compress.data import delimited, documents, load_task, text_files
+from compress.data import dialects, documents, load_task, text_files
 from compress.data.corpus import load_corpus
 from compress.data.text_files import LONGEST, SMALL, decode_lines
 from compress.errors import DataError
@@ -53,9 +53,9 @@ def test_endless_line(folder: Folder, name: str, start: str, message: str) -> No
 
 
 def test_cell_of_many_lines(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "LONGEST", 2**16)
+    monkeypatch.setattr(dialects, "LONGEST", 2**16)
     source = folder({"train.csv": 'text,label\nfine,a\n"never closed,b\n' + "more,c\n" * 2**14})
-    with pytest.raises(DataError, match=r"more than .* in the row that starts on line 3"):
+    with pytest.raises(DataError, match=r"line 3: more than .* characters"):
         load_task(source)
 
 
@@ -116,7 +116,7 @@ def test_shared_parquet_texts_use_little_memory(tmp_path: Path) -> None:
     rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * 1000, ["x" * 2**22]), "label": [0, 1] * 500})
     pq.write_table(rows, tmp_path / "train.parquet", dictionary_pagesize_limit=2**30, store_schema=False)
     code = (
-        "import itertools, pathlib, sys; from compress.data.readers import open_file\n"
+        "import itertools, pathlib, sys; from compress.data.tables import open_file\n"
         "rows = open_file(pathlib.Path(sys.argv[1]))\n"
         "print(max(batch.num_rows for batch in itertools.islice(rows.read(('text', 'label')), 3)))"
     )

@@ -12,7 +12,7 @@ from compress import distill
 from compress.commands.label import load_texts
 from compress.data import load_task
 from compress.data.objects import data_path, teacher_path
-from compress.errors import DataError, RunError, TeacherError
+from compress.errors import ArgumentError, DataError, RunError
 from compress.models import checkpoints
 from compress.models import teacher as teachers
 from tests import tiny
@@ -57,15 +57,16 @@ def test_splits_are_those_of_a_dictionary() -> None:
 
 @pytest.mark.parametrize("teacher", [tiny.bert(), (tiny.bert(),), (tiny.bert(), "minilm"), None, 3])
 def test_invalid_teachers(teacher: Any) -> None:
-    with pytest.raises(TeacherError, match=r"teacher=\(model, tokenizer\)"):
-        teacher_path(teacher)
+    with pytest.raises(ArgumentError, match=r"with its tokenizer, \(model, tokenizer\)") as refused:
+        distill(teacher=teacher, data="intents", out="out")
+    assert refused.value.name == "teacher"
 
 
 @pytest.mark.parametrize("data", [None, 3, {}, ["a", "b"], {"train": "a.tsv"}])
 def test_invalid_data(data: Any) -> None:
-    for read in (data_path, load_task):
-        with pytest.raises(DataError, match="DataFrame"):
-            read(data)
+    with pytest.raises(ArgumentError, match="DataFrame") as refused:
+        load_task(data)
+    assert refused.value.name == "source"
 
 
 @pytest.mark.parametrize(

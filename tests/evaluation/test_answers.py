@@ -1,6 +1,13 @@
 """Spans, exact match, F1 and the threshold of no answer, worked out by hand."""
 
 import itertools
+import json
+import os
+import random
+import re
+import string
+import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +36,103 @@ def test_exact_match_and_f1(answer: str, gold: str, exact: float, f1: float) -> 
     right = qa.right_answers([gold])
     assert qa.exact(answer, right) == exact
     assert qa.f1(answer, right) == pytest.approx(f1)
+
+
+# Languages without spaces between words
+
+CHINESE = "秦始皇統一六國，建立中國歷史上第一個王朝（公元前221年）。首都在咸陽。"
+ENGLISH = "The Yuan dynasty (元朝) was founded by Kublai Khan; Guo Shoujing made its calendar (授時暦)."
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "context", "exact", "f1"),
+    [
+        ("北京市", "北京", CHINESE, 0.0, 2 * 2 / (3 + 2)),
+        ("北京。", "「北京」", CHINESE, 1.0, 1.0),  # punctuation of every script
+        ("公元前221年", "前221 年", CHINESE, 0.0, 2 * 3 / (5 + 3)),  # a number is one word
+        ("Apple公司", "apple 公司", CHINESE, 1.0, 1.0),
+        ("the 公司", "公司", CHINESE, 0.0, 2 * 2 / (3 + 2)),  # there are no articles
+        ("1998", "1998", CHINESE, 1.0, 1.0),
+        ("とうきょう", "とうきょうと", "とうきょうとはにほんのしゅとです。", 0.0, 2 * 5 / (5 + 6)),
+        ("カタカナ", "ひらがな", "カタカナとひらがなです", 0.0, 0.0),
+        ("ภาษา", "ภาษาไทย", "ภาษาไทยเป็นภาษาของประเทศไทย", 0.0, 2 * 4 / (4 + 7)),
+        ("한국어", "한국", "한국어는 한국에서 쓰는 말이다.", 0.0, 0.0),  # Korean has spaces
+        ("元朝", "元", ENGLISH, 0.0, 0.0),  # a quotation in English
+        ("the 元朝", "元朝", ENGLISH, 1.0, 1.0),
+        ("北京市", "北京", None, 0.0, 2 * 2 / (3 + 2)),  # nothing but the answers tells the language
+    ],
+)
+def test_answers_in_languages_without_spaces(
+    answer: str, gold: str, context: str | None, exact: float, f1: float
+) -> None:
+    assert qa.exact(answer, [gold], context) == exact
+    assert qa.f1(answer, [gold], context) == pytest.approx(f1)
+
+
+def by_mlqas_rules(answer: str, gold: str) -> tuple[float, float]:
+    """Compare as MLQA's script does in Chinese: characters alone, the rest divided at spaces, no punctuation."""
+
+    def words(text: str) -> list[str]:
+        kept = [c for c in text.lower() if unicodedata.category(c)[0] != "P" and c not in string.punctuation]
+        return "".join(f" {c} " if "\u4e00" <= c <= "\u9fa5" else c for c in kept).split()
+
+    one, other = words(answer), words(gold)
+    same = sum(min(one.count(word), other.count(word)) for word in set(one))
+    return float(one == other), 2 * same / (len(one) + len(other)) if same else 0.0
+
+
+def by_squads_rules(answer: str, gold: str) -> tuple[float, float]:
+    def words(text: str) -> list[str]:
+        kept = "".join(c for c in text.lower() if c not in string.punctuation)
+        return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+
+    one, other = words(answer), words(gold)
+    same = sum(min(one.count(word), other.count(word)) for word in set(one))
+    return float(one == other), 2 * same / (len(one) + len(other)) if same else float(one == other)
+
+
+def drawn(rng: random.Random, letters: str) -> str:
+    return "".join(rng.choices(letters, k=rng.randint(1, 12)))
+
+
+def test_chinese_answers_are_scored_as_mlqas_script_scores_them() -> None:
+    rng, letters = random.Random(0), "北京市中國秦皇一二三，。「」（）·a the12 APL-.$"
+    for _ in range(2000):
+        answer, gold = drawn(rng, letters), drawn(rng, letters)
+        expected = by_mlqas_rules(answer, gold)
+        if expected[1]:
+            found = qa.exact(answer, [gold], CHINESE), qa.f1(answer, [gold], CHINESE)
+            assert found == pytest.approx(expected), (answer, gold)
+
+
+@pytest.mark.parametrize(
+    "letters", ["the an a of (),.-'«»äéñ üß 12 ABC", "фильм é хорош, .", "فيلم جيد ال .", "फिल्म है।", "영화는 좋다"]
+)
+def test_answers_in_languages_with_spaces_are_scored_as_squads_script_scores_them(letters: str) -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        answer, gold = drawn(rng, letters), drawn(rng, letters)
+        for context in (letters * 20, ENGLISH, None):
+            found = qa.exact(answer, [gold], context), qa.f1(answer, [gold], context)
+            assert found == pytest.approx(by_squads_rules(answer, gold)), (answer, gold)
+
+
+@pytest.mark.parametrize("name", ["mlqa_en_dev/dev-context-en-question-en.json", "squad2_half_dev/dev-v2.0.json"])
+def test_real_english_questions_are_scored_as_before(name: str) -> None:
+    """Every answer against the first of the question before it and its own, in the context that it is from."""
+    root = Path(os.environ.get("COMPRESS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    if not (root / name).is_file():
+        pytest.skip(f"no {name} in {root}: set COMPRESS_DATA")
+    paragraphs = [each for article in json.loads((root / name).read_text())["data"] for each in article["paragraphs"]]
+    before, count = "the end", 0
+    for paragraph in paragraphs:
+        for question in paragraph["qas"]:
+            for gold in [answer["text"] for answer in question["answers"]][:1]:
+                for answer in (before, f"the {gold[2:]}."):
+                    found = qa.exact(answer, [gold], paragraph["context"]), qa.f1(answer, [gold], paragraph["context"])
+                    assert found == pytest.approx(by_squads_rules(answer, gold)), (answer, gold)
+                before, count = gold, count + 1
+    assert count > 1000
 
 
 def test_best_gold_answer() -> None:

@@ -79,6 +79,27 @@ def test_the_task_of_a_sequence_classifier(
     assert answer.score == pytest.approx(expected.max().item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("names", [("O", "PER-B", "PER-I"), ("0", "B-PER", "I-PER"), ("o", "b_PER", "i_PER")])
+def test_words_outside_are_in_no_entity(tmp_path: Path, names: tuple[str, ...]) -> None:
+    model = AutoModelForTokenClassification.from_config(tiny.config("distilbert", id2label=dict(enumerate(names))))
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor([5.0, 0.0, 0.0]))
+    found = load_source(tiny.checkpoint(tmp_path / "tagger", model))
+    assert found.task is not None
+    assert found.task.labels == ("O", "B-PER", "I-PER")
+    bundle = bundle_of(found, tmp_path / "out")
+    assert bundle.predict(["a good film"], precision="fp32")[0].marks == ()  # type: ignore[union-attr]
+    config = json.loads((bundle.path / "config.json").read_text())
+    assert list(config["id2label"].values()) == ["O", "B-PER", "I-PER"]
+
+
+def test_a_tagger_without_names_is_refused(tmp_path: Path) -> None:
+    model = AutoModelForTokenClassification.from_config(tiny.config("distilbert", num_labels=3))
+    with pytest.raises(CompressError, match="its labels have no names"):
+        load_source(tiny.checkpoint(tmp_path / "tagger", model))
+
+
 def test_a_tagger_and_a_reader_become_bundles(tmp_path: Path) -> None:
     names = {0: "O", 1: "B-film", 2: "I-film"}
     tagger = AutoModelForTokenClassification.from_config(tiny.config("distilbert", id2label=names))

@@ -1,14 +1,20 @@
 """Rows of files are answered in batches, with all of their columns, into a file that is whole or not there."""
 
 import csv
+import datetime
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from compress.data.task import Task
-from compress.errors import DataError
+from compress.errors import DataError, OutputError
 from compress.exporters import row_files
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import BATCH, Predictor, iterate_batches
@@ -102,12 +108,17 @@ def test_an_iterator_is_answered_as_it_is_read(bundle: Bundle) -> None:
 
 
 BROKEN = [
-    (".csv", b"sentence,stars\na film,5\nno\xff,5\nfun,4\n", "line 3: is not UTF-8"),
-    (".csv", b"sentence,stars\na film,5\nfun\nfun,4\n", "line 3: has 1 columns, the header 2"),
-    (".jsonl", b'{"sentence": "a film"}\n[1]\n{"sentence": "fun"}\n', "line 2: holds a list"),
-    (".jsonl", b'{"sentence": "a film"}\n{"sentence": 5}\n{"sentence": "fun"}\n', "line 2: has no text in 'sentence'"),
-    (".jsonl", b'{"sentence": "a film"}\n{"sent\n{"sentence": "fun"}\n', "line 2: is not JSON"),
-    (".txt", b"a film\n\xff\nfun\n", "line 2: byte 1 (0xff)"),
+    (".csv", b"sentence,stars\na film,5\nno\xff,5\nfun,4\n", "line 3, byte 3: 0xff is not UTF-8"),
+    (".csv", b"sentence,stars\na film,5\nfun\nfun,4\n", "line 3: 1 cells, not 2 as expected"),
+    (
+        ".jsonl",
+        b'{"sentence": "a film"}\n[1]\n{"sentence": "fun"}\n',
+        "line 2: expected an object of column names and values, found list",
+    ),
+    (".jsonl", b'{"sentence": "a film"}\n{"sentence": []}\n{"sentence": "fun"}\n', "line 2: has a list in 'sentence'"),
+    (".ndjson", b'{"sentence": "a film"}\n{"sentence": {"a": 1}}\n{"sentence": "fun"}\n', "line 2: has an object"),
+    (".jsonl", b'{"sentence": "a film"}\n{"sent\n{"sentence": "fun"}\n', "line 2: not JSON"),
+    (".txt", b"a film\n\xff\nfun\n", "line 2, byte 1: 0xff is not UTF-8"),
 ]
 
 
@@ -145,17 +156,17 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        ("rows.xlsx", "a.csv", "--input .*ends in .txt, .csv, .tsv, .jsonl"),
+        ("rows.xlsx", "a.csv", "--input .*ends in .tsv, .csv, .txt, .jsonl, .ndjson, .json, .parquet"),
         ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl"),
         ("none.csv", "a.csv", "no such file"),
-        ("rows.csv", "rows.csv", "expected a new file"),
-        ("rows.csv", "nowhere/a.csv", "an existing folder"),
+        ("rows.csv", "rows.csv", "--output .*is read"),
+        ("rows.csv", "nowhere/a.csv", "there is no folder"),
     ],
 )
 def test_unusable_files_are_refused(tmp_path: Path, source: str, target: str, message: str) -> None:
     table(tmp_path / "rows.csv")
     table(tmp_path / "rows.xlsx")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((DataError, OutputError), match=message):
         row_files.check_files(tmp_path / source, tmp_path / target)
 
 
@@ -184,3 +195,86 @@ def test_the_command_answers_a_file_and_says_how_many(bundle: Bundle, tmp_path: 
         result = command.run(*wrong)
         assert (result.code, result.out) == (2, "")
         assert "--input" in result.err
+
+
+# What training reads, predict reads
+
+
+def outputs(opened: Predictor, source: Path, **options: Any) -> list[dict[str, Any]]:
+    target = source.with_name("answers.jsonl")
+    predict_file(opened, source, target, **options)
+    return [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+
+
+MARKED = ["the film was good", '" very good " , we like it', '"not bad', "a slow story", '"dull', "the light was poor"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_quotation_marks_of_a_tsv_are_text(opened: Predictor, tmp_path: Path, end: str) -> None:
+    lines = ["id\ttext", *(f"{n}\t{text}" for n, text in enumerate(MARKED))]
+    (tmp_path / "rows.tsv").write_bytes(end.join(lines).encode())
+    rows = outputs(opened, tmp_path / "rows.tsv")
+    assert [(row["id"], row["text"]) for row in rows] == [(str(n), text) for n, text in enumerate(MARKED)]
+
+
+def test_nested_columns_numbers_and_nulls(opened: Predictor, tmp_path: Path) -> None:
+    given = [{"meta": {"body": "a good film"}, "n": 1}, {"meta": {"body": 5}, "n": 2}, {"meta": {"body": None}, "n": 3}]
+    for name, content in (("a.ndjson", "\n".join(map(json.dumps, given))), ("b.json", json.dumps(given))):
+        (tmp_path / name).write_text(content)
+        rows = outputs(opened, tmp_path / name, columns=["meta.body"])
+        assert [{"meta": row["meta"], "n": row["n"]} for row in rows] == given
+        expected = opened.predict(["a good film", "5", ""])
+        assert [row["prediction_score"] for row in rows] == [each.score for each in expected]  # type: ignore[union-attr]
+
+
+def test_a_parquet_file_keeps_its_values(opened: Predictor, tmp_path: Path) -> None:
+    times = pa.array([datetime.datetime(2020, 1, 2)] * 4)
+    columns = {"sentence": pa.array(TEXTS, pa.string_view()), "at": times, "raw": [b"\xff"] * 4, "n": [1, 2, 3, 4]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=3)
+    rows = outputs(opened, tmp_path / "rows.parquet")
+    assert [row["sentence"] for row in rows] == TEXTS
+    assert (rows[0]["at"], rows[0]["raw"], rows[3]["n"]) == ("2020-01-02 00:00:00", "\\xff", 4)
+
+
+def test_a_file_without_a_header_is_not_guessed(opened: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a good film\nso bad\n")
+    with pytest.raises(DataError, match=r"cannot tell whether its first row is a header: 'a good film'.*--text 1"):
+        outputs(opened, tmp_path / "rows.csv")
+    assert [row["1"] for row in outputs(opened, tmp_path / "rows.csv", columns=["1"])] == ["a good film", "so bad"]
+    named = outputs(opened, tmp_path / "rows.csv", columns=["a good film"])
+    assert [row["a good film"] for row in named] == ["so bad"]
+
+
+def test_a_row_that_cannot_be_read_takes_no_other_with_it(opened: Predictor, tmp_path: Path) -> None:
+    content = 'sentence,n\n"never closed,1\nfun,2\n"so, good",3\n'
+    (tmp_path / "rows.csv").write_text(content)
+    rows = outputs(opened, tmp_path / "rows.csv", on_error="skip")
+    assert [row.get("sentence") for row in rows] == [None, "fun", "so, good"]
+    assert rows[0]["prediction_error"].startswith("line 2: ',' expected after")
+
+
+def test_later_columns_are_not_left_out_of_a_table(opened: Predictor, tmp_path: Path) -> None:
+    rows = [{"sentence": "fun"}] * (BATCH + 1) + [{"sentence": "fun", "more": 1}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match="a later row has the column 'more'"):
+        predict_file(opened, tmp_path / "rows.jsonl", tmp_path / "answers.csv")
+    assert outputs(opened, tmp_path / "rows.jsonl")[-1]["more"] == 1
+
+
+def test_text_files_are_read_without_arrow(bundle: Bundle, tmp_path: Path) -> None:
+    code = (
+        "import sys; from compress.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(*{'pyarrow', 'torch', 'transformers', 'datasets', 'pandas'} & set(sys.modules))"
+    )
+    for source in (table(tmp_path / "rows.csv"), table(tmp_path / "rows.tsv", delimiter="\t")):
+        words = ["predict", str(bundle.path), "--input", str(source), "--output", str(tmp_path / "a.jsonl")]
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == ""
+
+
+def test_a_first_line_that_is_not_text_is_skipped(opened: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_bytes(b"\xff\nfun\n")
+    rows = outputs(opened, tmp_path / "rows.txt", on_error="skip")
+    assert [row.get("text") for row in rows] == [None, "fun"]

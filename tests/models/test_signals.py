@@ -5,13 +5,30 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    BartConfig,
+    T5Config,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from compress.errors import ObjectiveError
 from compress.exporters.onnx import LOOKS_BACK
-from compress.models.signals import ATTENTION, NAMES, LayerAttention, Signals, _tap, open_attention, read
+from compress.models.signals import (
+    ATTENTION,
+    NAMES,
+    LayerAttention,
+    Signals,
+    _tap,
+    has_unseen_tokens,
+    open_attention,
+    read,
+)
+from compress.slicing.shape import Shape
 from tests import tiny
 
 ALL = frozenset(NAMES)
@@ -171,6 +188,72 @@ def test_without_a_mask_every_token_is_real() -> None:
     model = opened("bert")
     assert torch.equal(read(model, ids, ALL).mask_BL, torch.ones(2, 5).long())
     torch.testing.assert_close(read(model, ids, ALL).logits, read(model, batch, ALL).logits)
+
+
+# Other attention than BERT's
+
+
+def encoder_decoder(kind: str, **changes: Any) -> Any:
+    """Make a small T5 or BART, two layers in the encoder and three in the decoder, with wide biases of positions."""
+    torch.manual_seed(0)
+    common = {"vocab_size": 60, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "d_model": 32}
+    t5 = {"num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "d_kv": 8, "d_ff": 64, "initializer_factor": 2.0}
+    bart = {"encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    config = T5Config(**common, **t5) if kind == "t5" else BartConfig(**common, **bart, init_std=0.3)
+    return AutoModelForSeq2SeqLM.from_config(config, **changes).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_attention_of_an_encoder_decoder_is_the_encoders(kind: str) -> None:
+    model = encoder_decoder(kind)
+    open_attention(model)
+    batch = tiny.batch() | {"decoder_input_ids": tiny.batch((4, 4, 4))["input_ids"]}
+    shown = read(model, batch, ALL - {"pair"})
+    assert (len(shown.scores), len(shown.layers), len(shown.encoder_layers)) == (2, 3, 2)
+    eager = encoder_decoder(kind, attn_implementation="eager")(**batch, output_attentions=True)
+    for scores, expected in zip(shown.scores, eager.encoder_attentions, strict=True):
+        difference = probabilities(scores, shown.mask_BL) - expected
+        assert (difference * batch["attention_mask"][:, None, :, None]).abs().max() < 1e-5
+    shape = Shape.from_config(model.config)
+    assert [shape.stack(signal) for signal in ("scores", "encoder_layers", "layers")] == [2, 2, 3]
+
+
+def test_the_bias_of_t5s_positions_learns_from_scores() -> None:
+    model = encoder_decoder("t5")
+    open_attention(model)
+    read(model.encoder, tiny.batch(), frozenset({"scores"})).scores[1].square().mean().backward()
+    gradient = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad
+    assert gradient is not None
+    assert gradient.any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [(7, 7), (7, 5, 1)])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_causal_model_says_which_tokens_each_token_sees(family: str, lengths: tuple[int, ...]) -> None:
+    """Mistral's window here is four tokens."""
+    model, batch = opened(family), tiny.batch(lengths)
+    expected = torch.ones(7, 7).tril().bool() & (torch.ones(7, 7).triu(-3 if family == "mistral" else -7).bool())
+    real_BL = batch["attention_mask"].bool()
+    for layer in read(model, batch, ATTENTION).attention:
+        assert layer.seen_BLL is not None
+        assert torch.equal(layer.seen_BLL & real_BL[:, :, None], expected & real_BL[:, :, None] & real_BL[:, None, :])
+    assert has_unseen_tokens(model)
+
+
+@torch.no_grad()
+def test_masks_of_padding_are_not_kept() -> None:
+    for family in READABLE:
+        model, batch = opened(family), tiny.batch((7, 5))
+        unseen = [layer.seen_BLL is not None for layer in read(model, batch, ATTENTION).attention]
+        assert any(unseen) == (has_unseen_tokens(model) and family != "modernbert"), "a window longer than the texts"
+
+
+def test_a_setting_of_attention_that_is_not_known_is_refused() -> None:
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ObjectiveError, match=r"Module computes its attention with s_aux.*leave attention losses out"):
+        _tap(nn.Module(), query, query, query, None, tap=[], is_causal=False, s_aux=torch.zeros(2), use_cache=True)
 
 
 def hooks(model: nn.Module) -> int:

@@ -187,6 +187,16 @@ def test_es_shares_one_table_and_nes_none(tmp_path: Path) -> None:
         assert step.student.get_input_embeddings().weight.requires_grad
 
 
+def test_padding_may_stand_before_the_text() -> None:
+    """Generator with positions in its decoder, and detector, whose head adds the state of the first token."""
+    step = replaced(encoder())
+    alone = corrupted((12,))
+    padded = {name: torch.cat([torch.zeros_like(row[:, :3]), row], 1) for name, row in alone.items()}
+    padded["labels"][:, :3] = IGNORE_INDEX
+    torch.testing.assert_close(step.generator(padded), step.generator(alone), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(detection(step, padded), detection(step, alone), rtol=1e-4, atol=1e-5)
+
+
 def test_only_an_encoder_of_the_family_is_trained_so() -> None:
     with pytest.raises(StudentError, match=r"not BertForSequenceClassification.*`family: deberta-v2`"):
         replaced(tiny.bert())

@@ -92,6 +92,29 @@ def test_garbage_in_pads_changes_nothing(name: str) -> None:
     assert not student.grad[pads].any()
 
 
+def padded_before(tensor: Tensor, axes: tuple[int, ...], mask_BL: Tensor) -> Tensor:
+    """The same rows with their padding before the text."""
+    rows = []
+    for row, mask_L in zip(tensor, mask_BL, strict=True):
+        shift = int((mask_L == 0).sum())
+        rows.append(row.roll([shift] * len(axes), [axis - 1 for axis in axes]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_may_stand_before_the_text(name: str) -> None:
+    loss, reading, case = of(name)
+    axes = case.token_axes(reading)
+    lengths_B = case.mask.sum(-1)
+    if not torch.equal(case.mask, (torch.arange(case.mask.shape[1]) < lengths_B[:, None]).long()):
+        pytest.skip("its mask marks other positions than those before padding")
+    student = padded_before(case.student, axes, case.mask)
+    target_axes = axes if reading.against == "teacher" else axes[:1]
+    target = padded_before(case.target, target_axes, case.mask) if case.target.dim() > 1 else case.target
+    found = loss(student, target, padded_before(case.mask, (1,), case.mask), **case.options)
+    torch.testing.assert_close(found, value(loss, case))
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.across])
 def test_the_batch_is_the_mean_of_its_unpadded_examples(name: str) -> None:
     """Weighted by the number of items that `Reading.per` names: so the frame may split a batch."""

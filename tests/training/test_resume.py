@@ -55,6 +55,10 @@ class Interrupted(Waits):
     """Ctrl-C while it waits."""
 
 
+class Terminated(Interrupted):
+    """SIGTERM, from a cluster or a container that ends, while it waits."""
+
+
 DEATHS: Sequence[children.Accident] = (
     Interrupted("teacher", 2),
     Waits("teacher", 8),
@@ -63,11 +67,20 @@ DEATHS: Sequence[children.Accident] = (
     children.dies_before_a_result_has_its_name,
     children.dies_between_two_stages,
     Interrupted("prediction", 7),
+    Terminated("prediction", 9),
     children.dies_before_a_checkpoint_has_its_name,
     children.dies_before_the_older_checkpoint_goes,
     children.dies_with_new_best_weights_and_an_old_checkpoint,
     Waits("prediction", 14),
 )
+
+
+ENDS: Mapping[type[Waits], tuple[signal.Signals, int]] = {
+    Waits: (signal.SIGKILL, -signal.SIGKILL),
+    Interrupted: (signal.SIGINT, 130),
+    Terminated: (signal.SIGTERM, 143),
+}
+"""The signal that ends a run, and its exit code then."""
 
 
 def test_a_run_that_dies_again_and_again_ends_with_the_same_weights(
@@ -82,9 +95,9 @@ def test_a_run_that_dies_again_and_again_ends_with_the_same_weights(
         if isinstance(death, Waits):
             children.wait_for(child, out, death.stage, death.after)
             assert child.pid is not None
-            os.kill(child.pid, signal.SIGINT if isinstance(death, Interrupted) else signal.SIGKILL)
+            os.kill(child.pid, ENDS[type(death)][0])
         ended, said = children.finish(child), children.said(out)
-        assert ended == (130 if isinstance(death, Interrupted) else -signal.SIGKILL), f"{death}: {said}"
+        assert ended == ENDS[type(death) if isinstance(death, Waits) else Waits][1], f"{death}: {said}"
         if isinstance(death, Interrupted):
             assert "Traceback" not in said
             go_on = said.strip().rpartition("interrupted. Continue with: ")[2]

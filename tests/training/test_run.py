@@ -16,7 +16,7 @@ from rich.console import Console
 from compress.config.recipe import Recipe
 from compress.errors import DamagedError, RunError
 from compress.io import atomic_folder
-from compress.training.run import Run, clean
+from compress.training.run import Run, check_processes, clean
 from tests import tiny
 
 IDENTITY = {"teacher": "minilm", "data": "glue/sst2", "corpus": None, "seed": 3, "precision": "bf16", "columns": []}
@@ -53,6 +53,35 @@ def test_an_existing_run_is_resumed_not_started_again(tmp_path: Path, recipe: Re
     with pytest.raises(RunError, match="holds a run already; --resume continues it, another --out starts a new one"):
         open_run(path, recipe)
     open_run(path, recipe, resume=True, command="typed otherwise").close()
+
+
+@pytest.mark.parametrize(("began", "now"), [(2, 1), (1, 2), (4, 8)])
+def test_a_run_is_resumed_by_as_many_processes_as_began_it(
+    began: int, now: int, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would divide batches otherwise, and draw other dropout."""
+    path = tmp_path / "run"
+    open_run(path, recipe, processes=began).close()
+    (path / "log.jsonl").write_text("", encoding="utf-8")
+    monkeypatch.setenv("WORLD_SIZE", str(now))
+    with pytest.raises(RunError, match=rf"run: began with {began} process.*and {now} would continue it"):
+        Run.check(path, resume=True)
+    with pytest.raises(RunError, match="began with"):
+        check_processes(path)
+    monkeypatch.setenv("WORLD_SIZE", str(began))
+    with closing(open_run(path, recipe, processes=began, resume=True)) as run:
+        run.finish()
+    monkeypatch.setenv("WORLD_SIZE", str(now))
+    assert Run.check(path, resume=True), "nothing is trained any more"
+    check_processes(tmp_path / "nothing")
+
+
+def test_runs_that_have_not_recorded_their_processes_are_resumed(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = start_run(tmp_path / "run", recipe)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Run.check(path, resume=True)
 
 
 def test_resume_needs_a_run(tmp_path: Path, recipe: Recipe) -> None:

@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    T5Config,
+    T5EncoderModel,
+    Trainer,
+    TrainingArguments,
+)
 
 from compress.config.term import Term
+from compress.errors import ObjectiveError
 from compress.models.signals import LAYERED, Signals, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
+from compress.training.reads import reads
 from compress.training.step import Distillation, fill_labels
 from tests import tiny
 from tests.papers.case import losses, papers
@@ -59,6 +68,72 @@ def test_the_batch_is_left_as_it_was() -> None:
     distillation()(**batch)
     assert batch.keys() == kept.keys()
     assert all(torch.equal(batch[name], kept[name]) for name in kept)
+
+
+# Attention that is not BERT's: losses compare what each model computes, where both look
+
+
+def t5_encoder(seed: int, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 60, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 64}
+    return T5EncoderModel._from_config(T5Config(**sizes, initializer_factor=2.0), **changes).eval()
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "mistral", "t5"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_attention_is_compared_as_the_models_compute_it(family: str, side: str) -> None:
+    """MiniLM's first loss is the divergence of the attention that transformers itself reports."""
+
+    def make(seed: int, **changes: Any) -> Any:
+        return t5_encoder(seed, **changes) if family == "t5" else tiny.model(family, seed=seed, **changes)
+
+    batch = tiny.batch((7, 5, 2))
+    if side == "left":
+        batch = {name: column.flip(1) for name, column in batch.items()}
+    eager = {"attn_implementation": "eager"} if family == "t5" else {"eager": True}
+    with torch.no_grad():
+        student_BHLL, teacher_BHLL = (
+            make(seed, **eager)(**batch, output_attentions=True).attentions[-1] for seed in (1, 2)
+        )
+    kl_BHL = (teacher_BHLL * (teacher_BHLL.clamp_min(1e-30) / student_BHLL.clamp_min(1e-30)).log()).sum(-1)
+    real_BL = batch["attention_mask"]
+    expected = ((kl_BHL.mean(1) * real_BL).sum(1) / real_BL.sum(1)).mean()
+    step = Distillation(make(1), make(2), [Term("minilm.attention", layers="last")])
+    torch.testing.assert_close(step(**batch)["loss"].detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_scores_of_later_tokens_do_not_count() -> None:
+    """A causal model never takes the softmax of them; they weigh as much as the others in a mean over all pairs."""
+    batch = tiny.batch((6, 4))
+    step = Distillation(tiny.model("llama", seed=1), tiny.model("llama", seed=2), [Term("tinybert.attention")])
+    shown = [read(model, batch, frozenset({"scores"})).scores for model in (step.student, teacher_of(step))]
+    expected = 0.0
+    shown = [[scores.detach() for scores in each] for each in shown]
+    for student_BHLL, teacher_BHLL in zip(*shown, strict=True):
+        for row, length in enumerate((6, 4)):
+            error_LL = (student_BHLL[row] - teacher_BHLL[row]).square().mean(0)
+            seen = [float(error_LL[i, j]) for i in range(length) for j in range(i + 1)]
+            expected += length**2 * sum(seen) / len(seen) / (6**2 + 4**2)
+    assert float(step(**batch)["loss"].detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_on_all_pairs_refuses_causal_attention() -> None:
+    @reads("scores")
+    def distance(student: Tensor, teacher: Tensor) -> Tensor:
+        return (student - teacher).square().mean()
+
+    step = Distillation(tiny.model("llama"), tiny.model("llama"), [Term(distance)])
+    with pytest.raises(ObjectiveError, match=r"distance compares attention of all pairs.*earlier tokens only"):
+        step(**tiny.batch())
+    whole = Distillation(tiny.model("bert"), tiny.model("bert", seed=1), [Term(distance)])
+    assert float(whole(**tiny.batch())["loss"].detach()) > 0
+
+
+def test_a_layer_that_shows_no_attention_is_named() -> None:
+    step = Distillation(tiny.model("bert"), tiny.model("bert"), [Term("tinybert.attention")])
+    step.objective.pairs = [[(0, 0), (2, 1)]]
+    with pytest.raises(ObjectiveError, match=r"scores of layer 2 of the student, which shows those of 2 layers"):
+        step(**tiny.batch())
 
 
 # The teacher

@@ -214,6 +214,17 @@ def test_queries_keys_and_values_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, wants=frozenset({"logits", "scores", "queries", "values"}))
 
 
+@pytest.mark.parametrize("family", ["llama", "modernbert"])
+def test_scores_of_tokens_that_do_not_see_each_other_are_refused(tmp_path: Path, family: str) -> None:
+    """The cache would lose which they are."""
+    rows, collate = learning.rows(), learning.collate()
+    wants = frozenset({"scores"})
+    with pytest.raises(ObjectiveError, match=r"does not keep which tokens .* causal attention .* cache_teacher: false"):
+        teacher_cache(tiny.model(family), rows, collate, tmp_path, wants=wants, layers=[0, 1])
+    assert not caches.explain_uncacheable(tiny.model("bert"), wants)
+    assert not caches.explain_uncacheable(tiny.model(family), frozenset({"layers"}))
+
+
 @pytest.mark.parametrize("family", ["xlnet", "roberta"])
 def test_padding_on_the_left_is_supported(tmp_path: Path, family: str) -> None:
     """XLNet's rows are padded on the left. RoBERTa shows scores, but answers at the first place."""

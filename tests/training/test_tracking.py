@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 import compress
 from compress import provenance
-from compress.config import limits
+from compress.commands import preflight
 from compress.config.options import RunOptions
 from compress.errors import CompressError
 from compress.training import tracking
@@ -216,7 +216,7 @@ def test_a_plan_is_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("found", ["", "0.1"])
-@pytest.mark.parametrize("name", limits.TRACKERS[1:])
+@pytest.mark.parametrize("name", preflight.TRACKERS[1:])
 def test_a_tracker_that_is_absent_or_too_old_is_refused_before_anything_is_loaded(
     name: str, found: str, shelf: command.Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +238,7 @@ def _pin(name: str) -> str:
 
 def test_an_unknown_tracker_is_refused() -> None:
     with pytest.raises(CompressError, match="Did you mean 'mlflow'"):
-        limits.check_tracker("mlfow")
+        preflight.check_tracker("mlfow")
 
 
 # ---- the trackers themselves

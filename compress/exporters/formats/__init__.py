@@ -8,12 +8,8 @@ says what each file is, how much its answers differ from fp32's, and what made i
 
 import importlib
 import json
-import logging
-import os
 import shutil
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from compress.errors import ExportError, did_you_mean
+from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision, check_writable
 from compress.exporters.card import export_card
@@ -36,12 +32,12 @@ from compress.exporters.session import (
     difference,
     metadata,
     onnx_run,
-    quiet_logging,
     read_model,
     rows_for,
 )
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin
+from compress.outputs import check_output_folder
 from compress.provenance import install_command, versions
 
 if TYPE_CHECKING:
@@ -228,7 +224,9 @@ def leaves_out_prompts(source: Source) -> bool:
 
 
 def _check_free(out: Path, to: Format, source: Source) -> None:
-    """Raise ExportError where the export would replace the model itself, or anything that is not an export."""
+    """Raise ExportError where the export would replace the model itself, or anything that is not an export; OutputError
+    where no folder can be written."""
+    check_output_folder(out, "out")
     origin = source.path if isinstance(source, Bundle) else Path(source.name)
     if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
         raise ExportError(
@@ -237,7 +235,7 @@ def _check_free(out: Path, to: Format, source: Source) -> None:
     if to != "onnx" and manifest.is_bundle(out):
         raise ExportError(f"--out {out}: is a bundle, which --for {to} does not write; expected a new folder")
     ours = manifest.is_bundle(out) or (out / NAME).is_file()
-    if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
+    if out.is_dir() and any(out.iterdir()) and not ours:
         raise ExportError(f"{out}: exists and is not an export; expected a new folder, or an export to replace")
 
 
@@ -368,7 +366,8 @@ class ExportContext:
         from compress.exporters.onnx import to_onnx
 
         inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
-        to_onnx(self.model(), target, opset=opset, segments="token_type_ids" in inputs)
+        longest = self.bundle.manifest.max_length
+        to_onnx(self.model(), target, opset=opset, segments="token_type_ids" in inputs, max_length=longest)
 
     def _export_at(self, opset: int) -> "ExportContext":
         """Export fp32 and int8 again from the weights; what the int8 file left in float32 stays so."""
@@ -423,32 +422,7 @@ def converting(context: ExportContext, runtime: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
-        first = (str(error).splitlines() or [""])[0]
         raise ExportError(
             f"{context.name}: {context.bundle.manifest.model_type} cannot be exported to {runtime} "
-            f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
+            f"({first_reason(error)}); --for onnx and --for ort take every family"
         ) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Drop warnings, log records up to warnings, and what is written to the file descriptors of standard output and
-    error. Exceptions are not affected."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    try:
-        with (
-            tempfile.TemporaryFile() as dropped,
-            warnings.catch_warnings(action="ignore"),
-            quiet_logging(logging.WARNING),
-        ):
-            for number in (1, 2):
-                os.dup2(dropped.fileno(), number)
-            yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        for number, original in zip((1, 2), kept, strict=True):
-            os.dup2(original, number)
-            os.close(original)

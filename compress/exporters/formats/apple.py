@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.models.auto import modeling_auto
 
 from compress.errors import ExportError
 from compress.exporters.formats import (
@@ -33,14 +34,11 @@ from compress.exporters.formats import (
     converting,
     import_extra,
     mil,
-    quiet,
 )
 from compress.exporters.formats.mobile import SHORTEST_TEXT
-from compress.exporters.onnx import LOOKS_BACK, TracedModel
-from compress.exporters.session import read_model
+from compress.exporters.onnx import TracedModel
+from compress.exporters.session import quiet, read_model
 from compress.slicing.shape import positions
-
-READ_LAST = {"xlnet", *LOOKS_BACK}
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,8 @@ def write_coreai(
 def _write(
     target: _Target, context: ExportContext, folder: Path, precisions: Sequence[str], *, lengths: Sequence[int]
 ) -> ExportResult:
-    if (family := context.bundle.manifest.model_type) in READ_LAST:
+    family = context.bundle.manifest.model_type
+    if reads_last(family):
         raise ExportError(
             f"{context.name}: {family} reads its answer off the last token, which padding to a fixed length moves; "
             "--for onnx and --for ort take every family"
@@ -161,6 +160,12 @@ def _write(
         output=request.outputs[0],
     )
     return ExportResult(tuple(made), verdicts, packages=(*target.packages, "onnxruntime"), code=code)
+
+
+def reads_last(family: str) -> bool:
+    """Check whether classifiers of this family read their answer off the last token: decoders, and XLNet."""
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return family in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in masked
 
 
 def _check_lengths(context: ExportContext, lengths: list[int]) -> list[int]:

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, import_extra, quiet
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, import_extra
 from compress.exporters.onnx import TracedModel
-from compress.exporters.session import Run
+from compress.exporters.session import Run, quiet
 from compress.exporters.weight_only import SMALL
 
 EXECUTORCH_FILES = {"fp32": "model.pte", "int8": "model_quantized.pte"}

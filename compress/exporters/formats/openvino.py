@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ExportError
+from compress.errors import ExportError, first_reason
 from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, import_extra
 from compress.exporters.int8 import quantize_static
 from compress.exporters.weight_only import SMALL
@@ -53,7 +53,10 @@ def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[st
         try:
             model = openvino.convert_model(source)
         except RuntimeError as error:
-            raise ExportError(f"{context.name}: OpenVINO cannot read {source.name}: {str(error)[:500]}") from error
+            raise ExportError(
+                f"{context.name}: OpenVINO cannot read {source.name} ({first_reason(error)}); --for onnx and --for ort "
+                "take every family"
+            ) from error
         if precision == "w8":
             _compress(model)
         try:
@@ -61,8 +64,8 @@ def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[st
         except RuntimeError as error:  # an error of C++ streams, which give no reason
             free = shutil.disk_usage(folder).free / 1e6
             raise ExportError(
-                f"{target.name}: OpenVINO cannot write it ({error}); {free:.0f} MB are free in {folder.parent}. "
-                "Make room, or name another --out"
+                f"{target.name}: OpenVINO cannot write it ({first_reason(error)}); {free:.0f} MB are free in "
+                f"{folder.parent}. Make room, or name another --out"
             ) from error
         settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
         compiled = openvino.Core().compile_model(target, "CPU", settings)

@@ -1,0 +1,50 @@
+"""End a command on SIGTERM as on Ctrl-C: what is open is closed, and the user reads how to go on."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes after Ctrl-C and after SIGTERM: 128 plus the number of the signal, as of a shell's commands."""
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised in the main thread on SIGTERM. Whatever cleans up after Ctrl-C cleans up after it too."""
+
+
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Raise Terminated for the first SIGTERM in this context; the second ends the process at once.
+
+    Processes that are forked meanwhile end at once as well. A SIGTERM that the parent process ignores stays ignored.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+        yield
+        return
+    process = os.getpid()
+
+    def terminate(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != process:
+            os.kill(os.getpid(), number)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
+def exit_code(interrupt: BaseException) -> int:
+    """Return the exit code for an interrupt, or for another that has been raised while it was handled."""
+    error: BaseException | None = interrupt
+    while error is not None:
+        if isinstance(error, Terminated):
+            return TERMINATED
+        error = error.__cause__ or error.__context__
+    return INTERRUPTED
