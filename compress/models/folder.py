@@ -43,6 +43,8 @@ IGNORED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
 }
 """Settings that change what a model computes and that transformers 5 ignores: the value that changes nothing, what
 others mean, and the families that honour it."""
+RISING: Final = ("Identity", "Sigmoid", "Softmax", "Tanh")
+"""The classes of torch.nn that give the scores of a cross-encoder the order of its logits."""
 MOST_LAYERS: Final = 1000
 MOST_OUTPUTS: Final = 100_000
 
@@ -112,13 +114,29 @@ def identify_kind(folder: Path) -> FolderKind:
             f"{folder / MODULES}: a cross-encoder of the modules {', '.join(types)} is not supported; expected one "
             "Transformer, a sequence classifier"
         )
-    prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
+    _check_scores(JsonKeys(folder / MODULE_SETTINGS, settings))
+    return "cross_encoder"
+
+
+def _check_scores(keys: JsonKeys) -> None:
+    """Raise TeacherError for settings of a cross-encoder under which its scores are more than its logits in order."""
+    keys.take("__version__", dict, {})
+    keys.take("model_type", str)
+    keys.take("keep_in_fp32_modules", (list, type(None)), None)  # everything is float32
+    prompts = keys.take("prompts", (dict, type(None)), None) or {}
+    prompt = prompts.get(keys.take("default_prompt_name", (str, type(None)), None))
     if prompt:
         raise TeacherError(
-            f"{folder / MODULE_SETTINGS}: default_prompt_name puts {prompt!r} before the texts of this cross-encoder, "
-            "which is not supported; expected none. Put the prompt into your texts, and set default_prompt_name to null"
+            f"{keys.path}: default_prompt_name puts {prompt!r} before the texts of this cross-encoder, which is not "
+            "supported; expected none. Put the prompt into your texts, and set default_prompt_name to null"
         )
-    return "cross_encoder"
+    activation = keys.take("activation_fn", (str, type(None)), None) or "torch.nn.Identity"
+    if not activation.startswith("torch.nn.") or activation.rpartition(".")[2] not in RISING:
+        raise TeacherError(
+            f"{keys.path}: activation_fn is {activation!r}, which is not supported, since logits are read as scores; "
+            f"expected a class of torch.nn that keeps their order: {', '.join(RISING)}"
+        )
+    keys.finish()
 
 
 def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:

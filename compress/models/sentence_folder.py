@@ -364,12 +364,12 @@ def _read_tokenizer_options(keys: JsonKeys) -> dict[str, Any]:
 
 def _read_processing(keys: JsonKeys) -> int | None:
     """Read the arguments with which the tokenizer is called; return the most tokens of a text, if it is one of them."""
-    kinds = keys.take("processing_kwargs", dict, {})
+    kinds = JsonKeys(keys.path, keys.take("processing_kwargs", dict, {}))
     for name in ("audio", "image", "video"):  # of which a text has none
-        kinds.pop(name, None)
+        kinds.take(name, dict, {})
     found = None
     for name in ("text", "common"):
-        group = JsonKeys(keys.path, kinds.pop(name, {}))
+        group = JsonKeys(keys.path, kinds.take(name, dict, {}))
         found = group.take("max_length", (int, type(None)), found)
         group.take("return_tensors", str, "pt")
         for option, usual in {"padding": (True, "longest"), "truncation": (True, "longest_first")}.items():
@@ -379,8 +379,8 @@ def _read_processing(keys: JsonKeys) -> int | None:
                     f"{keys.path}: processing_kwargs: {option!r} is {value!r}, which is not supported; expected true"
                 )
         group.finish()
-    if kinds:
-        raise TeacherError(f"{keys.path}: processing_kwargs has {min(kinds)!r}; expected 'text' or 'common'")
+    if kinds.left:
+        raise TeacherError(f"{keys.path}: processing_kwargs has {min(kinds.left)!r}; expected 'text' or 'common'")
     return found
 
 

@@ -16,11 +16,12 @@ from tokenizers import AddedToken
 from torch import Tensor, nn
 
 from compress.config.stages import StudentSpec
+from compress.data.task import Task
 from compress.data.text_preparation import AS_IT_IS, TextPreparation, count_prompt_tokens
 from compress.errors import CompressError, TeacherError
 from compress.models import student as students
 from compress.models.folder import MODULES, ModelFolder, list_modules
-from compress.models.loader import load_model, load_tokenizer
+from compress.models.loader import load_config, load_model, load_tokenizer
 from compress.models.sentence_encoder import (
     AutoModelForSentenceEmbedding,
     SentenceEncoder,
@@ -40,9 +41,12 @@ from compress.models.sentence_modules import (
     SentenceModule,
 )
 from compress.models.sentence_settings import SentenceSettings, find_projection, set_settings, settings_of, width_of
+from compress.models.teacher import is_reranker
+from compress.models.teacher import load as load_teacher
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import choose, magnitude
+from compress.training.reranker import load_reranker
 from tests import tiny
 
 HIDDEN = 32
@@ -146,6 +150,58 @@ def test_texts_are_lowered_but_special_tokens_are_not(tmp_path: Path) -> None:
     assert again.tokenize("Film FILM GOOD") == ["film", "film", "GOOD"]
 
 
+def save_in_place(folder: Path, model: Any, **settings: Any) -> Path:
+    """Save a classifier and a cased tokenizer where an older version of the library kept its encoder."""
+    place = folder / "0_Transformer"
+    model.save_pretrained(place)
+    cased = tiny.tokenizer(("Film", "film", "good"))
+    cased.backend_tokenizer.normalizer = type(cased.backend_tokenizer.normalizer)(lowercase=False)
+    cased.save_pretrained(place)
+    put(place / ENCODER_FILES[0], settings)
+    return place
+
+
+@pytest.mark.parametrize("modules", [("Pooling",), ("Pooling", "WordWeights")])
+def test_a_teacher_of_another_task_has_the_encoder_of_its_folder(modules: tuple[str, ...], tmp_path: Path) -> None:
+    model = tiny.bert(3)
+    listed = [{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
+    listed += [{"path": f"x_{kind}", "type": f"sentence_transformers.models.{kind}"} for kind in modules]
+    put(tmp_path / MODULES, listed)
+    save_in_place(tmp_path, model.bert, do_lower_case=True, max_seq_length=8, config_args={"attention_dropout": 0.5})
+    with pytest.raises(TeacherError, match="'attention_dropout' is set for its config"):
+        load_config(tmp_path)
+    dropout = {"attention_probs_dropout_prob": 0.5}
+    put(tmp_path / "0_Transformer" / ENCODER_FILES[0], {"do_lower_case": True, "config_args": dropout})
+    teacher = load_teacher("t", tmp_path, Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy"))
+    assert not teacher.trained
+    assert teacher.model.config.attention_probs_dropout_prob == 0.5
+    assert teacher.tokenizer.tokenize("Film FILM") == ["film", "film"]
+    torch.testing.assert_close(teacher.model.bert.state_dict(), model.bert.state_dict())
+
+
+def test_ignored_settings_of_the_config_are_refused_beside_it_too(tmp_path: Path) -> None:
+    place = tmp_path / "0_Transformer"
+    put(tmp_path / MODULES, [{"path": place.name, "type": "sentence_transformers.models.Transformer"}])
+    save_in_place(tmp_path, tiny.bert(1), config_args={"position_embedding_type": "relative_key"})
+    with pytest.raises(TeacherError, match="position_embedding_type is 'relative_key'"):
+        load_config(tmp_path)
+
+
+def test_a_cross_encoder_reads_texts_as_its_folder_says(tmp_path: Path) -> None:
+    model = tiny.bert(1)
+    place = save_in_place(tmp_path, model, do_lower_case=True, max_seq_length=7)
+    put(tmp_path / MODULES, [{"path": place.name, "type": "sentence_transformers.models.Transformer"}])
+    put(tmp_path / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    assert is_reranker(tmp_path)
+    reranker = load_reranker(tmp_path)
+    assert reranker.tokenizer.model_max_length == 7
+    assert reranker.tokenizer.tokenize("Film FILM") == ["film", "film"]
+    torch.testing.assert_close(reranker.model.state_dict(), model.state_dict())
+    put(place / ENCODER_FILES[0], {"transformer_task": "feature-extraction"})
+    with pytest.raises(TeacherError, match="'transformer_task' is 'feature-extraction'"):
+        load_reranker(tmp_path)
+
+
 def test_prompts_are_those_that_the_library_chooses() -> None:
     preparation = TextPreparation({"query": "q: ", "passage": "p: "}, default="passage")
     assert [preparation.prompt(name) for name in (None, "query", "document", "passage")] == ["p: ", "q: ", "", "p: "]
@@ -239,6 +295,7 @@ def test_modules_that_are_not_read_are_named(
         ({"model_args": {"revision": "x"}}, "model_args has 'revision'"),
         ({"processing_kwargs": {"chat_template": {}}}, "processing_kwargs has 'chat_template'"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "'truncation' is False"),
+        ({"processing_kwargs": {"text": [8]}}, r"'text' is \[8\]; expected dict"),
     ],
 )
 def test_settings_of_the_encoder_that_are_not_read_are_named(
