@@ -67,8 +67,8 @@ class TokenizerSettings:
         """Read the settings of a tokenizer of transformers, which knows the defaults of its class."""
         options: Mapping[str, Any] = tokenizer.init_kwargs
         return cls(
-            truncation_side=_check_side(tokenizer.truncation_side, name_of(tokenizer)),
-            truncation_strategy=_check_strategy(options.get("truncation_strategy"), name_of(tokenizer)),
+            truncation_side=_check_side(tokenizer.truncation_side, tokenizer_name(tokenizer)),
+            truncation_strategy=_check_strategy(options.get("truncation_strategy"), tokenizer_name(tokenizer)),
             token_types="token_type_ids" in tokenizer.model_input_names,
             split_special_tokens=bool(tokenizer.split_special_tokens),
             pad_token_id=tokenizer.pad_token_id,
@@ -107,7 +107,7 @@ class TokenizerSettings:
         return {"truncation_side": self.truncation_side, "split_special_tokens": self.split_special_tokens}
 
 
-def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
     """Name a tokenizer in errors by its folder, or else by its class."""
     return str(tokenizer.name_or_path or type(tokenizer).__name__)
 
@@ -320,7 +320,7 @@ class SlowEncoder:
         if not texts:
             return []
         columns = [list(texts)] if isinstance(texts[0], str) else list(map(list, zip(*texts, strict=True)))
-        name = name_of(self.tokenizer)
+        name = tokenizer_name(self.tokenizer)
         if max_length is not None:
             special = self.tokenizer.num_special_tokens_to_add(pair=len(columns) > 1)
             _check_room(max_length, special, len(columns) > 1, name)
@@ -363,8 +363,9 @@ class SlowEncoder:
 
     def _lacks_positions(self, what: str) -> DataError:
         return DataError(
-            f"{name_of(self.tokenizer)}: {type(self.tokenizer).__name__} does not report which characters its tokens "
-            f"come from, which {what} need; expected a fast tokenizer, as AutoTokenizer returns for all common models."
+            f"{tokenizer_name(self.tokenizer)}: {type(self.tokenizer).__name__} does not report which characters its "
+            f"tokens come from, which {what} need; expected a fast tokenizer, as AutoTokenizer returns for all common "
+            "models."
         )
 
 
@@ -376,7 +377,7 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase | Encoder) -> Encoder:
     settings = TokenizerSettings.from_tokenizer(plain)
     if not plain.is_fast or _calls_its_own(type(plain)):
         return SlowEncoder(plain, settings)
-    return TextEncoder.from_backend(plain.backend_tokenizer, settings, name_of(plain))
+    return TextEncoder.from_backend(plain.backend_tokenizer, settings, tokenizer_name(plain))
 
 
 def text_encoder_of(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
@@ -384,7 +385,7 @@ def text_encoder_of(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
     encoder = encoder_of(tokenizer)
     if not isinstance(encoder, TextEncoder):
         raise DataError(
-            f"{name_of(tokenizer)}: {type(tokenizer).__name__} has no {TOKENIZER_JSON} form; expected a fast "
+            f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} has no {TOKENIZER_JSON} form; expected a fast "
             "tokenizer, as AutoTokenizer returns for all common models"
         )
     return encoder
@@ -417,7 +418,7 @@ def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
             expected = tokenizer(text, truncation=limit is not None, max_length=limit, padding=False, verbose=False)
         except (TypeError, ValueError, AssertionError) as error:  # layouts, tables
             raise BundleError(
-                f"{name_of(tokenizer)}: {type(tokenizer).__name__} does not encode a text alone "
+                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} does not encode a text alone "
                 f"({' '.join(str(error).split())[:200]}); choose a model with another tokenizer"
             ) from error
         if not expected["input_ids"]:
@@ -425,7 +426,7 @@ def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         (row,) = saved.encode([text], limit)
         if any(row[name] != list(expected[name]) for name in row if name in expected):
             raise BundleError(
-                f"{name_of(tokenizer)}: {type(tokenizer).__name__} encodes {text!r:.60} as "
+                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} encodes {text!r:.60} as "
                 f"{list(expected['input_ids'])[:8]}, the {TOKENIZER_JSON} that it saves as {row['input_ids'][:8]}: it "
                 "does more than this file says, and prediction would not. Choose a model with another tokenizer"
             )

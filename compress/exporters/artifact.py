@@ -429,7 +429,7 @@ def _describe(task: Task) -> str:
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
     """Raise BundleError unless model, tokenizer and task fit together, and DataError for a tokenizer that a bundle
     cannot have; quick enough to call before training."""
-    from compress.data.encoder import TextEncoder, TokenizerSettings, name_of
+    from compress.data.encoder import TextEncoder, TokenizerSettings, tokenizer_name
 
     kind = type(model).__name__
     outputs = count_outputs(model.config, task.kind)
@@ -442,7 +442,7 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
         )
     if not task.tokenwise:
         settings = TokenizerSettings.from_tokenizer(tokenizer)
-        encoder = TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, name_of(tokenizer))
+        encoder = TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, tokenizer_name(tokenizer))
         encoder.check_truncation(max_length, pair=task.pair)
     size = token_rows(model)
     if size is not None and len(tokenizer) > size:
