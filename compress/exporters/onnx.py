@@ -31,6 +31,7 @@ from compress.exporters import probes
 from compress.exporters.probes import TRACED, Probe
 from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import (
+    PROMPT_LENGTH,
     SESSION_KEY,
     SESSION_WHY_KEY,
     UNFUSED_SKIP,
@@ -41,6 +42,7 @@ from compress.exporters.session import (
     runtime_reason,
 )
 from compress.io import atomic_file
+from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
 from compress.slicing.rules import GROUPED
 
@@ -138,6 +140,10 @@ def to_onnx(
              (batch_size, sequence_length) of one that answers with spans; of an encoder
              last_hidden_state (batch_size, sequence_length, hidden), and
              sentence_embedding (batch_size, width) of a sentence encoder
+    Optional prompt_length int64 (batch_size,) of a sentence encoder that does not pool
+    the tokens of prompts: how many
+             tokens a prompt takes at the beginning; 0 where it is not given, as
+             runtimes that know nothing of it do
     form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13);
              None: it stays as traced
     max_length   the most tokens of the texts that the file is for; None: 512, or as
@@ -157,14 +163,14 @@ def to_onnx(
     config = plain.config
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as partial:
-        _trace(
-            plain,
-            probes.draw(plain, traced_shape(config, longest), segments=segments),
-            partial,
-            opset,
-        )
+        traced = _draw(plain, traced_shape(config, longest), segments=segments)
+        _trace(plain, traced, partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
+        if PROMPT_LENGTH in traced:
+            file.graph.initializer.append(
+                onnx.numpy_helper.from_array(np.zeros(1, np.int64), PROMPT_LENGTH)
+            )
         file.producer_name = "compress"
         file.producer_version = versions(["compress"])["compress"]
         properties = {
@@ -279,6 +285,7 @@ class TracedModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.more: dict[str, Tensor] = {}
         self.prepares = model.config.model_type in PREPARED
         # a classifier of ModernBERT that takes a mean over the tokens reads the mask
         # too
@@ -312,9 +319,25 @@ class TracedModel(nn.Module):
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return tuple(
             outputs_of(
-                self.model(input_ids=input_ids, attention_mask=mask, **segments)
+                self.model(
+                    input_ids=input_ids, attention_mask=mask, **segments, **self.more
+                )
             ).values()
         )
+
+
+class TracedSentenceEncoder(TracedModel):
+    """The same for a sentence encoder that does not pool the tokens of prompts."""
+
+    def forward(  # type: ignore[override]  # the tracer passes inputs by their place
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        prompt_length: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> Any:
+        self.more = {PROMPT_LENGTH: prompt_length}
+        return super().forward(input_ids, attention_mask, token_type_ids)
 
 
 def _prepare_inside(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -437,13 +460,14 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
             if name in answers and answers[name].dim() == 2
         ]
         axes |= {name: {0: "batch_size"} for name in once}
+        inputs, traced = dict(batch), TracedModel
+        if PROMPT_LENGTH in batch:
+            traced = TracedSentenceEncoder
+            order = ("input_ids", "attention_mask", PROMPT_LENGTH, "token_type_ids")
+            inputs = {name: batch[name] for name in order if name in batch}
+            axes[PROMPT_LENGTH] = {0: "batch_size"}
         export_graph(
-            TracedModel(plain),
-            batch,
-            path,
-            opset=opset,
-            outputs=list(answers),
-            axes=axes,
+            traced(plain), inputs, path, opset=opset, outputs=list(answers), axes=axes
         )
 
 
@@ -471,6 +495,17 @@ class _Compared:
         return self.largest <= TOLERANCE * max(1.0, self.answer)  # False for NaN
 
 
+def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> dict[str, Tensor]:
+    """Draw random inputs; of a sentence encoder that leaves out prompts they begin with
+    prompts of 1 and 2 tokens, but always end with a token of the text."""
+    batch = probes.draw(model, shape, segments=segments)
+    if isinstance(model, SentenceEncoder) and model.settings.leaves_out_prompts:
+        batch[PROMPT_LENGTH] = (torch.arange(shape.rows) % 2 + 1).clamp(
+            max=shape.tokens - 1
+        )
+    return batch
+
+
 def _check(
     model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: bool
 ) -> None:
@@ -486,7 +521,7 @@ def _check(
         ) from error
     exact = 0
     for shape in shapes:
-        batch = probes.draw(model, shape, segments=segments)
+        batch = _draw(model, shape, segments=segments)
         remedy = (
             f"give max_length {exact}, up to which the answers are equal"
             if exact >= USEFUL
@@ -543,6 +578,11 @@ def _compare(
     """Compare the file's answers to a batch with those expected; answers to padding do
     not count."""
     names = [node.name for node in session.get_inputs()]
+    names += [
+        node.name
+        for node in session.get_overridable_initializers()
+        if node.name in batch
+    ]
     feeds = {name: batch[name].cpu().numpy() for name in names}
     found = session.run(list(expected), feeds)
     real = batch["attention_mask"].cpu().numpy() == 1

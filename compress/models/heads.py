@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from compress.data.task import Kind, Task
 from compress.errors import StudentError
-from compress.models.pooling import width_of
+from compress.models.sentence_settings import width_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -157,7 +157,12 @@ def copy_from_teacher(
     projection: Any = getattr(student, "projection", None)
     # vectors keep the teacher's order
     if projection is not None and getattr(teacher, "projection", None) is None:
-        places = kept.indices.get(HIDDEN, torch.arange(projection.in_features))
+        units = kept.indices.get(HIDDEN, torch.arange(student.config.hidden_size))
+        # ways of pooling, whose vectors are one after another
+        joined = projection.in_features // len(units)
+        places = torch.cat(
+            [units + teacher.config.hidden_size * part for part in range(joined)]
+        )
         projection.weight.copy_(torch.eye(projection.out_features)[:, places])
 
 

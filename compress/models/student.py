@@ -30,7 +30,7 @@ from compress.models.loader import (
     load_model,
     load_tokenizer,
 )
-from compress.models.pooling import SETTINGS, keep_width
+from compress.models.sentence_settings import SETTINGS, stay_in_space
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
 from compress.slicing.rules import FIRST_IS_OWN, GROUPED, ROTARY
@@ -92,7 +92,7 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     _apply_settings(config, spec)
     shape = Shape.from_config(config)
     if hasattr(teacher, SETTINGS):
-        keep_width(config, teacher)
+        stay_in_space(config, teacher)
     if getattr(config, "layer_types", None):
         config.layer_types = _choose_layer_types(spec, teacher, config, shape)
     # DeBERTa's second name for the same width

@@ -28,7 +28,6 @@ from compress.console import print_note
 from compress.errors import PruneError
 from compress.io import atomic_folder
 from compress.models.checkpoints import save_tokenizer
-from compress.models.pooling import width_of
 from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.teacher import Teacher
 from compress.pruning import importance
@@ -173,7 +172,7 @@ def prune_stage(
     started = time.perf_counter()
     seed = run.seed + int(io.hash_value(stage.name)[:6], 16)
     set_seed(seed)
-    if isinstance(model, SentenceEncoder) and sizes.hidden < width_of(model.config):
+    if isinstance(model, SentenceEncoder) and sizes.hidden < model.config.hidden_size:
         project(model)
     plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.length, stage.rows, seed)

@@ -206,9 +206,22 @@ _LLAMA: tuple[tuple[str, str, str], ...] = (
     (r"(?:.*\.)?norm", "final_norm", "hidden"),
     (r"score|classifier|qa_outputs", "classifier", ". hidden"),
 )
-PROJECTION = (r"projection", "projection", ". hidden")
-"""The linear map of a sentence encoder of any family; the width of its vectors
-stays."""
+SENTENCE: tuple[tuple[str, str, str], ...] = (
+    (r"sentence_modules\.\d+_projection\.linear", "projection", ". hidden"),
+    *(
+        (
+            rf"sentence_modules\.\d+_projection_of_{times}\.linear",
+            "projection",
+            f". {'+'.join(['hidden'] * times)}",
+        )
+        for times in range(2, 7)
+    ),
+    (r"sentence_modules\.\d+_\w+\.(?:linear|residual)", r"\g<0>", ". ."),
+    (r"sentence_modules\.\d+_\w+\.norm", r"\g<0>", "."),
+)
+"""The modules of a sentence encoder of any family. The width of its vectors stays: only
+the map that reads the pooled tokens, of one way of pooling or of several ones joined,
+is cut. Every other module is a role of its own."""
 _FAMILIES = MappingProxyType(
     {
         **dict.fromkeys(
@@ -279,7 +292,7 @@ def place(family: str, name: str) -> Place | None:
         if part == "bias":
             dims = (dims[-1],) if family == "gpt2" and layer is not None else dims[:1]
         return Place(
-            role,
+            match.expand(role),
             named.get("block") or layer or "",
             None if layer is None else int(layer),
             span,
@@ -292,7 +305,7 @@ def place(family: str, name: str) -> Place | None:
 def _compile(family: str) -> tuple[tuple[re.Pattern[str], str, str], ...]:
     return tuple(
         (re.compile(pattern), role, axes)
-        for pattern, role, axes in (*_FAMILIES[family], PROJECTION)
+        for pattern, role, axes in (*_FAMILIES[family], *SENTENCE)
     )
 
 

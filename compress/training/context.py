@@ -119,7 +119,10 @@ class TrainingContext:
                     max_length=stage.length,
                 )
             rows = encode(
-                split, self.tokenizer, stage.length, prompts=self.data.task.prompts
+                split,
+                self.tokenizer,
+                stage.length,
+                preparation=self.data.task.preparation,
             )
             grouped = (
                 self.kind == "embedding"
@@ -149,12 +152,10 @@ class TrainingContext:
                     )
                 ]
             else:
-                prompts, splits = (
-                    self.data.task.prompts,
-                    (self.data.validation, self.data.train),
-                )
+                preparation = self.data.task.preparation
+                splits = (self.data.validation, self.data.train)
                 parts = [
-                    encode(split, self.tokenizer, max_length, prompts=prompts)
+                    encode(split, self.tokenizer, max_length, preparation=preparation)
                     for split in splits
                 ]
         rng, left = np.random.default_rng(seed), count
