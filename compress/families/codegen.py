@@ -2,4 +2,4 @@
 
 from compress.families.family import Family
 
-FAMILY = Family("codegen", length_setting="n_positions", float32_only=True)
+FAMILY = Family("codegen", length_setting="n_positions")

@@ -466,7 +466,7 @@ def train_faster(model: nn.Module) -> None:
 
 
 def _is_disentangled(model: nn.Module) -> bool:
-    return families.find(model.config.model_type).disentangled  # type: ignore[union-attr]
+    return families.find(getattr(model.config, "model_type", "")).disentangled
 
 
 @contextmanager

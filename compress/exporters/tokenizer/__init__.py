@@ -296,7 +296,7 @@ def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
     """Open the bundle's tokenizer, and read the template of its rows."""
     task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
     config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
-    summary = config.get("summary_type", families.find(config["model_type"]).summary)
+    summary = config.get("summary_type", families.find(config.get("model_type", "")).summary)
     if not task.tokenwise and task.kind != "embedding" and summary != "first":
         raise ExportError(
             f"{bundle.path}: summary_type in config.json is {summary}: the model reads the last place of a row, or all "
