@@ -57,7 +57,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of a family; the defaults hold for a family without a file.
+    """Hold what is known of a family; the defaults are the facts of a family without a file.
 
     Weights
     rules                  a pattern of modules' names -> the role of their weight and the axes of its dimensions,
