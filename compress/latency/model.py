@@ -356,7 +356,7 @@ def model_cost(
     """Compute the costs of a transformers config without its weights, in milliseconds. Cached.
 
     shared: the number of different attention blocks, or FFNs, in its layers (`sharing.share`). flops_per_token: in
-    `seq` tokens, exact for `features.EXACT` families. Raises StudentError for layers that cannot be shared like this.
+    `seq` tokens, exact for `counted` families. Raises StudentError for layers that cannot be shared like this.
     """
     key = json.dumps(config.to_dict(), sort_keys=True, default=str)
     total, tables, vectors = _count_parameters(config.model_type, key, kind, tuple(sorted((shared or {}).items())))

@@ -42,7 +42,7 @@ def load_config(folder: Path) -> Any:
     Raises TeacherError for a config that cannot be read, describes quantised weights, has an impossible size, or a
     setting that changes what the model computes and that this version of transformers ignores.
     """
-    import compress.models.families  # noqa: F401  # registers our families with transformers
+    import compress.models.own_classes  # noqa: F401  # registers our models with transformers
 
     source = ModelFolder(folder)
     source.check()

@@ -23,11 +23,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from compress import families
 from compress.errors import StudentError
-from compress.models.init_weights import KNOWN, directions, strip_prefix, tables, weights_by_role
+from compress.models.init_weights import directions, strip_prefix, tables, weights_by_role
 from compress.slicing.shape import Shape
-
-_FAMILIES = tuple(family for family in KNOWN if not family.startswith("deberta"))
 
 
 @torch.no_grad()
@@ -65,10 +64,9 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     Pooler and heads stay as drawn. Raises StudentError unless the teacher's embedding is BERT's.
     """
     mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
-    if mine.family != "mobilebert" or theirs.family not in _FAMILIES:
-        raise StudentError(
-            f"mobilebert.from_bert makes a mobilebert of {', '.join(_FAMILIES)}, not {mine.family} of {theirs.family}"
-        )
+    if mine.family != "mobilebert" or not families.find(theirs.family).bert_embedding:
+        known = families.names("bert_embedding")
+        raise StudentError(f"mobilebert.from_bert makes a mobilebert of {known}, not {mine.family} of {theirs.family}")
     if mine.vocabulary != theirs.vocabulary or mine.embedding > mine.hidden:
         raise StudentError(
             f"mobilebert.from_bert: the student has {mine.vocabulary} tokens, an embedding of {mine.embedding} and a "

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from compress import families
 from compress.errors import PruneError, TeacherError
 from compress.models.loader import load_model
-from compress.slicing.rules import FAMILIES
 from compress.slicing.shape import find_setting, setting_name
 
 _PROJECTIONS = frozenset(
@@ -72,14 +72,14 @@ def prune_generic(
         message = str(error).partition("\n")[0]
         raise PruneError(
             f"{type(model).__name__}: torch-pruning {version('torch-pruning')} cannot prune it "
-            f"({type(error).__name__}: {message}); families with a slice plan: {', '.join(FAMILIES)}"
+            f"({type(error).__name__}: {message}); families with a slice plan: {families.names('rules')}"
         ) from error
 
 
 def _check_supported(model: PreTrainedModel) -> None:
     """Raise PruneError for models that torch-pruning would cut wrong, or never finish."""
     name, family = type(model).__name__, model.config.model_type
-    if family in FAMILIES:
+    if families.find(family).rules:
         raise PruneError(f"{name}: {family} has a slice plan, which is exact; use compress.slicing.cut.slice_model")
     if getattr(model.config, "num_key_value_heads", None) is not None:
         raise PruneError(f"{name}: torch-pruning never ends on grouped keys (VainF/Torch-Pruning#527)")

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from compress.errors import PruneError
 from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
-from compress.slicing.rules import ROTARY
 from compress.slicing.select import Importance, Kept, check_layers, counts, head_importance
 from compress.slicing.sizes import resize_config
 
@@ -48,7 +47,7 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         if found != count:
             raise PruneError(
                 f"{group}: {found} units are kept, and the sizes say {count}; all blocks of a plain "
-                f"{plan.family} have the same number"
+                f"{plan.family.name} have the same number"
             )
     check_layers(plan.family, kept.layers)
     config = resize_config(model.config, kept.sizes, layers=kept.layers)
@@ -94,7 +93,7 @@ def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     for rows, heads in plan.heads.items():
         order_H = head_importance(plan, importance, heads).float().cpu().argsort(descending=True, stable=True)
         inside_HK = importance[rows].float().cpu().view(H, K)[order_H].argsort(dim=1, descending=True, stable=True)
-        if rows.axis == "query" and plan.family in ROTARY:
+        if rows.axis == "query" and plan.family.rotary:
             inside_HK = torch.arange(K).expand(H, -1)
         indices[heads] = order_H
         indices[rows] = (order_H[:, None] * K + inside_HK).flatten()

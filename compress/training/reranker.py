@@ -10,6 +10,7 @@ import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset
 
+from compress import families
 from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import SCHEMA
@@ -21,7 +22,6 @@ from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.models.padding import pads_left
-from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher, load
 from compress.slicing.shape import positions
 
@@ -58,7 +58,7 @@ def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> 
             "their column, or name a sentence encoder as the teacher"
         )
 
-    bf16 = bf16 and reranker.model.config.model_type not in FLOAT32_ONLY
+    bf16 = bf16 and not families.find(reranker.model.config.model_type).float32_only
 
     def batches() -> Iterator[pa.RecordBatch]:
         texts, related, relevance = _with_negatives(split)

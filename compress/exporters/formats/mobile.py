@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress import families
 from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, import_extra
 from compress.exporters.onnx import TracedModel
 from compress.exporters.session import Run, quiet
@@ -37,9 +38,6 @@ FREE = (
     *("slice", "sym_size", "permute", "alias", "to_copy"),
 )
 """Parts of the names of operators that only move data: they are not counted as work."""
-
-SHORTEST_TEXT = {"mobilebert": 3}
-"""The fewest tokens of a text, where that is not 2: of two tokens torch traces MobileBERT's trigrams differently."""
 
 
 class Int8Rows(nn.Module):
@@ -64,7 +62,7 @@ def write_executorch(context: ExportContext, folder: Path, precisions: Sequence[
     """Write each precision as .pte, and run it in ExecuTorch's runtime."""
     with quiet():
         import_extra("executorch.exir", "executorch")
-    shortest = SHORTEST_TEXT.get(context.bundle.manifest.model_type, 2)
+    shortest = families.find(context.bundle.manifest.model_type).shortest_text
     rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] >= shortest]
     names = list(rows[0])
     made, verdicts = [], []
@@ -92,7 +90,9 @@ def _program(context: ExportContext, names: Sequence[str], precision: str) -> tu
         model = with_int8_rows(model)
     sample = tuple(torch.from_numpy(array) for array in context.trial_rows()[-1].values())
     tokens = torch.export.Dim(
-        "tokens", min=SHORTEST_TEXT.get(context.bundle.manifest.model_type, 2), max=context.bundle.manifest.max_length
+        "tokens",
+        min=families.find(context.bundle.manifest.model_type).shortest_text,
+        max=context.bundle.manifest.max_length,
     )
     shapes = tuple({1: tokens} for _ in names)
     with converting(context, "ExecuTorch"):

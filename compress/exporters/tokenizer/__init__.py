@@ -27,6 +27,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from compress import families
 from compress.data import windows
 from compress.data.cache import digest, home, load_or_create
 from compress.data.conll import OUTSIDE
@@ -310,7 +311,7 @@ def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
     """Open the bundle's tokenizer, and read the template of its rows, which begin with `prompt`."""
     task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
     config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
-    summary = config.get("summary_type", "last" if config.get("model_type") == "xlnet" else "first")
+    summary = config.get("summary_type", families.find(config.get("model_type", "")).summary)
     if not task.tokenwise and task.kind != "embedding" and summary != "first":
         raise ExportError(
             f"{bundle.path}: summary_type in config.json is {summary}: the model reads the last place of a row, or all "
