@@ -5,8 +5,8 @@ The graph is left unfused, from the TorchScript exporter under eager attention:
 onnxruntime's own session optimiser makes that form the fastest on a CPU, and it is the
 one `quantize_dynamic` can read (graphs of the dynamo exporter fail its shape
 inference). It is rewritten so that it computes only what the answer reads
-(`exporters.rewrite`). In the families of PREPARED the attention mask is computed by us,
-in a form that rewriting can move to the keys; every other model makes its own.
+(`exporters.rewrite`). In families of a `prepared_mask` the attention mask is computed
+by us, in a form that rewriting can move to the keys; every other model makes its own.
 """
 
 import copy
@@ -26,6 +26,7 @@ from onnxruntime import InferenceSession
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress import families
 from compress.errors import CompressError, ExportError, first_reason
 from compress.exporters import probes
 from compress.exporters.probes import TRACED, Probe
@@ -44,54 +45,11 @@ from compress.exporters.session import (
 from compress.io import atomic_file
 from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
-from compress.slicing.rules import GROUPED
 
 PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
 """Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike
 float32's lowest it cannot overflow."""
-
-LOOKS_BACK = ("gpt2", *GROUPED)
-"""Model types with causal attention whose mask is prepared; it has to be causal too."""
-
-PREPARED = (
-    *(
-        "albert",
-        "bert",
-        "big_bird",
-        "camembert",
-        "convbert",
-        "data2vec-text",
-        "distilbert",
-        "electra",
-        "ernie",
-    ),
-    *(
-        "gte",
-        "ib-bert",
-        "jina_embeddings_v3",
-        "megatron-bert",
-        "mobilebert",
-        "modernbert",
-        "mpnet",
-        "mt5",
-    ),
-    *(
-        "nomic_bert",
-        "rembert",
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "squeezebert",
-        "t5",
-        "umt5",
-    ),
-    *("xlm-roberta", "xlm-roberta-xl", "xmod", *LOOKS_BACK),
-)
-"""Model types that are given the mask that is added to their attention scores. Every
-other model is given the mask as (batch, tokens), and what it makes of it is traced:
-windows, biases, and tokens that are counted by it."""
 
 OUTPUTS = (
     "logits",
@@ -197,8 +155,10 @@ def refuse_unfaithful(model: nn.Module, longest: int) -> None:
     trained to compute."""
     kind = type(model).__name__
     config: Any = model.config
-    if reason := without_kernels(config):
-        raise ExportError(f"{kind}: {reason}")
+    if reason := families.find(config.model_type).without_kernels(config):
+        raise ExportError(
+            f"{kind}: {reason}; or distil it on a GPU into a student of another family"
+        )
     switch = probes.find_switch(config)
     if switch is not None and switch.tokens < longest:
         raise ExportError(
@@ -206,23 +166,6 @@ def refuse_unfaithful(model: nn.Module, longest: int) -> None:
             f"than {switch.tokens} tokens are read, and a file reads all texts in one "
             f"way; give max_length {switch.tokens}, or less{switch.remedy}"
         )
-
-
-def without_kernels(config: Any) -> str:
-    """Say why a family cannot be computed without CUDA, and what to do; '' for any
-    other."""
-    remedy = "distil it on a GPU into a student of another family"
-    if config.model_type == "mra":
-        return (
-            "MRA's attention runs on CUDA alone, and elsewhere transformers gives "
-            f"zeros in its place; {remedy}"
-        )
-    if config.model_type == "yoso" and not config.use_expectation:
-        return (
-            "use_expectation: false in its config.json runs on CUDA alone; set it to "
-            f"true, or {remedy}"
-        )
-    return ""
 
 
 def check_size(model: nn.Module, name: str = "") -> None:
@@ -286,7 +229,7 @@ class TracedModel(nn.Module):
         super().__init__()
         self.model = model
         self.more: dict[str, Tensor] = {}
-        self.prepares = model.config.model_type in PREPARED
+        self.prepares = families.find(model.config.model_type).prepared_mask
         # a classifier of ModernBERT that takes a mean over the tokens reads the mask
         # too
         pools = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(
@@ -357,18 +300,18 @@ def prepare_mask(
     one, or one per kind of layer."""
     seen = mask_BL[:, None, None, :]
     kinds = getattr(config, "layer_types", None)
-    if looks_back := config.model_type in LOOKS_BACK:
+    family = families.find(config.model_type)
+    if family.looks_back:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
     full = (1.0 - seen.to(dtype)) * MASKED
-    if "sliding_attention" not in (kinds or ()) and (
-        config.model_type != "mistral" or config.sliding_window is None
-    ):
+    windowed = family.all_windowed and config.sliding_window is not None
+    if "sliding_attention" not in (kinds or ()) and not windowed:
         return full
     place_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
     apart_LL = place_L[:, None] - place_L[None, :]
     far_LL = (
         apart_LL >= config.sliding_window
-        if looks_back
+        if family.looks_back
         else apart_LL.abs() > config.sliding_window
     )
     near = (full + far_LL * MASKED).clamp(min=MASKED)
@@ -429,16 +372,13 @@ def traced_shape(config: Any, longest: int) -> Probe:
     """Return the shape at which a model is traced so that its graph also holds for
     texts of `longest` tokens.
 
-    DeBERTa takes the lesser of the tokens and of its largest distance, and the tracer
-    takes that one for all lengths. A graph of the largest distance is right for shorter
-    texts too: their distances are the same rows of its table.
+    A family may need more than TRACED for this (`Family.traced_distance`).
     """
     rows, tokens = TRACED
     tokens = min(tokens, longest)
-    distance = getattr(config, "max_relative_positions", None)
-    if config.model_type == "deberta" and distance is not None:
-        bound = distance if distance > 0 else config.max_position_embeddings
-        tokens = bound + 1 if bound < longest else tokens
+    distance = families.find(config.model_type).traced_distance(config)
+    if distance is not None and distance < longest:
+        tokens = distance + 1
     return Probe(rows, tokens)
 
 

@@ -48,7 +48,7 @@ def load_config(folder: Path) -> Any:
     has an impossible size, or a setting that changes what the model computes and that
     this version of transformers ignores.
     """
-    import compress.models.families  # noqa: F401  # registers our families with transformers
+    import compress.models.own_classes  # noqa: F401  # registers our models with transformers
 
     source = ModelFolder(folder)
     source.check()

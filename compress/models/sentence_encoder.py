@@ -203,7 +203,7 @@ def make_layer(settings: SentenceModule) -> nn.Module:
 
 def name_layers(modules: tuple[SentenceModule, ...]) -> list[str]:
     """Name the layers of modules by their kind, and their number from the end, which
-    stays when a map is inserted; but the map of `find_projection` as `slicing.rules`
+    stays when a map is inserted; but the map of `find_projection` as `families.family`
     knows it."""
     names = [
         f"{len(modules) - number}_{module.kind.lower()}"

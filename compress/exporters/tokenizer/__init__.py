@@ -28,6 +28,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from compress import families
 from compress.data import windows
 from compress.data.cache import digest, home, load_or_create
 from compress.data.conll import OUTSIDE
@@ -374,7 +375,7 @@ def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
         (bundle.path / "config.json").read_text(encoding="utf-8")
     )
     summary = config.get(
-        "summary_type", "last" if config.get("model_type") == "xlnet" else "first"
+        "summary_type", families.find(config.get("model_type", "")).summary
     )
     if not task.tokenwise and task.kind != "embedding" and summary != "first":
         raise ExportError(
