@@ -139,6 +139,7 @@ class HostedDevice:
     ) -> list[NDArray[np.float32]]:
         """Run the rows as one job, padded to the file's length, or to the longest of
         them."""
+        jobs.refuse_prompt_length(rows[0], self.name)
         tokens = [len(row["input_ids"]) for row in rows]
         length = _fixed_sizes(file)[1] or max(tokens)
         target = self._compile(file, 1, length)

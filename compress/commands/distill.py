@@ -86,7 +86,12 @@ from compress.training.reranker import load_reranker, score_passages
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
 from compress.training.stage import build_objective, run_stage
-from compress.training.teacher_vectors import VectorSource, with_teacher, with_vectors
+from compress.training.teacher_vectors import (
+    VectorSource,
+    with_similarities,
+    with_teacher,
+    with_vectors,
+)
 from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
@@ -422,7 +427,13 @@ def prepare(
         lengths = measure_lengths(context.data, base_teacher, run.seed)
         recipe = recipe.with_length(lengths.fitting)
         check_lengths(recipe, base_teacher, tuned=not recorded)
-        models = StageModels(recipe, base_teacher, None, context, run)
+        models = StageModels(
+            recipe,
+            base_teacher,
+            None,
+            compare_texts(base_teacher, context, recipe.stages[-1].length),
+            run,
+        )
         notes = [*models.check(), *describe_cuts(recipe, lengths)]
         for note in notes:
             warn(console, note)
@@ -548,6 +559,23 @@ def load_inputs(
         ),
     )
     return base_teacher, context
+
+
+def compare_texts(
+    base_teacher: Teacher, context: TrainingContext, max_length: int
+) -> TrainingContext:
+    """Complete data for sentence vectors that have no gold similarities by those of the
+    teacher.
+
+    max_length   the tokens of a text that are read when students are scored
+    """
+    if not context.task.vectors or base_teacher.recorded is not None:
+        return context
+    with PartialState().main_process_first():  # the others read from the cache
+        data = with_similarities(context.data, base_teacher, max_length)
+    for note in data.notes[len(context.data.notes) :]:
+        print_note(context.console, note)
+    return replace(context, task_data=data)
 
 
 RATED_ROWS = 512

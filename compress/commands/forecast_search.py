@@ -22,7 +22,7 @@ from compress.arguments import (
     check_arguments,
 )
 from compress.benchmark.devices import Device, open_chosen
-from compress.commands.distill import StageModels, load_inputs
+from compress.commands.distill import StageModels, compare_texts, load_inputs
 from compress.commands.forecast import ROWS, SCORED, Trials, forecast_stages
 from compress.commands.search import (
     STUDY,
@@ -129,6 +129,7 @@ def forecast_search(
             allow_pickle=options.allow_pickle,
             console=console,
         )
+        context = compare_texts(base_teacher, context, config.max_length)
         shapes, kind = (
             Shapes.from_space(space, base_teacher.model.config),
             context.data.task.kind,

@@ -30,7 +30,7 @@ from compress.commands.checks import (
     join_processes,
     measure_lengths,
 )
-from compress.commands.distill import StageModels, load_inputs
+from compress.commands.distill import StageModels, compare_texts, load_inputs
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
 from compress.config.options import (
@@ -276,6 +276,7 @@ def load_context(
             allow_pickle=allow_pickle,
             console=console,
         )
+        training = compare_texts(base_teacher, training, config.max_length)
         shapes = Shapes.from_space(config.space, base_teacher.model.config)
         for line in shapes.dropped:
             print_note(console, line)

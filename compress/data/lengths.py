@@ -39,8 +39,8 @@ class RowLengths:
 
     longest         the longest length that may be chosen
     windowed        long rows are read in several windows, none is cut
-    limit           tokens that the tokenizer's own settings limit a row to
-                    (model_max_length), if they do
+    limit           tokens that a sentence encoder's checkpoint limits a row to, or the
+                    tokenizer's own settings (model_max_length), if they do
     teacher_length  tokens that a sentence encoder reads of a text: those of an index
                     may be longer than those trained on; None for other tasks
     """
@@ -68,6 +68,9 @@ class RowLengths:
         """
         encoder = encoder_of(tokenizer)
         limit = encoder.settings.model_max_length
+        # of more it would not make the vectors it is for
+        if task.vectors and teacher_length is not None:
+            limit = teacher_length
         longest = min(
             task.longest_row,
             positions or LONGEST,
@@ -85,7 +88,7 @@ class RowLengths:
             split,
             encoder,
             longest if task.tokenwise else MEASURED,
-            prompts=task.prompts,
+            preparation=task.preparation,
         )
         read = None
         if task.usual_length is not None:

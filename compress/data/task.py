@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from compress import kinds
 from compress.arguments import check_arguments
+from compress.data.text_preparation import AS_IT_IS, TextPreparation
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind
 from compress.records.class_scores import ClassScore
@@ -54,7 +55,8 @@ class Task:
                     may give none
     width   embedding: the size of a vector, as the teacher's; 0 until the teacher is
             known
-    prompts embedding: what the teacher prepends to queries and to passages
+    preparation    embedding: the prompts of the teacher, which its texts and those of
+                   its students get
     """
 
     kind: Kind
@@ -64,7 +66,7 @@ class Task:
     metric: str
     unanswerable: bool = False
     width: int = 0
-    prompts: tuple[str, str] = ("", "")
+    preparation: TextPreparation = AS_IT_IS
 
     metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that can choose a checkpoint; the first is the default."""

@@ -5,6 +5,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from compress import families
 from compress.errors import StudentError
 from compress.kinds import Kind, find
 
@@ -157,9 +158,9 @@ def under(
 
 
 def adapt_labels(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
-    """Give ALBERT two labels for its sentence-order head, which has as many outputs as
-    the config has labels."""
-    if head == "pretraining" and config.model_type == "albert":
+    """Set two labels for a head for pairs of segments that has as many outputs as the
+    config has labels."""
+    if head == "pretraining" and families.find(config.model_type).pair_labels:
         config = copy.deepcopy(config)
         config.num_labels = 2
     return config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.data.answers import Outcome, Vector, check_finite
+from compress.data.answers import Outcome, Vector
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import embedding
 
@@ -80,7 +80,7 @@ class Embedding(Task):
     @classmethod
     def count_outputs(cls, config: Any) -> int:
         """Count the numbers of the vectors."""
-        from compress.models.pooling import width_of
+        from compress.models.sentence_settings import width_of
 
         return width_of(config)
 
@@ -91,14 +91,17 @@ class Embedding(Task):
         )
 
     def configure(self, config: Any, max_length: int) -> None:
-        """Keep the tokens of a text that the vectors are made for."""
-        from compress.models.pooling import pooling_of, set_pooling
+        """Keep the tokens and the prompts of the texts that the vectors are made
+        for."""
+        from compress.models.sentence_settings import set_settings, settings_of
 
-        set_pooling(config, replace(pooling_of(config), max_length=max_length))
+        settings = replace(
+            settings_of(config), max_length=max_length, preparation=self.preparation
+        )
+        set_settings(config, settings)
 
     def predict(self, predictor: Any, texts: Sequence[Text]) -> list[Outcome]:
-        vectors = check_finite(predictor.logits(predictor.encode(texts)))
-        return [Vector(tuple(each)) for each in vectors.tolist()]
+        return [Vector(tuple(each)) for each in predictor.embed(texts).tolist()]
 
     @classmethod
     def read_graph(

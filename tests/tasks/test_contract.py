@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compress.models.pooling import width_of
 
 from compress import kinds
 from compress.data import TaskData, load_task
@@ -16,7 +17,6 @@ from compress.errors import CompressError, DataError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
-from compress.models.pooling import width_of
 from compress.papers import t5
 from compress.quantization.certify import compare_logits
 from tests import tiny

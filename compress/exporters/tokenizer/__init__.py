@@ -28,15 +28,17 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from compress import families
 from compress.data.answers import Outcome
 from compress.data.cache import digest, home, load_or_create
 from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
 from compress.data.task import Task
+from compress.data.text_preparation import count_prompt_tokens, prepend
 from compress.data.windows import WORDS
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import join_answers
-from compress.exporters.session import metadata, open_session, read_model
+from compress.exporters.session import PROMPT_LENGTH, metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import (
     MODELS,
@@ -165,6 +167,7 @@ class TextProof:
     kind, labels   of the task
     words          of the vocabulary, each one token, of which a text of any length can
                    be made
+    prompt         what the file puts before each text
     """
 
     tokenizer: str
@@ -176,6 +179,7 @@ class TextProof:
     kind: str
     labels: tuple[str, ...]
     words: tuple[str, ...] = ()
+    prompt: str = ""
 
 
 def text_model(
@@ -195,6 +199,7 @@ def text_file(
     *,
     precision: Precision = "int8",
     texts: Sequence[Text] = (),
+    prompt: str | None = None,
 ) -> TextProof:
     """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label,
     score, probabilities (see `build.answer`) and logits, those of the bundle's file of
@@ -202,12 +207,17 @@ def text_file(
     the characters of the text, or context, that each token covers; for tagging `words`,
     for questions `answer` (see `build.answer_span`). Long texts are truncated.
 
+    prompt   what the file puts before each text; None: the model's default prompt, as
+             `Bundle.predict` does
+
     Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not
     support, and where any of the hard texts, or of `texts`, is tokenised differently.
     """
-    encoder, frame = _read(bundle)
+    prompt = bundle.task.preparation.prompt() if prompt is None else prompt
+    encoder, frame = _read(bundle, prompt)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
+    _set_prompt_length(model, encoder, frame)
     read = _reader(encoder, frame, model)
     hard = list_hard_texts(frame)
     proof = TextProof(
@@ -220,6 +230,7 @@ def text_file(
         kind=bundle.task.kind,
         labels=bundle.task.labels,
         words=tuple(list_words(encoder.backend)),
+        prompt=prompt,
     )
     threshold = bundle.manifest.threshold
     whole = join_reader(
@@ -249,7 +260,7 @@ def text_file(
             )
     with atomic_file(target) as file:
         onnx.save_model(whole, file)
-        _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED])
+        _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED], prompt)
     return proof
 
 
@@ -311,14 +322,15 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
     return list(islice(whole, MOST_WORDS))
 
 
-def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
-    """Open the bundle's tokenizer, and read the template of its rows."""
+def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
+    """Open the bundle's tokenizer, and read the template of its rows, which begin with
+    `prompt`."""
     task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
     config: dict[str, Any] = json.loads(
         (bundle.path / "config.json").read_text(encoding="utf-8")
     )
     summary = config.get(
-        "summary_type", "last" if config.get("model_type") == "xlnet" else "first"
+        "summary_type", families.find(config.get("model_type", "")).summary
     )
     if not task.tokenwise and not task.vectors and summary != "first":
         raise ExportError(
@@ -335,7 +347,23 @@ def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
             f"{bundle.path}: no special token before a question; expected one, which "
             'means "no answer"'
         )
-    return encoder, frame
+    return encoder, replace(frame, prompt=prompt)
+
+
+def _set_prompt_length(
+    model: onnx.ModelProto, encoder: TextEncoder, frame: RowTemplate
+) -> None:
+    """Give a model that leaves the tokens of prompts out of its vectors the number of
+    those of the file's prompt."""
+    if not frame.prompt:
+        return
+    (row,) = encoder.encode([frame.prompt], frame.max_length)
+    count = count_prompt_tokens(row["input_ids"], encoder.special_ids())
+    for tensor in model.graph.initializer:
+        if tensor.name == PROMPT_LENGTH:
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(np.array([count], np.int64), PROMPT_LENGTH)
+            )
 
 
 def _reader(
@@ -399,11 +427,15 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
 
 
 def _check_logits(
-    bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]
+    bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text], prompt: str
 ) -> None:
     """Raise ExportError where the file's logits differ from those of the bundle's file
     for the same text."""
-    expected = bundle.open(precision).logits(read_rows(*_read(bundle), texts))
+    predictor = bundle.open(precision)
+    if bundle.task.vectors:
+        expected = predictor.embed([str(text) for text in texts], prompt=prompt)
+    else:
+        expected = predictor.logits(read_rows(*_read(bundle), texts))
     session = open_session(file, threads=1)
     names = bundle.task.graph_outputs
     answers = (_run(session, [text]) for text in texts)
@@ -501,6 +533,8 @@ def read_rows(
 ) -> Sequence[Mapping[str, Sequence[Any]]]:
     """Encode texts as `Bundle.predict` does, with the token types that the graph makes
     for every tokenizer."""
+    if frame.prompt:
+        texts = prepend(frame.prompt, map(str, texts))
     typed = replace(encoder, settings=replace(encoder.settings, token_types=True))
     return [frame.task.graph_row(typed, frame, text) for text in texts]
 

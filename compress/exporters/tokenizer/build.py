@@ -16,6 +16,7 @@ from compress.data.encoder import TextEncoder
 from compress.data.task import Task
 from compress.data.windows import WORDS, Side
 from compress.errors import ExportError
+from compress.exporters.session import input_names
 from compress.exporters.tokenizer import forms
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
@@ -52,6 +53,7 @@ class RowTemplate:
     padding     the id of the padding token
     task        the kind of task
     side        the end of a long text that is cut off
+    prompt      what is put before each text
     """
 
     parts: tuple[RowPart, ...]
@@ -59,6 +61,7 @@ class RowTemplate:
     padding: int
     task: type[Task]
     side: Side = "right"
+    prompt: str = ""
 
     @property
     def pair(self) -> bool:
@@ -296,7 +299,9 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
     if "words" in frame.outputs:
         tokens = _tokenize_words(graph, words, texts)
     else:
-        tokens = words.write(graph, texts, spans=bool(frame.outputs))
+        tokens = words.write(
+            graph, texts, prompt=frame.prompt, spans=bool(frame.outputs)
+        )
     for name, tensor in rows(graph, frame, tokens, graph.size(texts, 0)).items():
         graph.name_output(name, tensor)
     shape = ["batch_size", "sequence_length"]
@@ -363,7 +368,7 @@ def join_reader(
     Raises ExportError for a model with other inputs, or without the outputs of its kind
     of task.
     """
-    wanted = [node.name for node in model.graph.input]
+    wanted = input_names(model)
     if unknown := set(wanted) - set(ROWS):
         raise ExportError(
             f"the model's file reads {', '.join(sorted(unknown))} too; expected "
