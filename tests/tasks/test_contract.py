@@ -1,12 +1,12 @@
 """What holds for every kind of task."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compress.models.pooling import width_of
 
 from compress import kinds
 from compress.data import TaskData, load_task
@@ -17,6 +17,7 @@ from compress.errors import CompressError, DataError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
+from compress.models.sentence_settings import width_of
 from compress.papers import t5
 from compress.quantization.certify import compare_logits
 from tests import tiny
@@ -136,7 +137,12 @@ def test_a_row_in_a_batch_equals_the_row_alone(exam: Evaluator, model: Any) -> N
 def test_predict_equals_the_evaluator(exam: Evaluator, model: Any, bundle: Bundle) -> None:
     logits = metrics.logits(model, exam.rows, Collate(tiny.tokenizer()))
     rows = exam.rows.remove_columns("length")
-    np.testing.assert_allclose(bundle.logits(rows, precision="fp32"), logits, atol=1e-4)
+    exact = bundle.logits(rows, precision="fp32", threads=2)
+    np.testing.assert_allclose(exact, logits, atol=1e-4)
+    near = bundle.logits(rows)
+    assert near.shape == exact.shape
+    assert 0 < np.abs(near - exact).max() < 0.25 * np.abs(exact).max()
+    assert bundle.logits([]).shape == (0, bundle.task.outputs)
     given = [text if len(text) > 1 else text[0] for text in texts(exam.split)]
     predictor = bundle.open("fp32")
     if not exam.task.tokenwise:
@@ -179,6 +185,12 @@ def test_a_bundle_knows_its_task(bundle: Bundle) -> None:
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
     assert "It reads" in card
     assert bundle.task.head in card or bundle.task.vectors
+    assert f"pipeline_tag: {bundle.task.hub_tag or bundle.task.pipeline}\n" in card
+    assert all(f"- {label}" in card for label in bundle.task.labels)
+    (code,) = (each for each in re.findall("```python\n(.+?)```", card, re.S) if "import onnxruntime\n" in each)
+    for name in ("onnx/", "tokenizer.json"):
+        code = code.replace(f'"{name}', f'"{bundle.path}/{name}')
+    exec(code, {})
 
 
 def test_losses_read_one_distribution_per_row(exam: Evaluator) -> None:
