@@ -93,7 +93,8 @@ class Qa(Task):
             nothing = ", or with nothing where the text holds no answer"
         if self.unanswerable and threshold is not None:
             nothing += (
-                f" (where that scores more than {threshold} better than the best span)"
+                f" (where that scores more than {threshold:.4g} better than the best "
+                "span)"
             )
         return (
             "It reads a question and a text, and answers with a span of the text"

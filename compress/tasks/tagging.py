@@ -130,7 +130,7 @@ class Tagging(Task):
                         tags[word] = self.labels[best]
                         shares[word] = 1 / np.exp(row_V - row_V[best]).sum()
                 at = end
-            answers.append(_find_entities(text, spans, tags, shares))
+            answers.append(find_entities(text, spans, tags, shares))
         return answers
 
     @classmethod
@@ -180,7 +180,7 @@ class Tagging(Task):
             if label:
                 tags[number_at[start]] = label
                 shares[number_at[start]] = score
-        return _find_entities(text, spans, tags, shares)
+        return find_entities(text, spans, tags, shares)
 
     @classmethod
     def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class Tagging(Task):
         return tag_scores(data, predicted, split)
 
 
-def _find_entities(
+def find_entities(
     text: str, words: Sequence[tuple[int, int]], tags: Sequence[str], shares: Array
 ) -> Marked:
     """Find the entities of a text whose words (first character, end) have these tags
