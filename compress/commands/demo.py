@@ -139,7 +139,12 @@ def demo(
         }
         write_json(folder / "app.webmanifest", app)
         prompts = [task.preparation.prompt(name) for name in (QUERY, DOCUMENT)]
-        about = {"kind": task.kind, "labels": task.labels, "prompts": prompts}
+        about = {
+            "kind": task.kind,
+            "form": task.form,
+            "labels": task.labels,
+            "prompts": prompts,
+        }
         write_json(
             folder / NAME,
             {
