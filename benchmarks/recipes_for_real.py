@@ -47,7 +47,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 import compress
 from benchmarks.common import make_parser, write_result
-from compress.commands.distill import StageModels, prepare
+from compress.commands.distill import prepare
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe, Target
 from compress.config.reference import Call
@@ -64,6 +64,7 @@ from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import logits_at
 from compress.io import atomic_folder, hash_value
+from compress.jobs.stages import StageModels
 from compress.models.signals import evaluating
 from compress.papers import q8bert
 from compress.prompting.labels import label_names, prompt_teacher

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from compress.commands.forecast import forecast, forecast_pretraining
     from compress.commands.forecast_search import forecast_search
     from compress.commands.gate import gate
-    from compress.commands.init import init
     from compress.commands.inspect import inspect
     from compress.commands.label import forecast_labelling, label
     from compress.commands.pretrain import pretrain
@@ -67,7 +66,6 @@ _NAMES = {
     "commands.forecast": "forecast forecast_pretraining",
     "commands.forecast_search": "forecast_search",
     "commands.gate": "gate",
-    "commands.init": "init",
     "commands.inspect": "inspect",
     "commands.label": "forecast_labelling label",
     "commands.pretrain": "pretrain",
@@ -140,7 +138,6 @@ __all__ = [
     "forecast_search",
     "forecast_trimming",
     "gate",
-    "init",
     "inspect",
     "label",
     "load_task",

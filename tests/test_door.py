@@ -121,7 +121,6 @@ def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
         ("demo", {"bundle": place, "out": new} | quiet),
         ("push", {"bundle": place, "repo": "team/small", "dry_run": True}),
         ("inspect", {"thing": "tinybert"}),
-        ("init", {}),
         ("label", {"teacher": shelf.teacher, "prompt": "sentiment", "data": shelf.data, "out": out / "new.jsonl"}),
         ("forecast_labelling", {"teacher": shelf.teacher, "prompt": "sentiment", "data": shelf.data,
                                 "out": out / "new.jsonl"}),

@@ -32,9 +32,7 @@ from compress.arguments import (
 )
 from compress.benchmark.local import race
 from compress.commands import distill, pretrain
-from compress.commands.distill import StageModels
 from compress.commands.label import forecast_answers
-from compress.commands.ship import LENGTHS
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe, Target
@@ -53,6 +51,8 @@ from compress.exporters.onnx import makes_segments
 from compress.exporters.predictor import run_rows
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import open_session, read_model
+from compress.jobs.ship import LENGTHS
+from compress.jobs.stages import StageModels
 from compress.latency.measure import exported
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.prompting.labels import (

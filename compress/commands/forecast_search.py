@@ -22,7 +22,6 @@ from compress.arguments import (
     check_arguments,
 )
 from compress.benchmark.devices import Device, open_chosen
-from compress.commands.distill import StageModels, load_inputs
 from compress.commands.forecast import ROWS, SCORED, Trials, forecast_stages
 from compress.commands.search import (
     STUDY,
@@ -32,7 +31,6 @@ from compress.commands.search import (
     make_recipe,
     parts,
 )
-from compress.commands.ship import BUDGETED_LIMIT
 from compress.config.options import (
     DataOptions,
     MeasureOptions,
@@ -44,6 +42,9 @@ from compress.data.cache import is_whole
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.onnx import makes_segments
+from compress.jobs.inputs import load_inputs
+from compress.jobs.ship import BUDGETED_LIMIT
+from compress.jobs.stages import StageModels
 from compress.latency.features import Terms
 from compress.latency.measure import MORE, SWEEPS, choose_spread, exported
 from compress.latency.model import LatencyTable

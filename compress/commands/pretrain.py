@@ -20,13 +20,6 @@ from compress.arguments import (
     optional_name,
 )
 from compress.commands import preflight
-from compress.commands.checks import (
-    check_lengths,
-    join_processes,
-    load_functions,
-    measure_lengths,
-)
-from compress.commands.distill import StageModels, limit_time
 from compress.config import user_code
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
@@ -36,6 +29,14 @@ from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
 from compress.data.objects import data_path, teacher_path
 from compress.io import atomic_folder, keep_if_intact
+from compress.jobs.checks import (
+    check_lengths,
+    join_processes,
+    load_functions,
+    measure_lengths,
+)
+from compress.jobs.inputs import limit_time
+from compress.jobs.stages import StageModels
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.provenance import command_line

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, replace
 from functools import partial
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from transformers import PreTrainedModel
 
 from compress.arguments import (
     DataLike,
@@ -23,15 +22,6 @@ from compress.arguments import (
 )
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
-from compress.commands.checks import (
-    check_kind,
-    check_lengths,
-    check_recipe,
-    join_processes,
-    measure_lengths,
-)
-from compress.commands.distill import StageModels, load_inputs
-from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
 from compress.config.options import (
     DataOptions,
@@ -40,7 +30,7 @@ from compress.config.options import (
     StudyOptions,
 )
 from compress.config.recipe import Recipe
-from compress.config.stages import AnyStage, Stage
+from compress.config.stages import Stage
 from compress.console import print_note
 from compress.data import load_task
 from compress.data.objects import data_path, teacher_path
@@ -50,6 +40,16 @@ from compress.exporters.artifact import Bundle, check_place
 from compress.exporters.manifest import kind_of_bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import load_json
+from compress.jobs.checks import (
+    check_kind,
+    check_lengths,
+    check_recipe,
+    join_processes,
+    measure_lengths,
+)
+from compress.jobs.inputs import load_inputs
+from compress.jobs.ship import BUDGETED_LIMIT
+from compress.jobs.stages import StageModels
 from compress.latency.model import LatencyTable
 from compress.models import checkpoints
 from compress.models import precision as precisions
@@ -63,7 +63,6 @@ from compress.nas.context import (
     PLAIN,
     SUPERNET,
     Parts,
-    RunStages,
     ScratchEvaluator,
     SearchContext,
     StudentEvaluator,
@@ -74,7 +73,6 @@ from compress.nas.context import (
 from compress.nas.costs import CostModel
 from compress.nas.finalists import (
     choose_winner,
-    copy_student,
     distill_briefly,
     distill_winner,
     find_checkpoint,
@@ -303,7 +301,6 @@ def load_context(
         task, training.data.validation, task_teacher.tokenizer, config.max_length
     )
     among = tuple(latencies.choose_within_budget(costs, DRAWN))
-    run_stages = stage_runner(base_teacher, task_teacher, training)
     return SearchContext(
         config,
         run,
@@ -314,24 +311,7 @@ def load_context(
         costs,
         among,
         time_budget,
-        run_stages,
-        ship,
     )
-
-
-def stage_runner(
-    base_teacher: Teacher, task_teacher: Teacher, training: TrainingContext
-) -> RunStages:
-    """Return a function that runs stages of a recipe with these teachers, as `distill`
-    does."""
-
-    def run_stages(
-        recipe: Recipe, run: Run, stages: Sequence[AnyStage], teacher_logits: Any = None
-    ) -> PreTrainedModel:
-        models = StageModels(recipe, base_teacher, task_teacher, training, run)
-        return models.run_stages(stages, teacher_logits=teacher_logits)
-
-    return run_stages
 
 
 def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
@@ -357,7 +337,10 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
         recipe = context.search.space.recipe(
             "timing", [stage], context.costs.shapes.spec(largest)
         )
-        context.run_stages(recipe, scratch, recipe.stages)
+        models = StageModels.from_teacher(
+            recipe, context.task_teacher, context.training, scratch
+        )
+        models.run_stages(recipe.stages)
 
     with context.time_budget.part("trials"):
         short = context.search.space.short
@@ -366,7 +349,7 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
         )
     return ScratchEvaluator(
         context.costs,
-        context.run_stages,
+        context.task_teacher,
         context.training,
         context.evaluator,
         context.run.path / "trials",
@@ -499,7 +482,7 @@ def check_stages(
     """Check the stages of a space like those of a recipe; errors name them as the space
     does.
 
-    See `commands.checks.check_recipe` and `StageModels.check`.
+    See `jobs.checks.check_recipe` and `StageModels.check`.
     """
     if space.mode == "supernet":
         SlicePlan.from_model(base_teacher.model)
@@ -572,7 +555,6 @@ def work(
         minutes=minutes,
         allow_code=allow_code,
         console=console,
-        stage_runner=stage_runner,
     )
 
 
@@ -606,7 +588,7 @@ def show(
     check_place(out)
     state = load_student_state(study, number)
     if state.bundle is not None and (not train or "final" in state.scores):
-        return copy_student(Path(state.bundle), out)
+        return Bundle.load(state.bundle).copy_to(out)
     facts = load_json(
         study / "run.json",
         f"Restore it from a copy; the trials can still be shown: {study}",
@@ -635,7 +617,7 @@ def show(
         )
         updated = replace(report, points=points, front=())
         record.write_report(replace(updated, front=updated.compute_front()), study)
-    return copy_student(bundle.path, out)
+    return bundle.copy_to(out)
 
 
 def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:

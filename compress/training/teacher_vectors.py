@@ -57,11 +57,14 @@ class VectorSource(Protocol):
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return the data with the teacher's width and prompts.
+    """Return data of sentence vectors with the teacher's width and prompts, and others
+    unchanged.
 
     Texts of a validation or test split without gold similarities get the teacher's
     similarities to the nearest and to some random texts, and a note.
     """
+    if data.task.kind != "embedding":
+        return data
     config = teacher.model.config
     data = replace(
         data,

@@ -7,7 +7,6 @@ import pytest
 from datasets import Dataset
 from transformers import GPT2Config
 
-from compress.commands.checks import check_kind
 from compress.commands.distill import distill
 from compress.commands.pretrain import pretrain
 from compress.config.choices import CandidateRecipes
@@ -15,6 +14,7 @@ from compress.config.recipe import Recipe
 from compress.config.stages import Stage
 from compress.data.task import Kind
 from compress.errors import RecipeError, TeacherError
+from compress.jobs.checks import check_kind
 from compress.models.flops import warn_if_larger
 from compress.training.stage import explain_repetition, plan_steps
 from tests import command, tiny
@@ -23,7 +23,7 @@ from tests import command, tiny
 @pytest.mark.parametrize("recipe", ["gkd", "distilgpt2", "minillm"])
 def test_an_encoder_cannot_teach_generation(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good\n" * 20, encoding="utf-8")
-    monkeypatch.setattr("compress.commands.distill.run_stage", lambda *_, **__: pytest.fail("was trained"))
+    monkeypatch.setattr("compress.jobs.stages.run_stage", lambda *_, **__: pytest.fail("was trained"))
     with pytest.raises(TeacherError, match="causal_lm head"):
         pretrain(
             teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=1024).bert), recipe=recipe,

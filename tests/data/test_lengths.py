@@ -7,7 +7,6 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
-from compress.commands.checks import describe_cuts
 from compress.commands.distill import distill, prepare
 from compress.commands.pretrain import prepare as prepare_pretraining
 from compress.commands.search import make_config
@@ -17,6 +16,7 @@ from compress.config.stages import Stage
 from compress.data.lengths import RowLengths
 from compress.data.task import Kind, Task
 from compress.errors import RecipeError
+from compress.jobs.checks import describe_cuts
 from compress.nas.config import Budget, Space
 from tests import tiny
 
