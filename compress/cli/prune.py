@@ -59,7 +59,7 @@ def prune(
         from compress.commands.prune import set_target
 
         if plan:
-            from compress.commands.forecast import forecast
+            from compress.commands.distill import forecast
 
             print_forecast(
                 forecast,

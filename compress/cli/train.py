@@ -51,22 +51,20 @@ def distill(
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
-        from compress.prompting.vectors import gives_vectors
 
         loaded = preflight.load_choices(recipe, options.overrides, length)
         loaded_prompt = None if prompt is None else Prompt.load(prompt)
-        recorded = loaded_prompt is not None or gives_vectors(teacher)
         preflight.check(
             loaded,
             teacher=teacher,
             out=out,
             data=data,
             corpus=corpus,
-            prompted=recorded,
+            answers=True,
             options=options,
         )
         if plan:
-            from compress.commands.forecast import forecast  # takes seconds: torch
+            from compress.commands.distill import forecast  # takes seconds: torch
 
             print_forecast(
                 forecast,
@@ -141,7 +139,7 @@ def pretrain(
             "options": replace(options, overrides=None),
         }
         if plan:
-            from compress.commands.forecast import forecast_pretraining
+            from compress.commands.pretrain import forecast_pretraining
 
             print_forecast(forecast_pretraining, as_json, **arguments)
             return

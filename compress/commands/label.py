@@ -2,7 +2,6 @@
 their labels."""
 
 import json
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +33,6 @@ from compress.evaluation import metrics
 from compress.io import make_folder
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder, output_file
-from compress.prompting.answers import answers_file, ask, list_unanswered
-from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
@@ -45,7 +42,8 @@ from compress.prompting.labels import (
     open_language_model,
 )
 from compress.prompting.prompt import Prompt
-from compress.records.forecast import Forecast, Phase, size_mb
+from compress.records.forecast import Forecast
+from compress.teachers.prompted import estimate_answers
 from compress.training.trainer import peak_rss_mb
 
 
@@ -169,10 +167,6 @@ def _prepare(
     return PromptedTeacher(model, task_prompt, console), texts
 
 
-SECONDS = 6.0
-"""Seconds that the trial of a local model should take."""
-
-
 @check_arguments
 def forecast_labelling(
     *,
@@ -206,7 +200,7 @@ def forecast_labelling(
         console=console,
     )
     rows = list_texts(texts.rows)
-    phases = forecast_answers(labeller, rows, seed=seed, console=console)
+    phases = estimate_answers(labeller, rows, seed=seed, console=console)
     written_mb = sum(len(text) for row in rows for text in row) / 1e6
     phases[-1] = replace(phases[-1], disk_mb=phases[-1].disk_mb + written_mb)
     return Forecast(
@@ -214,48 +208,6 @@ def forecast_labelling(
         tuple(phases),
         peak_rss_mb(),
     )
-
-
-def forecast_answers(
-    labeller: PromptedTeacher,
-    texts: Sequence[Sequence[str]],
-    *,
-    seed: int,
-    console: Console,
-) -> list[Phase]:
-    """Forecast the answers to these texts or pairs, by asking for some of them; these
-    are kept."""
-    model, answers = labeller.language_model, labeller.task_prompt.answers
-    prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
-    left = list_unanswered(model, prompts, answers)
-    random.Random(seed).shuffle(left)
-    phases, before = list[Phase](), len(prompts) - len(left)
-    if before:
-        phases.append(Phase("answered before", cached=True, note=f"{before:,} rows"))
-    concurrency = model.endpoint.concurrency if isinstance(model, RemoteModel) else 0
-    count, took, speed, most = 1, 0.0, None, 0.0
-    with console.status("trying a few rows"):
-        while left and not (took and concurrency) and took < SECONDS / 2:
-            some, left, count = left[:count], left[count:], 2 * count
-            took = ask(model, some, answers, console=Console(quiet=True)).seconds
-            speed, most = (
-                len(some) / took,
-                took * sum(map(model.count, left)) / sum(map(model.count, some)),
-            )
-    cache = answers_file(model, answers)
-    disk_mb = (
-        len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines()))
-        if cache.is_file()
-        else 0.0
-    )
-    seconds = (most / max(1, concurrency), most)
-    note = (
-        f"{len(left):,} rows, {len(prompts) - before - len(left):,} were answered now"
-    )
-    return [
-        *phases,
-        Phase(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb),
-    ]
 
 
 def _line(

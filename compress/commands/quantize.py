@@ -25,7 +25,7 @@ from compress.arguments import (
     check_arguments,
 )
 from compress.benchmark.devices import Device, open_chosen
-from compress.commands.distill import distill
+from compress.commands.distill import distill, forecast
 from compress.config.options import (
     ColumnOptions,
     DataOptions,
@@ -65,7 +65,7 @@ from compress.quantization.sensitivity import ROUNDS as PRICED_ROUNDS
 from compress.quantization.sensitivity import RUNS as PRICED_RUNS
 from compress.quantization.sensitivity import mix, price_float, race_products
 from compress.quantization.smoothquant import observe_channels, smooth
-from compress.records.forecast import Forecast, Phase, size_mb, time_call
+from compress.records.forecast import Estimate, Forecast, size_mb, time_call
 from compress.records.latency import Latency, Setting
 from compress.training.trainer import peak_rss_mb
 
@@ -298,11 +298,9 @@ def forecast_quantization(
         os.cpu_count() or 1,
     )
     source, length = bundle.files()["fp32"], bundle.manifest.max_length
-    graph, phases = read_model(source).graph, list[Phase]()
+    graph, phases = read_model(source).graph, list[Estimate]()
     parts = products(graph)
     if method == "qat":
-        from compress.commands.forecast import forecast
-
         training = _training_arguments(
             bundle, data, columns=columns, seed=seed, overrides=overrides
         )
@@ -362,7 +360,7 @@ def forecast_quantization(
             and files.outcome(file).least_limit > max(max_drop, RESOLVED / judged)
         )
         phases.append(
-            Phase(
+            Estimate(
                 "fp32 answers",
                 seconds=(answers, answers),
                 note=f"{judged:,} validation rows",
@@ -382,7 +380,7 @@ def forecast_quantization(
         }
         if method in calibration:
             phases.append(
-                Phase(
+                Estimate(
                     "calibration",
                     seconds=calibration[method],
                     note=f"{int8.rows:,} rows",
@@ -403,7 +401,7 @@ def forecast_quantization(
             "enough"
         )
         phases.append(
-            Phase(
+            Estimate(
                 "choice of products",
                 seconds=(judging, judging + trying),
                 note=note,
@@ -421,7 +419,7 @@ def forecast_quantization(
         proof += ROUNDS / 2 * racing
         disk_mb = size_mb(bundle.path, file) + len(ALPHAS) * size_mb(smoothed)
         phases.append(
-            Phase(
+            Estimate(
                 "certificate",
                 seconds=(proof, proof),
                 note=f"{len(test.rows):,} rows",

@@ -41,7 +41,7 @@ from compress.provenance import timestamp
 from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
 from compress.records.certificate import Certificate
 from compress.records.class_scores import compare_classes
-from compress.records.forecast import Forecast, Phase, size_mb, time_call
+from compress.records.forecast import Estimate, Forecast, size_mb, time_call
 from compress.records.latency import describe_device
 from compress.records.run_report import REPORT
 from compress.training.trainer import peak_rss_mb
@@ -227,7 +227,7 @@ def forecast_trimming(
         model, out, data=data, corpus=optional_name(corpus), columns=columns
     )
     folder = resolve(model) if bundle is None else bundle.path
-    first, phases = next(chunks(texts), []), list[Phase]()
+    first, phases = next(chunks(texts), []), list[Estimate]()
     began = time.perf_counter()
     characters = sum(map(len, texts))
     reading = time.perf_counter() - began
@@ -242,7 +242,7 @@ def forecast_trimming(
     passes = 2 if min_count == 1 else 1
     seconds = (1 + passes) * reading + (1 + 2 * passes) * encoding
     phases.append(
-        Phase(
+        Estimate(
             "counting tokens",
             seconds=(seconds, seconds),
             note=f"{characters:,} characters",
@@ -262,7 +262,9 @@ def forecast_trimming(
                 first, Path(scratch) / out.name, min_count=min_count, keep=keep
             )
         )
-    phases.append(Phase("writing", seconds=(seconds, seconds), disk_mb=size_mb(folder)))
+    phases.append(
+        Estimate("writing", seconds=(seconds, seconds), disk_mb=size_mb(folder))
+    )
     if bundle is not None and task_data is not None:
         split = task_data.validation if task_data.test is None else task_data.test
         rows, files = (
@@ -278,7 +280,7 @@ def forecast_trimming(
         )
         seconds *= 2 * len(split) / min(SCORED, len(split))
         phases.append(
-            Phase("scoring", seconds=(seconds, seconds), note=f"{len(split):,} rows")
+            Estimate("scoring", seconds=(seconds, seconds), note=f"{len(split):,} rows")
         )
     return Forecast(f"{model}, trimmed", tuple(phases), peak_rss_mb())
 

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from compress import io
-from compress.arguments import check_arguments
+from compress.arguments import NameLike, check_arguments, name_of
 from compress.config import loader, user_code
 from compress.config.loader import parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
@@ -240,6 +240,15 @@ class Space(Frozen):
         return yaml.safe_dump(
             self.plain(), sort_keys=False, allow_unicode=True, width=120
         )
+
+    @staticmethod
+    def from_argument(
+        space: "NameLike | Space", overrides: Sequence[str] = ()
+    ) -> "Space":
+        """Load what a function was given: a name, a path or a Space."""
+        if isinstance(space, Space):
+            return space
+        return Space.load(name_of(space), overrides)
 
     @staticmethod
     def load(name: str, overrides: Sequence[str] = ()) -> "Space":

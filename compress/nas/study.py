@@ -110,7 +110,7 @@ def make_sampler(
 def code_version() -> str:
     """Return the package's version with a digest of its files, which all processes of a
     study must share."""
-    folder = Path(compress.__file__).parent
+    folder = Path(__file__).parents[1]
     total = hashlib.sha256()
     for path in sorted(
         folder.rglob("*.py"), key=lambda each: each.relative_to(folder).as_posix()

@@ -88,7 +88,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.training.finetune.with_head", interrupt)
+    monkeypatch.setattr("compress.teachers.checkpoint.with_head", interrupt)
 
 
 @pytest.mark.usefixtures("interrupted")

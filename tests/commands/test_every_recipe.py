@@ -134,7 +134,7 @@ def test_a_recipe_ends_in_a_student_that_answers(
             raise Trained
         return shipping.ship(student, *args, **kwargs)
 
-    monkeypatch.setattr("compress.commands.distill.ship", shipped)
+    monkeypatch.setattr("compress.jobs.shipping.ship", shipped)
     data = {"data": places["data"], "corpus": places["corpus"]}
     if name in RANKINGS:
         data = {"data": places["rankings"], "kind": "ranking"}

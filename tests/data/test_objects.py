@@ -110,7 +110,7 @@ def test_resume_a_run_with_objects(tmp_path: Path) -> None:
             data=frame(), out=str(tmp_path / "run"), resume=resume,
         )  # fmt: skip
 
-    with mock.patch("compress.training.finetune.with_head", side_effect=BeginsError):
+    with mock.patch("compress.teachers.checkpoint.with_head", side_effect=BeginsError):
         with pytest.raises(BeginsError):
             begin(0, resume=False)
         (tmp_path / "run" / "stages").mkdir()

@@ -16,9 +16,9 @@ import torch
 import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from compress.commands import forecast
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
+from compress.jobs import trials
 from compress.latency.model import LatencyTable
 from compress.nas import record
 from compress.nas.config import SearchConfig
@@ -310,8 +310,8 @@ def test_a_search_interrupted_in_every_phase_continues(
 
 def a_forecast_of_more_trials_names_what_is_done(out: Path, shelf: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no time, and nothing in the folder is touched."""
-    monkeypatch.setattr(forecast, "LONG", (6, 6))
-    monkeypatch.setattr(forecast, "ROWS", 3)
+    monkeypatch.setattr(trials, "LONG", (6, 6))
+    monkeypatch.setattr(trials, "ROWS", 3)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     told = command.run(*shelf.words(out, "--plan", "--json", "--resume", trials="8", finalists="3"))
     assert told.code == 0, told.err
