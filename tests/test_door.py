@@ -44,8 +44,8 @@ BEGINNINGS = (
     "compress.exporters.artifact._write_model", "compress.exporters.formats.export",
     "compress.commands.bench.measure", "compress.commands.bench.export_formats",
     "compress.commands.gate.compare_latency", "compress.commands.demo.load_runtime",
-    "compress.commands.label.build_task_prompt", "compress.commands.trim.trimming",
-    "compress.commands.trim.trim_checkpoint", "compress.commands.trim.chunks",
+    "compress.commands.label.build_task_prompt", "compress.jobs.trim.trimming",
+    "compress.jobs.trim.trim_checkpoint", "compress.jobs.trim.chunks",
     "compress.commands.doctor.ThreadPoolExecutor",
     "compress.commands.prune.open_device", "compress.data.load.data_path",
 )  # fmt: skip

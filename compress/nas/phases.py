@@ -277,7 +277,8 @@ class ShipWinners(Phase[SearchJob]):
             tried.trials.student_mb,
         )
         finals = [_repeat(each, left, f"final: {each.name}") for each in job.stages]
-        return job, [*finals, _repeat(shipping, left, shipping.name)]
+        shipping = replace(_repeat(shipping, left, shipping.name), cached=False)
+        return job, [*finals, shipping]
 
 
 def list_phases(*, strict: bool) -> tuple[list[Phase[SearchJob]], ...]:

@@ -9,12 +9,12 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from compress import distill
-from compress.commands.label import load_texts
 from compress.data import load_task
 from compress.data.objects import data_path, teacher_path
 from compress.errors import ArgumentError, DataError, RunError
 from compress.models import checkpoints
 from compress.models import teacher as teachers
+from compress.teachers.labelling import load_texts
 from tests import tiny
 
 ROWS = {"text": ["a good film", "a bad film", "fine", "dull"] * 10, "label": ["yes", "no", "yes", "no"] * 10}
