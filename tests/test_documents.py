@@ -23,16 +23,13 @@ import torch
 import transformers
 
 import compress
-from compress import Distillation, Term
+from compress import Distillation, Term, families
 from compress.config import loader
 from compress.config.loader import folder
 from compress.config.recipe import Recipe
-from compress.models.init_weights import APART, KNOWN, SLICED
-from compress.pruning import l0
 from compress.records.bench_result import BenchResult
 from compress.records.latency import Setting
 from compress.records.run_report import Report, ReportRow
-from compress.slicing import rules
 from tests import command, learning, tiny
 from tests.latencies import steady
 
@@ -66,12 +63,16 @@ def test_the_table_of_families() -> None:
     def saying(column: int, *words: str) -> set[str]:
         return {family for family, row in rows.items() if row[column].startswith(words)}
 
-    assert saying(1, "layers and units") == {*KNOWN, *APART, *SLICED}
-    assert saying(1, "whole layers") == rows.keys() - {*KNOWN, *APART, *SLICED}
-    assert saying(2, "yes") == {*KNOWN, *APART}
-    assert saying(3, "yes") == set(rules.FAMILIES)
-    assert saying(4, "yes") == set(l0.FAMILIES)
-    assert {family for family, row in rows.items() if "in windows" in row[0]} == set(rules.ROTARY)
+    def having(fact: str) -> set[str]:
+        return {family for family in rows if getattr(families.find(family), fact)}
+
+    assert rows.keys() >= {family.name for family in families.known() if family.rules or family.kin}
+    assert saying(1, "layers and units") == having("kin")
+    assert saying(1, "whole layers") == rows.keys() - having("kin")
+    assert saying(2, "yes") == having("has_roles")
+    assert saying(3, "yes") == having("rules")
+    assert saying(4, "yes") == having("gates")
+    assert {family for family, row in rows.items() if "in windows" in row[0]} == having("rotary")
 
 
 def test_the_readme_lists_the_best_recipes() -> None:

@@ -5,20 +5,20 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 484_500,
+    "tokens": 494_900,
     "tokens a line": 7.6,
-    "packed assignments": 902,
+    "packed assignments": 905,
     "decisions per 1,000 lines": 156,
     "fmt: skip": 0,
-    "comparisons with a kind": 173,
+    "comparisons with a kind": 179,
     "files that compare a kind": 41,
-    "comparisons with a family": 69,
-    "files that compare a family": 23,
-    "types of several meanings": 37,
-    "constants of several meanings": 136,
+    "comparisons with a family": 5,
+    "files that compare a family": 4,
+    "types of several meanings": 38,
+    "constants of several meanings": 139,
     "circles": 6,
     "files in circles": 19,
-    "functions of more than 10 parameters": 26,
+    "functions of more than 10 parameters": 25,
 }
 
 

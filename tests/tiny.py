@@ -87,7 +87,7 @@ LIKE_LLAMA: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
 }
-"""Settings of the families of `slicing.rules.GROUPED` with every feature: biases, windows, wide heads."""
+"""Settings of the `grouped` families with every feature: biases, windows, wide heads."""
 _SPELLED = {
     "distilbert": {"layers": "n_layers", "hidden": "dim", "heads": "n_heads", "ffn": "hidden_dim"},
     "xlnet": {"layers": "n_layer", "hidden": "d_model", "heads": "n_head", "ffn": "d_inner"},

@@ -100,23 +100,25 @@ def open_device(
                 f"--{option}: does not apply to --device {kind}; it is for "
                 f"{', '.join(kinds)}"
             )
-    device: AbstractContextManager[Device]
+    device: Device
     with ExitStack() as stack:
         if kind == "local" and not colon:
             from compress.benchmark.local import open_local
 
-            device = open_local(affinity=affinity, say=say)
+            device = stack.enter_context(open_local(affinity=affinity, say=say))
         elif kind == "ssh" and where:
             from compress.benchmark.ssh import open_ssh
 
-            device = open_ssh(
-                where, python=python, affinity=affinity, timeout=timeout, say=say
+            device = stack.enter_context(
+                open_ssh(
+                    where, python=python, affinity=affinity, timeout=timeout, say=say
+                )
             )
         elif kind == "browser" and not colon:
             from compress.benchmark.browser.device import browser
 
-            device = browser(
-                lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu
+            device = stack.enter_context(
+                browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
             )
         elif kind == "adb" and bool(where) == bool(colon):
             from compress.benchmark.android import (
@@ -132,21 +134,23 @@ def open_device(
                 )
             phone = stack.enter_context(connect_phone(where, timeout))
             if native is not None:
-                device = phone_program(phone, native, affinity, say)
+                device = stack.enter_context(
+                    phone_program(phone, native, affinity, say)
+                )
             else:
                 from compress.benchmark.browser.device import browser
 
                 page = partial(
                     browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu
                 )
-                device = phone_browser(phone, page, say)
+                device = stack.enter_context(phone_browser(phone, page, say))
         else:
             meant = did_you_mean(kind, KINDS) if kind not in KINDS else ""
             raise DeviceError(
                 f"--device {name}: no such device; expected local, "
                 f"ssh:[user@]host[:port], browser or adb[:SERIAL].{meant}"
             )
-        yield stack.enter_context(device)
+        yield device
 
 
 def open_chosen(

@@ -13,7 +13,9 @@ from compress.benchmark.arguments import RUNTIMES
 from compress.benchmark.remote.runner import INPUTS
 from compress.errors import ExportError
 from compress.exporters.session import (
+    PROMPT_LENGTH,
     SESSION_OPTIONS,
+    EncodedRow,
     read_model,
     read_vocabulary_size,
     session_entries,
@@ -117,6 +119,17 @@ def check_settings(
                 f"--seq {longest}: {name} has {limit} positions; expected at most "
                 f"{limit}"
             )
+
+
+def refuse_prompt_length(row: EncodedRow, name: str) -> None:
+    """Raise DeviceError for a row of a model whose vectors leave prompts out, on a
+    device that cannot do that."""
+    if PROMPT_LENGTH in row:
+        raise DeviceError(
+            f"{name}: include_prompt is false in the Pooling of this model, so that "
+            "its vectors leave the prompt out, which this device cannot do; use "
+            "--device local or ssh"
+        )
 
 
 def input_types(path: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from compress.benchmark.arguments import format_cpus
 from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.runner import REFUSED
+from compress.exporters.session import EncodedRow
 from compress.progress import Progress, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
@@ -217,7 +218,7 @@ class AgentDevice:
         return curves
 
     def logits(
-        self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]
+        self, file: Path, rows: Sequence[EncodedRow]
     ) -> list[NDArray[np.float32]]:
         logits: list[NDArray[np.float32]] = []
         with (
@@ -227,10 +228,7 @@ class AgentDevice:
             Progress("scoring", len(rows), "rows") as bar,
         ):
             for at in range(0, len(rows), ROWS_AT_ONCE):
-                batch = [
-                    {key: list(map(int, ids)) for key, ids in row.items()}
-                    for row in rows[at : at + ROWS_AT_ONCE]
-                ]
+                batch = [_as_json(row) for row in rows[at : at + ROWS_AT_ONCE]]
                 for shape, data in ask({"rows": batch})["logits"]:
                     logits.append(
                         np.frombuffer(base64.b64decode(data), np.float32).reshape(shape)
@@ -323,6 +321,14 @@ class AgentDevice:
         # not after an interrupt: an answer may be due, and closing the link stops every
         # runner
         self.link.ask(do="stop", name=name)
+
+
+def _as_json(row: EncodedRow) -> dict[str, Any]:
+    """Write a row's columns as Python numbers: lists, and single ones."""
+    return {
+        name: value if isinstance(value, int) else list(map(int, value))
+        for name, value in row.items()
+    }
 
 
 def _other_load(

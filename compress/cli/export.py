@@ -55,6 +55,30 @@ class TuneOptions(opt.DeviceOptions):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """What to do with the vectors of a bundle that computes some."""
+
+    against: Annotated[
+        Path | None,
+        opt.data_option(
+            help="Find the nearest texts of this file: a table, lines, .npy."
+        ),
+    ] = None
+    top: Annotated[
+        int | None,
+        opt.data_option(min=1, help="Return this many nearest texts; default: 5."),
+    ] = None
+    vectors: Annotated[
+        Literal["float32", "int8", "binary"],
+        opt.output(help="Of .npy: int8 a byte, binary a bit a number."),
+    ] = "float32"
+    prompt_name: Annotated[
+        str | None,
+        opt.data_option(help="Vectors: put this prompt of the model before texts."),
+    ] = None
+
+
 @with_option_groups(without=("affinity", "native", "webgpu", "plan"))
 def export(
     model: Annotated[
@@ -260,6 +284,7 @@ def push(
         )
 
 
+@with_option_groups()
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     texts: Annotated[
@@ -285,20 +310,7 @@ def predict(
         str | None,
         opt.data_option(help="Second text of a pair, or the questions' context."),
     ] = None,
-    against: Annotated[
-        Path | None,
-        opt.data_option(
-            help="Find the nearest texts of this file: a table, lines, .npy."
-        ),
-    ] = None,
-    top: Annotated[
-        int | None,
-        opt.data_option(min=1, help="Return this many nearest texts; default: 5."),
-    ] = None,
-    vectors: Annotated[
-        Literal["float32", "int8", "binary"],
-        opt.output(help="Of .npy: int8 a byte, binary a bit a number."),
-    ] = "float32",
+    vector: VectorOptions = VectorOptions(),
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"],
         opt.output(help="Answer with this file."),
@@ -321,14 +333,12 @@ def predict(
                 raise DataError(
                     "predict: a file needs both --input and --output, and no texts"
                 )
-            predictor = _open(
-                bundle, precision, against, top, threads=os.cpu_count() or 1
-            )
+            predictor = _open(bundle, precision, vector, threads=os.cpu_count() or 1)
             _predict_file(
-                predictor, rows, answers, text, pair, on_error, vectors, as_json
+                predictor, rows, answers, text, pair, on_error, vector.vectors, as_json
             )
             return
-        if vectors != "float32":
+        if vector.vectors != "float32":
             raise typer.BadParameter(
                 "give an .npy file with --output", param_hint="--vectors"
             )
@@ -343,7 +353,7 @@ def predict(
         lines = (
             stream.read_lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
         )
-        predictor, skipped = _open(bundle, precision, against, top), 0
+        predictor, skipped = _open(bundle, precision, vector), 0
         with _print_answers(as_json) as show:
             for each in stream.answer_lines(
                 predictor, lines, second=second, unit="line" if piped else "text"
@@ -443,26 +453,28 @@ def demo(
 
 
 def _open(
-    bundle: Path,
-    precision: "Precision",
-    against: Path | None,
-    top: int | None,
-    *,
-    threads: int = 1,
+    bundle: Path, precision: "Precision", options: VectorOptions, *, threads: int = 1
 ) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.exporters.artifact import Bundle
 
-    if top is not None and against is None:
+    if options.top is not None and options.against is None:
         raise typer.BadParameter(
             "give the file to search with --against", param_hint="--top"
         )
+    if options.prompt_name is not None and options.against is not None:
+        raise typer.BadParameter(
+            "a search uses the prompts query and document; leave the option out",
+            param_hint="--prompt-name",
+        )
     predictor = Bundle.load(bundle).open(precision, threads=threads)
-    if against is None:
+    if options.prompt_name is not None:
+        predictor = predictor.with_prompt(options.prompt_name)
+    if options.against is None:
         return predictor
     from compress.exporters.row_files import open_index
 
-    return open_index(predictor, against, top or 5)
+    return open_index(predictor, options.against, options.top or 5)
 
 
 def _predict_file(

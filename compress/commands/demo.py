@@ -12,6 +12,7 @@ from compress import __version__
 from compress.arguments import BundleLike, PathName, check_arguments
 from compress.benchmark.browser.device import PACKAGE, load_runtime
 from compress.benchmark.browser.server import PageSession, Site, serve_site
+from compress.data.text_preparation import DOCUMENT, QUERY
 from compress.errors import ExportError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle, Precision
@@ -94,13 +95,20 @@ def demo(
     """
     loaded, out = Bundle.load(bundle), Path(out)
     check_out(loaded, out)
+    if loaded.leaves_out_prompts and loaded.task.preparation.changes_texts:
+        raise ExportError(
+            f"{loaded.path}: include_prompt is false in the Pooling of this model, so "
+            "that its vectors leave the prompt out, which a page cannot do; expected a "
+            "model that pools prompts too, or that has none"
+        )
     engine = load_runtime(None if assets is None else Path(assets))
     say(
         f"{loaded.path}: adding the tokenizer to the model, and comparing the two on "
         "difficult texts"
     )
     with atomic_folder(out) as folder:
-        proof = text_file(loaded, folder / MODEL, precision=precision)
+        # the page adds them
+        proof = text_file(loaded, folder / MODEL, precision=precision, prompt="")
         for path in engine:
             shutil.copyfile(path, folder / path.name)
         model, weight = (
@@ -141,7 +149,8 @@ def demo(
             "icons": [icon],
         }
         write_json(folder / "app.webmanifest", app)
-        about = {"kind": task.kind, "labels": task.labels, "prompts": task.prompts}
+        prompts = [task.preparation.prompt(name) for name in (QUERY, DOCUMENT)]
+        about = {"kind": task.kind, "labels": task.labels, "prompts": prompts}
         write_json(
             folder / NAME,
             {

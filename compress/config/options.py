@@ -436,7 +436,10 @@ class CheckpointOptions:
         bool, data_option("--pair", help="A checkpoint's classifier reads two texts.")
     ] = False
     pool: Annotated[
-        Literal["mean", "cls", "max"] | None,
+        Literal[
+            "mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
+        ]
+        | None,
         output(help="Pool an encoder's tokens into one vector."),
     ] = None
     normalise: Annotated[

@@ -211,6 +211,10 @@ class Encoder(Protocol):
         """Make the row of a window."""
         ...
 
+    def special_ids(self) -> frozenset[int]:
+        """Return the ids of all special tokens."""
+        ...
+
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of whole texts, without special tokens."""
         ...
@@ -322,6 +326,10 @@ class TextEncoder:
     def row(self, window: Window) -> TextRow:
         return self._make_row(window.ids, window.types)
 
+    def special_ids(self) -> frozenset[int]:
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
     def fingerprint(self) -> str:
         self.backend.no_truncation()
         return _hash(self.backend.to_str(), self.settings)
@@ -419,6 +427,9 @@ class SlowEncoder:
 
     def row(self, window: Window) -> TextRow:
         raise self._lacks_positions("windows")
+
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.all_special_ids)
 
     def fingerprint(self) -> str:
         with tempfile.TemporaryDirectory() as folder:

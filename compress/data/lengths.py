@@ -44,8 +44,8 @@ class RowLengths:
 
     longest         the longest length that may be chosen
     windowed        long rows are read in several windows, none is cut
-    limit           tokens that the tokenizer's own settings limit a row to
-                    (model_max_length), if they do
+    limit           tokens that a sentence encoder's checkpoint limits a row to, or the
+                    tokenizer's own settings (model_max_length), if they do
     teacher_length  tokens that a sentence encoder reads of a text: those of an index
                     may be longer than those trained on; None for other tasks
     """
@@ -73,6 +73,9 @@ class RowLengths:
         """
         encoder = encoder_of(tokenizer)
         limit = encoder.settings.model_max_length
+        # of more it would not make the vectors it is for
+        if task.kind == "embedding" and teacher_length is not None:
+            limit = teacher_length
         longest = min(
             LONGEST_WINDOW if task.kind == "qa" else LONGEST,
             positions or LONGEST,
@@ -88,7 +91,10 @@ class RowLengths:
             )
         windowed = task.kind in ("qa", "tagging")
         rows = encode(
-            split, encoder, longest if windowed else MEASURED, prompts=task.prompts
+            split,
+            encoder,
+            longest if windowed else MEASURED,
+            preparation=task.preparation,
         )
         read = None
         if task.kind == "embedding":

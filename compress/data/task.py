@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from compress import records
 from compress.arguments import check_arguments
+from compress.data.text_preparation import AS_IT_IS, TextPreparation
 from compress.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Task:
                     may give none
     width   embedding: the size of a vector, as the teacher's; 0 until the teacher is
             known
-    prompts embedding: what the teacher prepends to queries and to passages
+    preparation    embedding: the prompts of the teacher, which its texts and those of
+                   its students get
     """
 
     kind: Kind
@@ -86,7 +88,7 @@ class Task:
     metric: str
     unanswerable: bool = False
     width: int = 0
-    prompts: tuple[str, str] = ("", "")
+    preparation: TextPreparation = AS_IT_IS
 
     @property
     def outputs(self) -> int:

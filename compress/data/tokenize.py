@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
 from compress.data.encoder import Encoder, encoder_of
+from compress.data.text_preparation import (
+    AS_IT_IS,
+    TextPreparation,
+    count_prompt_tokens,
+    prompts_of_rows,
+)
 from compress.errors import DataError
 from compress.progress import Progress
 
@@ -47,17 +52,17 @@ def encode(
     tokenizer: PreTrainedTokenizerBase | Encoder,
     max_length: int,
     *,
-    prompts: tuple[str, str] = ("", ""),
+    preparation: TextPreparation = AS_IT_IS,
 ) -> Dataset:
     """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer
     makes them), labels and query (if the split has any), length (in tokens), index (row
     number). No padding.
 
     Texts are `text` and, for pairs, `text_pair`, encoded as `Encoder.encode` says.
-    `prompts` are prepended to queries and to passages; texts without judgements get the
-    one and the other in turn. Words and questions take several rows if they are too
-    long for one (see `windows`), with more columns: example (their number in the
-    split), and
+    Texts for sentence vectors get the prompts of `preparation` (see
+    `text_preparation.prompts_of_rows`), and a column prompt_length, in tokens, if there
+    are any. Words and questions take several rows if they are too long for one (see
+    `windows`), with more columns: example (their number in the split), and
 
     words       labels: the tag at the first token of each word, -100 elsewhere; word:
                 the number of the word there, -1
@@ -69,7 +74,7 @@ def encode(
     memory-mapped.
     """
     encoder = encoder_of(tokenizer)
-    more = prompts if any(prompts) else ()
+    more = preparation.in_turn if preparation.changes_texts else ()
     key = cache.digest(
         ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more
     )
@@ -79,7 +84,7 @@ def encode(
             return row_batches(_questions(split, encoder, max_length))
         if "words" in split.column_names:
             return row_batches(_sentences(split, encoder, max_length))
-        return _texts(split, encoder, max_length, prompts)
+        return _texts(split, encoder, max_length, preparation)
 
     return cache.rows(
         "encoded", key, batches, empty="the split has no rows to tokenise."
@@ -199,22 +204,30 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
 
 
 def _texts(
-    split: Dataset, encoder: Encoder, max_length: int, prompts: tuple[str, str]
+    split: Dataset, encoder: Encoder, max_length: int, preparation: TextPreparation
 ) -> Iterator[pa.RecordBatch]:
     first = 0
-    is_passage = _find_passages(split) if any(prompts) else None
+    prompts = _choose_prompts(split, preparation) if preparation.changes_texts else None
+    prompt_lengths = (
+        {} if prompts is None else _count_prompts(prompts, encoder, max_length)
+    )
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
             texts = table["text"].to_pylist()
-            if is_passage is not None:
+            chosen = [] if prompts is None else prompts[first : first + len(table)]
+            if chosen:
                 texts = [
-                    prompts[is_passage[first + at]] + text
-                    for at, text in enumerate(texts)
+                    prompt + text for prompt, text in zip(chosen, texts, strict=True)
                 ]
             if "text_pair" in table.column_names:
                 texts = list(zip(texts, table["text_pair"].to_pylist(), strict=True))
             rows = encoder.encode(texts, max_length)
             batch = _record_batch(rows, first)
+            if chosen:
+                counts = pa.array(
+                    [prompt_lengths[prompt] for prompt in chosen], pa.int64()
+                )
+                batch = batch.append_column("prompt_length", counts)
             for name, column in (("labels", "label"), ("query", "query")):
                 if column in table.column_names:
                     batch = batch.append_column(name, table[column].combine_chunks())
@@ -223,12 +236,27 @@ def _texts(
             bar.advance(len(rows))
 
 
-def _find_passages(split: Dataset) -> NDArray[np.int64]:
-    """Return 1 for passages and 0 for queries; 0 and 1 in turn if there are no
-    judgements."""
-    passages = np.asarray(split["passage"][:]).astype(np.int64)
-    unjudged = not passages.any() and not any(map(len, split["related"][:]))
-    return np.arange(len(split)) % 2 if unjudged else passages
+def _choose_prompts(split: Dataset, preparation: TextPreparation) -> list[str]:
+    """Choose the prompt of each row of a split for sentence vectors."""
+    judged = [len(others) > 0 for others in split["related"][:]]
+    return prompts_of_rows(preparation, split["passage"][:], judged)
+
+
+def _count_prompts(
+    prompts: Iterable[str], encoder: Encoder, max_length: int
+) -> dict[str, int]:
+    """Count the tokens that each prompt takes at the beginning of a row."""
+    special = encoder.special_ids()
+    rows = {
+        prompt: encoder.encode([prompt], max_length)[0]
+        for prompt in set(prompts)
+        if prompt
+    }
+    counts = {
+        prompt: count_prompt_tokens(row["input_ids"], special)
+        for prompt, row in rows.items()
+    }
+    return {"": 0, **counts}
 
 
 def _questions(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Row]:

@@ -82,7 +82,9 @@ class Evaluator:
         max_length: int,
     ) -> Evaluator:
         return Evaluator(
-            task, split, encode(split, tokenizer, max_length, prompts=task.prompts)
+            task,
+            split,
+            encode(split, tokenizer, max_length, preparation=task.preparation),
         )
 
     def __len__(self) -> int:

@@ -48,7 +48,8 @@ from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import atomic_file, atomic_folder
 from compress.models.heads import PROBLEMS, count_outputs, output_names
-from compress.models.pooling import pooling_of, set_pooling
+from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_settings import set_settings, settings_of
 from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
@@ -161,6 +162,11 @@ class Bundle:
         folder = manifests.find_bundle(given) or given
         manifest = Manifest.read(folder)
         manifest.check(folder)
+        if manifest.task is not None and manifest.task.kind == "embedding":
+            preparation = SentenceFolder.read(folder).settings.preparation
+            manifest = replace(
+                manifest, task=replace(manifest.task, preparation=preparation)
+            )
         return cls(folder, manifest)
 
     @property
@@ -172,6 +178,12 @@ class Bundle:
                 "with a task"
             )
         return self.manifest.task
+
+    @property
+    def leaves_out_prompts(self) -> bool:
+        """Check whether vectors leave the tokens of prompts out, which files read as
+        `prompt_length`."""
+        return SentenceFolder.read(self.path).settings.leaves_out_prompts
 
     def files(self) -> dict[str, Path]:
         """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and
@@ -275,24 +287,29 @@ class Bundle:
         *,
         precision: Precision = "int8",
         threads: ThreadCount = 1,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> "NDArray[np.float32]":
-        """Compute the vectors (texts, hidden) of a list or column of texts, as
-        `predict` takes it.
+        """Compute the vectors (texts, width) of a list or column of texts, as
+        sentence-transformers' `encode` does.
 
-        Raises BundleError for a bundle of another kind.
+        prompt_name   the model's prompt to put before each text: `query` and `document`
+                      for those that `encode_query` and `encode_document` choose, or
+                      another name; None: the model's default prompt, if it has one
+        prompt        any other text to put there, "" for nothing
+
+        Raises BundleError for a bundle of another kind, CompressError for a prompt that
+        the model does not have.
         """
-        from compress.exporters.embeddings import embed
+        from compress.exporters.embeddings import open_embedder
 
         if self.manifest.task is None or self.manifest.task.kind != "embedding":
             self._check_kind("embeddings")
         self.check_has(precision)
-        return embed(
-            self.path,
-            self.path / FILES[precision],
-            list(texts),
-            self.manifest.max_length,
-            threads,
+        predictor = open_embedder(
+            self.path, self.path / FILES[precision], self.manifest.max_length, threads
         )
+        return predictor.embed(list(texts), prompt_name=prompt_name, prompt=prompt)
 
     @check_arguments
     def complete(
@@ -612,9 +629,12 @@ def _write_model(
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
     if task.kind == "embedding":
-        set_pooling(
-            plain.config, replace(pooling_of(plain.config), max_length=max_length)
+        settings = replace(
+            settings_of(plain.config),
+            max_length=max_length,
+            preparation=task.preparation,
         )
+        set_settings(plain.config, settings)
     # else sentence-transformers puts the score through a sigmoid
     if task.kind == "ranking":
         plain.config.sentence_transformers = {

@@ -20,7 +20,9 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
 from compress.models.folder import CONFIG, MODULES, ModelFolder
-from compress.models.pooling import POOLS, Pool, Pooling, set_pooling
+from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_modules import MODES
+from compress.models.sentence_settings import SentenceSettings, set_settings
 from compress.slicing.shape import positions
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ LONGEST: Final = 512
 class Checkpoint:
     """A model in eval mode with its tokenizer.
 
-    task     of a model with a head; pooling: of an encoder without one; a generative
+    task     of a model with a head; sentence: of an encoder without one; a generative
              model has neither
     origin   licence, language and hub id, where its own card has them: fields of
              `exporters.card.Card`
@@ -60,7 +62,7 @@ class Checkpoint:
     tokenizer: Any
     max_length: int
     task: Task | None = None
-    pooling: Pooling | None = None
+    sentence: SentenceSettings | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -68,7 +70,7 @@ class Checkpoint:
         """Return the kind of bundle that it is written as."""
         if self.task is not None:
             return "task"
-        return "generative" if self.pooling is None else "embeddings"
+        return "generative" if self.sentence is None else "embeddings"
 
     def write(self, out: Path, *, opset: int = 17) -> Bundle:
         """Write it as a bundle; a model with a task always has our own opset.
@@ -87,11 +89,11 @@ class Checkpoint:
             return Bundle.write(
                 out, model=self.model, task=self.task, recipe="", **parts
             )
-        if self.pooling is None:
+        if self.sentence is None:
             return generation.write(out, model=self.model, opset=opset, **parts)
         parts |= {"texts": _sentences(), "data": "pydoc"}
         return embeddings.write(
-            out, encoder=self.model, pooling=self.pooling, opset=opset, **parts
+            out, encoder=self.model, settings=self.sentence, opset=opset, **parts
         )
 
 
@@ -102,7 +104,7 @@ def load_source(
     name: str,
     *,
     pair: bool = False,
-    pool: Pool | None = None,
+    pool: str | None = None,
     normalise: bool = False,
     max_length: int | None = None,
     allow_pickle: bool = False,
@@ -145,7 +147,7 @@ def load_source(
 
     source, config = ModelFolder(folder), load_config(folder)
     head = find_head(source, config, allow_pickle=allow_pickle)
-    if head.name in GENERATIVE:
+    if head.name in GENERATIVE and source.kind != "sentence_encoder":
         _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
         return _load_generative(
             name,
@@ -163,18 +165,19 @@ def load_source(
         )
     _refuse("it has no head", pair=pair)
     _check_encoder(source, config, head)
-    pooling = Pooling.read(folder)
-    if pool is not None and pool not in POOLS:
-        raise ExportError(f"pool: {pool!r}; expected {' or '.join(POOLS)}")
-    if pooling.pool is None and pool is not None:
-        pooling = replace(pooling, pool=pool, normalise=normalise)
+    settings = SentenceFolder.read(folder).settings
+    if pool is not None and pool not in MODES:
+        raise ExportError(f"pool: {pool!r}; expected {' or '.join(MODES)}")
+    if not settings.embeds and pool is not None:
+        settings = SentenceSettings.pooled(
+            config.hidden_size, pool, normalise=normalise
+        )
     elif pool is not None or normalise:
         raise ExportError(
-            f"{name}: pool and normalise do not apply; {MODULES} defines the pooling: "
-            f"{pooling.pool}"
+            f"{name}: pool and normalise do not apply; {MODULES} defines the pooling"
         )
     return _load_encoder(
-        name, folder, config, pooling, max_length=max_length, allow_pickle=allow_pickle
+        name, folder, config, settings, max_length=max_length, allow_pickle=allow_pickle
     )
 
 
@@ -183,12 +186,23 @@ def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
     alone would be exported."""
     from compress.models.saved_head import explain_unknown_head
 
+    is_listed = source.kind == "sentence_encoder"
     # as of T5, to which AutoModel would add a decoder of random weights
     if config.is_encoder_decoder or head.name.endswith("EncoderModel"):
+        if is_listed:
+            raise ExportError(
+                f"{source.path}: {head.name}: vectors of an encoder that belongs to a "
+                "decoder, as T5's, are not supported; expected a folder of "
+                "sentence-transformers with an encoder such as BERT, XLM-RoBERTa or "
+                "ModernBERT"
+            )
         raise ExportError(
             f"{source.path}: {head.name}: is not a plain encoder; expected one of "
             f"{', '.join(GENERATIVE)}"
         )
+    # its modules say what is read of the encoder, whatever class was saved
+    if is_listed:
+        return
     if head.part == "unknown":
         raise ExportError(explain_unknown_head(source, head))
     generates = (
@@ -252,35 +266,38 @@ def _load_encoder(
     name: str,
     folder: Path,
     config: Any,
-    pooling: Pooling,
+    settings: SentenceSettings,
     *,
     max_length: int | None,
     allow_pickle: bool,
 ) -> Checkpoint:
-    """Load an encoder: with a pooling as a sentence encoder, else as it is, without a
+    """Load an encoder: with modules as a sentence encoder, else as it is, without a
     pooler that its files lack."""
     import transformers
 
     from compress.models.heads import task_class
     from compress.models.loader import check_vocabulary, load_model, load_tokenizer
 
-    auto = transformers.AutoModel if pooling.pool is None else task_class("embedding")
-    if pooling.pool is not None:
-        set_pooling(config, pooling)
+    auto = transformers.AutoModel
+    if settings.embeds:
+        auto = task_class("embedding")
+        set_settings(config, settings)
     tokenizer = load_tokenizer(folder)
     loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle)
     loaded.remove_new_pooler()
     model = loaded.model
     check_vocabulary(folder, tokenizer, model)
-    length = _length(name, model, tokenizer, max_length or pooling.max_length)
-    return Checkpoint(
-        name,
-        model,
-        tokenizer,
-        length,
-        pooling=pooling,
-        origin=checkpoints.describe_origin(name, folder),
+    source = SentenceFolder.read(folder)
+    limit = (
+        source.encoder.choose_length(tokenizer, positions(model))
+        if source.is_listed
+        else None
     )
+    length = _length(name, model, tokenizer, max_length or limit)
+    if settings.embeds:
+        settings = replace(settings, max_length=length)
+    origin = checkpoints.describe_origin(name, folder)
+    return Checkpoint(name, model, tokenizer, length, sentence=settings, origin=origin)
 
 
 def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) -> Task:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.encoder import TextEncoder
+from compress.data.task import METRICS, Task
 from compress.errors import BundleError
 from compress.exporters.artifact import FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
+from compress.models.sentence_modules import VECTOR, Normalize, Pooling
+from compress.models.sentence_settings import SentenceSettings
 from compress.records.certificate import Certificate
 
 if TYPE_CHECKING:
-    from compress.models.pooling import Pooling
+    from compress.exporters.predictor import Predictor
 
 MAX_DROP = 0.01
 """The largest 1 - Spearman's rho of the similarities and fp32's for which an int8 file
@@ -26,29 +28,25 @@ is certified."""
 Floats = NDArray[np.float32]
 
 
-def embed(
-    folder: Path, file: Path, texts: Sequence[str], max_length: int, threads: int
-) -> Floats:
-    """Compute `sentence_embedding` for each text, with the tokenizer of the folder; one
-    text at a time, as an int8 graph scales activations by the whole batch. Raises
-    BundleError for a file that outputs token states only."""
-    from compress.exporters.predictor import run_rows
-    from compress.exporters.session import open_session
+def open_embedder(
+    folder: Path, file: Path, max_length: int, threads: int = 1
+) -> "Predictor":
+    """Open a file of vectors with the tokenizer and the prompts of its folder.
 
-    session = open_session(file, threads=1)
-    if "sentence_embedding" not in [node.name for node in session.get_outputs()]:
+    Raises BundleError for a file that outputs token states only.
+    """
+    from compress.exporters.predictor import open_predictor
+
+    task = Task("embedding", ("text",), "similarity", (), METRICS["embedding"][0])
+    predictor = open_predictor(
+        folder, file, task=task, max_length=max_length, threads=threads
+    )
+    if VECTOR not in [node.name for node in predictor.session.get_outputs()]:
         raise BundleError(
             f"{folder}: outputs token states only; for a vector per text, export it "
             "again with a pooling"
         )
-    rows = TextEncoder.from_folder(folder).encode(texts, max_length)
-    vectors = [
-        found
-        for (found,) in run_rows(
-            session, rows, threads=threads, outputs=["sentence_embedding"]
-        )
-    ]
-    return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
+    return predictor
 
 
 def similarity(one: Floats, other: Floats) -> tuple[float, float]:
@@ -72,34 +70,33 @@ def write(
     *,
     encoder: Any,
     tokenizer: Any,
-    pooling: "Pooling",
+    settings: SentenceSettings,
     max_length: int,
     card: Mapping[str, Any],
     texts: Sequence[str] = (),
     data: str = "",
     opset: int = 17,
 ) -> Bundle:
-    """Write an encoder: weights, tokenizer, ONNX in fp32 and int8, and the pooling.
+    """Write an encoder: weights, tokenizer, ONNX in fp32 and int8, and its modules.
     `card` has the fields of `Card`.
 
     int8 is compared with fp32 on `texts`, of the corpus `data`; the certificate is
-    stored in the int8 file. Without a pooling, or without texts, nothing is certified.
+    stored in the int8 file. Without vectors, or without texts, nothing is certified.
     Raises ExportError as `to_onnx` does.
     """
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.exporters.session import save_certified
     from compress.models.checkpoints import save_checkpoint
-    from compress.models.pooling import pooling_of, set_pooling
-    from compress.models.sentence_encoder import SentenceEncoder, with_pooling
+    from compress.models.sentence_encoder import SentenceEncoder, with_settings
+    from compress.models.sentence_settings import set_settings
 
-    if pooling.pool is not None and not isinstance(encoder, SentenceEncoder):
-        encoder = with_pooling(encoder, pooling)
+    settings = replace(settings, max_length=max_length)
+    if settings.embeds and not isinstance(encoder, SentenceEncoder):
+        encoder = with_settings(encoder, settings)
     plain = as_float32(encoder)
-    if pooling.pool is not None:
-        set_pooling(
-            plain.config, replace(pooling_of(plain.config), max_length=max_length)
-        )
+    if settings.embeds:
+        set_settings(plain.config, settings)
     manifest = Manifest.from_model(plain, max_length, kind="embeddings")
     with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
@@ -112,14 +109,14 @@ def write(
             max_length=max_length,
         )
         quantize_dynamic(fp32, int8)
-        if pooling.pool is not None and texts:
+        if settings.embeds and texts:
             exact, small = (
-                embed(folder, file, texts, max_length, threads=1)
+                open_embedder(folder, file, max_length).embed(texts)
                 for file in (fp32, int8)
             )
             save_certified(int8, int8, _certify(exact, small, data))
         (folder / "README.md").write_text(
-            _card(card, manifest, pooling), encoding="utf-8"
+            _card(card, manifest, settings), encoding="utf-8"
         )
     return Bundle.load(path)
 
@@ -170,18 +167,42 @@ where the model has segments, token_type_ids.
 """  # noqa: E501
 
 
-def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: "Pooling") -> str:
+POOLED: Mapping[str, str] = {
+    "cls": "the first token",
+    "max": "the largest of each number over all tokens",
+    "mean": "the mean of all tokens",
+    "mean_sqrt_len_tokens": "the sum of all tokens divided by the square root of their "
+    "number",
+    "weightedmean": "the mean of all tokens, each weighted by its place",
+    "lasttoken": "the last token",
+}
+"""The ways of `sentence_modules.MODES` to pool, in words."""
+
+
+def _describe(settings: SentenceSettings) -> str:
+    """Say what a file outputs."""
+    if not settings.embeds:
+        return "`last_hidden_state`, a vector for each token"
+    pooling = next(module for module in settings.modules if isinstance(module, Pooling))
+    ways = " and ".join(POOLED[mode] for mode in pooling.modes)
+    others = [
+        module.kind
+        for module in settings.modules
+        if not isinstance(module, Pooling | Normalize)
+    ]
+    after = f", followed by {' and '.join(others)}" if others else ""
+    return (
+        f"`sentence_embedding` is {ways} of "
+        f"`last_hidden_state`{after}{', of length 1' * settings.normalises}"
+    )
+
+
+def _card(
+    fields: Mapping[str, Any], manifest: Manifest, settings: SentenceSettings
+) -> str:
     from compress.exporters.card import Card, escape, front_matter, licence
 
-    card, vectors = Card.parse(fields), pooling.pool is not None
-    gives = {
-        None: "`last_hidden_state`, a vector for each token",
-        "mean": "`sentence_embedding` is the mean of `last_hidden_state` over the "
-        "tokens that the mask shows",
-        "cls": "`sentence_embedding` is the first token of `last_hidden_state`",
-        "max": "`sentence_embedding` holds the largest of each number over the tokens "
-        "that the mask shows",
-    }[pooling.pool]
+    card, vectors = Card.parse(fields), settings.embeds
     library, pipeline = (
         ("sentence-transformers", "sentence-similarity")
         if vectors
@@ -192,7 +213,7 @@ def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: "Pooling") -> 
         name=escape(card.name),
         model_type=manifest.model_type,
         max_length=manifest.max_length,
-        gives=gives + ", of length 1" * pooling.normalise,
+        gives=_describe(settings),
         load=VECTORS if vectors else TOKENS,
         licence=licence(card),
     )

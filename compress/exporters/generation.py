@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import families
 from compress.data.encoder import TextEncoder
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle, writing
 from compress.exporters.manifest import Manifest
-from compress.slicing.rules import GROUPED
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -232,26 +232,24 @@ def _trace(plain: Any, folder: Path, opset: int) -> list[str]:
     from compress.exporters import decoders
 
     modules: dict[str, dict[str, Any]] = {
-        **{
-            family: {"model.onnx": decoders.CausalDecoder}
-            for family in ("gpt2", *GROUPED)
-        },
-        "t5": {
+        "decoder": {"model.onnx": decoders.CausalDecoder},
+        "encoder-decoder": {
             "encoder_model.onnx": decoders.SourceEncoder,
             "first.onnx": partial(decoders.T5Decoder, first=True),
             "following.onnx": partial(decoders.T5Decoder, first=False),
         },
     }
-    family = plain.config.model_type
-    if family not in modules:
+    stacks = families.find(plain.config.model_type).generates
+    if not stacks:
+        known = families.names("generates")
         raise ExportError(
             f"{type(plain).__name__}: cannot be exported as a generative model; "
-            f"expected one of {', '.join(modules)}"
+            f"expected one of {known}"
         )
     folder.mkdir()
-    for file, module in modules[family].items():
+    for file, module in modules[stacks].items():
         decoders.trace(module(plain), folder / file, opset=opset)
-    return list(modules[family])
+    return list(modules[stacks])
 
 
 def _finish(raw: Path, target: Path, suffix: str) -> None:

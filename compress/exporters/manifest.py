@@ -154,8 +154,10 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write the folder's manifest."""
         content = asdict(self)
-        if self.kind == "task":  # the default, which no version has written
-            del content["kind"]
+        if self.task is not None:
+            del content["kind"]  # the default, which no version has written
+            # it is in the files of sentence-transformers
+            del content["task"]["preparation"]
         with atomic_file(folder / NAME) as partial:
             partial.write_text(
                 json.dumps(content, indent=2, ensure_ascii=False) + "\n",

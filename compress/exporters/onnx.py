@@ -5,8 +5,8 @@ The graph is left unfused, from the TorchScript exporter under eager attention:
 onnxruntime's own session optimiser makes that form the fastest on a CPU, and it is the
 one `quantize_dynamic` can read (graphs of the dynamo exporter fail its shape
 inference). It is rewritten so that it computes only what the answer reads
-(`exporters.rewrite`). In the families of PREPARED the attention mask is computed by us,
-in a form that rewriting can move to the keys; every other model makes its own.
+(`exporters.rewrite`). In families of a `prepared_mask` the attention mask is computed
+by us, in a form that rewriting can move to the keys; every other model makes its own.
 """
 
 import copy
@@ -26,11 +26,13 @@ from onnxruntime import InferenceSession
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress import families
 from compress.errors import CompressError, ExportError, first_reason
 from compress.exporters import probes
 from compress.exporters.probes import TRACED, Probe
 from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import (
+    PROMPT_LENGTH,
     SESSION_KEY,
     SESSION_WHY_KEY,
     UNFUSED_SKIP,
@@ -41,55 +43,13 @@ from compress.exporters.session import (
     runtime_reason,
 )
 from compress.io import atomic_file
+from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
-from compress.slicing.rules import GROUPED
 
 PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
 """Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike
 float32's lowest it cannot overflow."""
-
-LOOKS_BACK = ("gpt2", *GROUPED)
-"""Model types with causal attention whose mask is prepared; it has to be causal too."""
-
-PREPARED = (
-    *(
-        "albert",
-        "bert",
-        "big_bird",
-        "camembert",
-        "convbert",
-        "data2vec-text",
-        "distilbert",
-        "electra",
-        "ernie",
-    ),
-    *(
-        "gte",
-        "ib-bert",
-        "jina_embeddings_v3",
-        "megatron-bert",
-        "mobilebert",
-        "modernbert",
-        "mpnet",
-        "mt5",
-    ),
-    *(
-        "nomic_bert",
-        "rembert",
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "squeezebert",
-        "t5",
-        "umt5",
-    ),
-    *("xlm-roberta", "xlm-roberta-xl", "xmod", *LOOKS_BACK),
-)
-"""Model types that are given the mask that is added to their attention scores. Every
-other model is given the mask as (batch, tokens), and what it makes of it is traced:
-windows, biases, and tokens that are counted by it."""
 
 OUTPUTS = (
     "logits",
@@ -138,6 +98,10 @@ def to_onnx(
              (batch_size, sequence_length) of one that answers with spans; of an encoder
              last_hidden_state (batch_size, sequence_length, hidden), and
              sentence_embedding (batch_size, width) of a sentence encoder
+    Optional prompt_length int64 (batch_size,) of a sentence encoder that does not pool
+    the tokens of prompts: how many
+             tokens a prompt takes at the beginning; 0 where it is not given, as
+             runtimes that know nothing of it do
     form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13);
              None: it stays as traced
     max_length   the most tokens of the texts that the file is for; None: 512, or as
@@ -157,14 +121,14 @@ def to_onnx(
     config = plain.config
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as partial:
-        _trace(
-            plain,
-            probes.draw(plain, traced_shape(config, longest), segments=segments),
-            partial,
-            opset,
-        )
+        traced = _draw(plain, traced_shape(config, longest), segments=segments)
+        _trace(plain, traced, partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
+        if PROMPT_LENGTH in traced:
+            file.graph.initializer.append(
+                onnx.numpy_helper.from_array(np.zeros(1, np.int64), PROMPT_LENGTH)
+            )
         file.producer_name = "compress"
         file.producer_version = versions(["compress"])["compress"]
         properties = {
@@ -191,8 +155,10 @@ def refuse_unfaithful(model: nn.Module, longest: int) -> None:
     trained to compute."""
     kind = type(model).__name__
     config: Any = model.config
-    if reason := without_kernels(config):
-        raise ExportError(f"{kind}: {reason}")
+    if reason := families.find(config.model_type).without_kernels(config):
+        raise ExportError(
+            f"{kind}: {reason}; or distil it on a GPU into a student of another family"
+        )
     switch = probes.find_switch(config)
     if switch is not None and switch.tokens < longest:
         raise ExportError(
@@ -200,23 +166,6 @@ def refuse_unfaithful(model: nn.Module, longest: int) -> None:
             f"than {switch.tokens} tokens are read, and a file reads all texts in one "
             f"way; give max_length {switch.tokens}, or less{switch.remedy}"
         )
-
-
-def without_kernels(config: Any) -> str:
-    """Say why a family cannot be computed without CUDA, and what to do; '' for any
-    other."""
-    remedy = "distil it on a GPU into a student of another family"
-    if config.model_type == "mra":
-        return (
-            "MRA's attention runs on CUDA alone, and elsewhere transformers gives "
-            f"zeros in its place; {remedy}"
-        )
-    if config.model_type == "yoso" and not config.use_expectation:
-        return (
-            "use_expectation: false in its config.json runs on CUDA alone; set it to "
-            f"true, or {remedy}"
-        )
-    return ""
 
 
 def check_size(model: nn.Module, name: str = "") -> None:
@@ -279,7 +228,8 @@ class TracedModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.prepares = model.config.model_type in PREPARED
+        self.more: dict[str, Tensor] = {}
+        self.prepares = families.find(model.config.model_type).prepared_mask
         # a classifier of ModernBERT that takes a mean over the tokens reads the mask
         # too
         pools = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(
@@ -312,9 +262,25 @@ class TracedModel(nn.Module):
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return tuple(
             outputs_of(
-                self.model(input_ids=input_ids, attention_mask=mask, **segments)
+                self.model(
+                    input_ids=input_ids, attention_mask=mask, **segments, **self.more
+                )
             ).values()
         )
+
+
+class TracedSentenceEncoder(TracedModel):
+    """The same for a sentence encoder that does not pool the tokens of prompts."""
+
+    def forward(  # type: ignore[override]  # the tracer passes inputs by their place
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        prompt_length: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> Any:
+        self.more = {PROMPT_LENGTH: prompt_length}
+        return super().forward(input_ids, attention_mask, token_type_ids)
 
 
 def _prepare_inside(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -334,18 +300,18 @@ def prepare_mask(
     one, or one per kind of layer."""
     seen = mask_BL[:, None, None, :]
     kinds = getattr(config, "layer_types", None)
-    if looks_back := config.model_type in LOOKS_BACK:
+    family = families.find(config.model_type)
+    if family.looks_back:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
     full = (1.0 - seen.to(dtype)) * MASKED
-    if "sliding_attention" not in (kinds or ()) and (
-        config.model_type != "mistral" or config.sliding_window is None
-    ):
+    windowed = family.all_windowed and config.sliding_window is not None
+    if "sliding_attention" not in (kinds or ()) and not windowed:
         return full
     place_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
     apart_LL = place_L[:, None] - place_L[None, :]
     far_LL = (
         apart_LL >= config.sliding_window
-        if looks_back
+        if family.looks_back
         else apart_LL.abs() > config.sliding_window
     )
     near = (full + far_LL * MASKED).clamp(min=MASKED)
@@ -406,16 +372,13 @@ def traced_shape(config: Any, longest: int) -> Probe:
     """Return the shape at which a model is traced so that its graph also holds for
     texts of `longest` tokens.
 
-    DeBERTa takes the lesser of the tokens and of its largest distance, and the tracer
-    takes that one for all lengths. A graph of the largest distance is right for shorter
-    texts too: their distances are the same rows of its table.
+    A family may need more than TRACED for this (`Family.traced_distance`).
     """
     rows, tokens = TRACED
     tokens = min(tokens, longest)
-    distance = getattr(config, "max_relative_positions", None)
-    if config.model_type == "deberta" and distance is not None:
-        bound = distance if distance > 0 else config.max_position_embeddings
-        tokens = bound + 1 if bound < longest else tokens
+    distance = families.find(config.model_type).traced_distance(config)
+    if distance is not None and distance < longest:
+        tokens = distance + 1
     return Probe(rows, tokens)
 
 
@@ -437,13 +400,14 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
             if name in answers and answers[name].dim() == 2
         ]
         axes |= {name: {0: "batch_size"} for name in once}
+        inputs, traced = dict(batch), TracedModel
+        if PROMPT_LENGTH in batch:
+            traced = TracedSentenceEncoder
+            order = ("input_ids", "attention_mask", PROMPT_LENGTH, "token_type_ids")
+            inputs = {name: batch[name] for name in order if name in batch}
+            axes[PROMPT_LENGTH] = {0: "batch_size"}
         export_graph(
-            TracedModel(plain),
-            batch,
-            path,
-            opset=opset,
-            outputs=list(answers),
-            axes=axes,
+            traced(plain), inputs, path, opset=opset, outputs=list(answers), axes=axes
         )
 
 
@@ -471,6 +435,17 @@ class _Compared:
         return self.largest <= TOLERANCE * max(1.0, self.answer)  # False for NaN
 
 
+def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> dict[str, Tensor]:
+    """Draw random inputs; of a sentence encoder that leaves out prompts they begin with
+    prompts of 1 and 2 tokens, but always end with a token of the text."""
+    batch = probes.draw(model, shape, segments=segments)
+    if isinstance(model, SentenceEncoder) and model.settings.leaves_out_prompts:
+        batch[PROMPT_LENGTH] = (torch.arange(shape.rows) % 2 + 1).clamp(
+            max=shape.tokens - 1
+        )
+    return batch
+
+
 def _check(
     model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: bool
 ) -> None:
@@ -486,7 +461,7 @@ def _check(
         ) from error
     exact = 0
     for shape in shapes:
-        batch = probes.draw(model, shape, segments=segments)
+        batch = _draw(model, shape, segments=segments)
         remedy = (
             f"give max_length {exact}, up to which the answers are equal"
             if exact >= USEFUL
@@ -543,6 +518,11 @@ def _compare(
     """Compare the file's answers to a batch with those expected; answers to padding do
     not count."""
     names = [node.name for node in session.get_inputs()]
+    names += [
+        node.name
+        for node in session.get_overridable_initializers()
+        if node.name in batch
+    ]
     feeds = {name: batch[name].cpu().numpy() for name in names}
     found = session.run(list(expected), feeds)
     real = batch["attention_mask"].cpu().numpy() == 1

@@ -4,7 +4,7 @@ imported."""
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -20,6 +20,7 @@ from compress.data.conll import OUTSIDE, entities
 from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Kind, Task
 from compress.data.text_files import LONGEST
+from compress.data.text_preparation import DOCUMENT, QUERY, count_prompt_tokens, prepend
 from compress.data.vector_index import find_nearest
 from compress.errors import ArgumentError, BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
@@ -29,6 +30,8 @@ from compress.exporters.session import (
     open_session,
     runtime_reason,
 )
+from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings
 from compress.progress import show_progress
 
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
@@ -142,7 +145,8 @@ class Predictor:
     whole batch, so a row's logits would depend on the others; alone they are what a
     device computes. (Batches of 16 were 15 % faster in int8, 6 layers x 384, 27
     tokens.) `threads` rows run in parallel. `threshold`: qa, the margin over the best
-    span from which "no answer" is returned.
+    span from which "no answer" is returned. `sentence`: the settings of a model that
+    computes vectors.
     """
 
     task: Task
@@ -151,6 +155,7 @@ class Predictor:
     max_length: int
     threads: int
     threshold: float = math.inf
+    sentence: SentenceSettings = TOKENS_ONLY
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -168,16 +173,64 @@ class Predictor:
             return self._answer([(text[0], text[1]) for text in checked])
         if self.task.kind == "tagging":
             return self._mark([text for text in checked if isinstance(text, str)])
-        rows = self.encode(checked)
         if self.task.kind == "embedding":
             return [
                 Vector(tuple(each))
-                for each in _check_finite(self.logits(rows)).tolist()
+                for each in self.embed([str(text) for text in checked]).tolist()
             ]
+        rows = self.encode(checked)
         return [
             _predict(self.task, *row)
             for row in zip(checked, self.logits(rows), strict=True)
         ]
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> NDArray[np.float32]:
+        """Compute the vectors (texts, width).
+
+        prompt_name   the model's prompt to put before each text, such as `query` or
+                      `document`; None: its default
+        prompt        any other text to put there, "" for nothing
+
+        Raises BundleError for vectors that are not finite, CompressError for a prompt
+        that the model does not have.
+        """
+        if prompt is None:
+            prompt = self.sentence.preparation.prompt(prompt_name)
+        elif prompt_name is not None:
+            raise BundleError(
+                f"embed: prompt_name {prompt_name!r} and a prompt were given; expected "
+                "one of them"
+            )
+        rows: Sequence[EncodedRow] = self.encode(prepend(prompt, texts))
+        if prompt:
+            (alone,) = self.encode([prompt])
+            length = count_prompt_tokens(alone["input_ids"], self.encoder.special_ids())
+            rows = [{**row, "prompt_length": length} for row in rows]
+        vectors = self.logits(rows)
+        _check_finite(vectors)
+        return vectors
+
+    def with_prompt(self, name: str) -> "Predictor":
+        """Return a predictor whose default prompt is the model's prompt of this name.
+
+        Raises BundleError for a model that computes no vectors, CompressError for one
+        without such a prompt.
+        """
+        check_vectors(self)
+        preparation = self.sentence.preparation
+        preparation.prompt(name)
+        return replace(
+            self,
+            sentence=replace(
+                self.sentence, preparation=replace(preparation, default=name)
+            ),
+        )
 
     def encode(self, texts: Sequence[Text]) -> Sequence[EncodedRow]:
         """Encode texts, or pairs of texts, for tasks that read a text as one row: see
@@ -321,6 +374,7 @@ def run_rows(
     cannot be run on.
     """
     names = [node.name for node in session.get_inputs()]
+    optional = [node.name for node in session.get_overridable_initializers()]
     fixed = fixed_length(session)
     chosen = [
         node
@@ -341,6 +395,11 @@ def run_rows(
         }
         if fixed is not None and tokens <= fixed:
             feeds = {name: pad(value, fixed) for name, value in feeds.items()}
+        feeds |= {
+            name: np.asarray([row[name]], dtype=np.int64)
+            for name in optional
+            if name in row
+        }
         try:
             found = session.run(outputs, feeds)
             return [
@@ -387,6 +446,11 @@ def open_predictor(
     encoder = TextEncoder.from_folder(folder)
     if not task.tokenwise:  # long texts are read in several rows there
         encoder.truncate(max_length, pair=task.pair)
+    sentence = (
+        SentenceFolder.read(folder).settings
+        if task.kind == "embedding"
+        else TOKENS_ONLY
+    )
     return Predictor(
         task,
         encoder,
@@ -394,6 +458,7 @@ def open_predictor(
         max_length,
         threads,
         threshold,
+        sentence,
     )
 
 
@@ -466,15 +531,17 @@ class NearestTexts:
     def from_texts(
         predictor: Predictor, texts: Sequence[str], count: int = 5
     ) -> "NearestTexts":
-        """Compute the vectors of `texts`. Raises BundleError for a bundle of another
-        task, and for no texts."""
-        check_vectors(predictor)
+        """Compute the vectors of `texts`.
+
+        Raises BundleError for a bundle of another task, or whose vectors are not
+        compared by their cosine, and for no texts.
+        """
+        check_search(predictor)
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
         given = list(read_texts(texts, where="NearestTexts.from_texts"))
-        prompted = [predictor.task.prompts[1] + text for text in given]
         return NearestTexts(
-            predictor, given, predictor.logits(predictor.encode(prompted)), count
+            predictor, given, predictor.embed(given, prompt_name=DOCUMENT), count
         )
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
@@ -482,8 +549,9 @@ class NearestTexts:
         given = list(read_texts(texts, self.task.text, where="NearestTexts.predict"))
         if not given:
             return []
-        queries = [self.task.prompts[0] + text for text in given]
-        queries_QE = self.predictor.logits(self.predictor.encode(queries))
+        queries_QE = self.predictor.embed(
+            [str(text) for text in given], prompt_name=QUERY
+        )
         nearest, cosines = find_nearest(queries_QE, self.packed_NP, self.count)
         return [
             Nearest(
@@ -502,6 +570,20 @@ def check_vectors(predictor: Predictor) -> None:
         raise BundleError(
             f"this bundle is for {predictor.task.kind}; expected one for embedding, to "
             "compare texts by vectors"
+        )
+
+
+def check_search(predictor: Predictor) -> None:
+    """Raise BundleError for a model without vectors, and for one whose vectors are not
+    compared by their cosine."""
+    check_vectors(predictor)
+    sentence = predictor.sentence
+    if not sentence.ranks_by_cosine:
+        raise BundleError(
+            f"similarity_fn_name of this model is {sentence.similarity}, and its "
+            "vectors are not of length 1: a search compares them by their cosine, "
+            "which would rank texts differently. Write the vectors with --output and "
+            "compare them in a library that knows this function"
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress import families
 from compress.slicing.shape import find_setting, positions
 
 TRACED = (2, 5)
@@ -36,8 +37,6 @@ BATCHED = 64
 rows."""
 CHARACTERS = 0x110000
 """The ids of a family that reads characters (CANINE): their code points."""
-SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
-"""Model types that read token types without a `type_vocab_size` in their config."""
 CHANGING = re.compile(
     "window|local_attention|bucket|relative_pos|max_distance|block_size|chunk|segment|landmark"
 )
@@ -194,9 +193,8 @@ def draw(model: nn.Module, probe: Probe, *, segments: bool) -> dict[str, Tensor]
 
 def has_segments(config: Any) -> bool:
     """Check that a model of this config tells the two texts of a pair apart."""
-    return (
-        getattr(config, "type_vocab_size", None) or 0
-    ) > 1 or config.model_type in SEGMENTS_UNCOUNTED
+    uncounted = families.find(config.model_type).segments_uncounted
+    return uncounted or (getattr(config, "type_vocab_size", None) or 0) > 1
 
 
 def vocabulary_of(config: Any) -> int:

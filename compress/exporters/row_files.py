@@ -40,7 +40,7 @@ from compress.exporters.predictor import (
     Outcome,
     Predictor,
     Vector,
-    check_vectors,
+    check_search,
     iterate_batches,
 )
 from compress.outputs import check_output_file, output_file
@@ -210,10 +210,10 @@ def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts
 
     count   how many of the nearest texts to find
 
-    Raises BundleError for a model without vectors, and DataError for files that cannot
-    be read.
+    Raises BundleError for a model whose vectors cannot be searched, and DataError for
+    files that cannot be read.
     """
-    check_vectors(predictor)
+    check_search(predictor)
     if path.suffix.lower() != ".npy":
         return NearestTexts.from_texts(
             predictor, list(filter(None, read_texts(path, predictor.task))), count

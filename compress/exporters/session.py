@@ -114,6 +114,12 @@ def read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
+def input_names(model: onnx.ModelProto) -> list[str]:
+    """List the inputs that a file needs, without those that have a default."""
+    optional = {tensor.name for tensor in model.graph.initializer}
+    return [each.name for each in model.graph.input if each.name not in optional]
+
+
 def weights_elsewhere(path: Path) -> list[str]:
     """List the other files of its folder in which an ONNX file keeps weights. Raises as
     `read_model` does."""
@@ -479,9 +485,15 @@ LONGEST_ROW = 512
 """The most tokens of a row on which another file is compared with fp32's: windows and
 positions show in long rows."""
 
-EncodedRow = Mapping[str, Sequence[int]]
+PROMPT_LENGTH = "prompt_length"
+"""The name of an optional input of a sentence encoder's file, and of the column of rows
+that it reads: how many tokens a prompt takes at the beginning, 0 where it is not
+given."""
+
+EncodedRow = Mapping[str, Any]
 """One encoded text: input_ids, attention_mask and, where the model has segments,
-token_type_ids."""
+token_type_ids, each a number for each token; and prompt_length, a number, where a
+prompt is left out of a vector."""
 
 Feeds = Mapping[str, NDArray[np.int64]]
 """One row, without padding, as a session takes it: input name -> (1, tokens)."""
@@ -513,7 +525,7 @@ def rows_for(path: Path, max_length: int) -> list[Feeds]:
     Raises ExportError for a file that is not of a text encoder.
     """
     model = read_model(path)
-    names = [each.name for each in model.graph.input]
+    names = input_names(model)
     vocabulary, draw = vocabulary_size(model, path), np.random.default_rng(0)
     rows: list[Feeds] = []
     longest = min(max_length, LONGEST_ROW)

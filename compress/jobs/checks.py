@@ -14,7 +14,7 @@ from compress.config.reference import Call
 from compress.config.stages import AnyStage, Stage, StudentSpec
 from compress.data.lengths import RowLengths
 from compress.errors import RecipeError, TeacherError
-from compress.models.pooling import pooling_of
+from compress.models.sentence_settings import settings_of
 from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
 from compress.training.augment import reads_corpus, trains_language_model
@@ -154,7 +154,7 @@ def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths
             data.task,
             teacher.tokenizer,
             positions(teacher.model),
-            teacher_length=pooling_of(teacher.model.config).max_length,
+            teacher_length=settings_of(teacher.model.config).max_length,
             seed=seed,
         )
 
@@ -165,15 +165,20 @@ CUT = 0.05
 
 def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
     """Return a warning if the student reads less than many rows have, less than the
-    encoder that teaches it, or more than the teacher's tokenizer would."""
-    where, stage = min(
-        (
-            (where, stage)
-            for where, stage in list_stages(recipe)
-            if stage.data == "task"
-        ),
-        key=lambda each: each[1].length,
-    )
+    encoder that teaches it, or more than this encoder or the teacher's tokenizer
+    would."""
+    stages = [
+        (where, stage) for where, stage in list_stages(recipe) if stage.data == "task"
+    ]
+    where, stage = max(stages, key=lambda each: each[1].length)
+    if lengths.teacher_length == lengths.longest < stage.length:
+        return [
+            f"{where} reads {stage.length} tokens of a text, the teacher "
+            f"{lengths.longest}, as max_seq_length of its folder or model_max_length "
+            "of its tokenizer says: of longer texts the student learns vectors that "
+            "the teacher does not give"
+        ]
+    where, stage = min(stages, key=lambda each: each[1].length)
     share, setting = (
         lengths.share_cut(stage.length),
         f"--set {where.replace('[', '.').rstrip(']')}.max_length",
@@ -183,7 +188,7 @@ def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
         if lengths.fitting <= stage.length:
             remedy = (
                 "split long texts into several rows, or use a larger max_length if the "
-                "teacher has more positions"
+                "teacher reads more"
             )
         return [
             f"{share:.0%} of the training rows are longer than {stage.length} tokens, "

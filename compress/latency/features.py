@@ -3,30 +3,23 @@
 The counts are those of the exported graph (`exporters.onnx.to_onnx`), not of the model.
 In a classifier that reads the first token, the last layer computes keys and values of
 all tokens but everything else of one; except in ModernBERT, every head carries the mask
-as an extra feature. For EXACT families the counts match the exported graph, product by
-product; other families count as plain layers of their shape, all of them complete. A
+as an extra feature. For `counted` families the counts match the exported graph, product
+by product; other families count as plain layers of their shape, all of them complete. A
 fit within one family absorbs proportional errors.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compress import families
 from compress.data.task import Kind
 from compress.records.latency import Setting
-from compress.slicing.rules import GROUPED
 from compress.slicing.shape import Shape
 
-PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert")
-BOTTLENECKED = ("mobilebert", "ib-bert")
-MODERN = ("modernbert",)
-EXACT = (*PLAIN, *BOTTLENECKED, *MODERN, "static-embedding")
-"""Families whose counts match the exported graph product by product."""
-
 READS_ONE = ("classification", "multilabel", "regression", "ranking")
-"""Kinds whose head reads only the first token, in PLAIN and BOTTLENECKED families, and
-in MODERN ones unless they pool by a mean."""
+"""Kinds whose head reads only the first token, unless it pools by a mean."""
 
 ACTIVATIONS = (
     "hidden_act",
@@ -66,138 +59,51 @@ class Terms:
     ) -> "Terms":
         """Count for a transformers config at this setting. kind None: an encoder, which
         outputs all tokens."""
-        if config.model_type == "static-embedding":
+        if not families.find(config.model_type).layered:
             return _static(config, setting)
-        cut = kind in READS_ONE and config.model_type in (
-            *PLAIN,
-            *BOTTLENECKED,
-            *MODERN,
-        )
-        cut = cut and getattr(config, "classifier_pooling", "cls") == "cls"
-        return _count(config, _blocks(config), setting, kind, cut=cut)
+        return _count(config, setting, kind)
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A layer's work per token: multiply-adds with weights, features of attention,
-    elementwise operations.
-
-    context    multiply-adds of keys and values, needed of all tokens in every layer
-    answer     multiply-adds of queries, output and bottlenecks, needed of the tokens
-               that are read
-    width      features of the queries, and of the values, over all heads
-    """
-
-    context: int
-    answer: int
-    feed_forward: int
-    heads: int
-    width: int
-    activated: int
-    normed: int
-
-
-def _blocks(config: Any) -> list[_Block]:
-    """Describe each layer."""
+def _count(config: Any, setting: Setting, kind: Kind | None) -> Terms:
+    family = families.find(config.model_type)
     shape = Shape.from_config(config)
-    if config.model_type in BOTTLENECKED:
-        return [_bottleneck_block(config)] * shape.layers
-    width, grouped = shape.heads * shape.head_size, config.model_type in GROUPED
-    products = 3 if grouped or config.model_type in MODERN else 2  # with gates
-    plain = _Block(
-        context=2
-        * shape.hidden
-        * (config.num_key_value_heads * shape.head_size if grouped else width),
-        answer=2 * shape.hidden * width,
-        feed_forward=products * shape.hidden * shape.ffn,
-        heads=shape.heads,
-        width=width,
-        activated=shape.ffn,
-        normed=2 * shape.hidden,
-    )
-    return [plain] * shape.layers
-
-
-def _bottleneck_block(config: Any) -> _Block:
-    """Describe a layer of MobileBERT, which narrows to `inner` features, or of IB-BERT,
-    which widens to them."""
-    stream, inner, ffn = (
-        config.hidden_size,
-        config.true_hidden_size,
-        config.intermediate_size,
-    )
-    if config.model_type == "ib-bert":
-        return _Block(
-            context=2 * stream * inner,
-            answer=stream * inner + inner * inner + 2 * stream * inner,
-            feed_forward=2 * inner * ffn,
-            heads=config.num_attention_heads,
-            width=inner,
-            activated=ffn,
-            normed=3 * inner + stream,
-        )
-    networks, bottleneck = config.num_feedforward_networks, config.use_bottleneck
-    narrowed = stream * inner if bottleneck else 0
-    shared = bottleneck and config.use_bottleneck_attention
-    values = inner if shared or not bottleneck else stream
-    return _Block(
-        context=narrowed + inner * inner + values * inner,
-        answer=2 * inner * inner + narrowed + (0 if shared else narrowed),
-        feed_forward=2 * networks * inner * ffn,
-        heads=config.num_attention_heads,
-        width=inner,
-        activated=networks * ffn,
-        normed=(1 + networks) * inner
-        + (stream + (1 if shared else 2) * inner if bottleneck else 0),
-    )
-
-
-def _count(
-    config: Any,
-    blocks: Sequence[_Block],
-    setting: Setting,
-    kind: Kind | None,
-    *,
-    cut: bool,
-) -> Terms:
-    rows, tokens = setting.batch, setting.batch * setting.seq
-    embedded, head, heads = (
-        _embedding(config),
-        _head(config, kind),
-        rows if kind in READS_ONE else tokens,
-    )
+    rows = setting.batch
+    tokens = rows * setting.seq
+    embedded = family.embedding_work(config, shape)
+    head = _head(config, kind)
+    heads = rows if kind in READS_ONE else tokens
     activation = next(
         (found for name in ACTIVATIONS if (found := getattr(config, name, None))),
         "none",
     )
     norm = getattr(config, "normalization_type", "layer_norm")
-    # The mask is an extra feature of queries, or keys, in every head, computed from all
-    # their inputs.
-    reads = (
-        config.true_hidden_size
-        if config.model_type == "mobilebert"
-        else Shape.from_config(config).hidden
+    cut = (
+        kind in READS_ONE
+        and family.counted
+        and getattr(config, "classifier_pooling", "cls") == "cls"
     )
-    mask = int(reads) if config.model_type in (*PLAIN, *BOTTLENECKED) else 0
-    counts = defaultdict[str, float](float, fixed=1.0, layers=len(blocks))
+    layer = family.layer_work(config, shape)
+    # a feature of queries, or keys, in every head, computed from all their inputs
+    mask = layer.mask * layer.heads
+    weights = layer.context + layer.answer + layer.feed_forward
+    counts = defaultdict[str, float](float, fixed=1.0, layers=shape.layers)
     counts["projections"] = tokens * embedded + heads * head
     counts["weights"] = embedded + head
     flops = tokens * embedded + heads * head
-    for number, block in enumerate(blocks, start=1):
-        answers = rows if cut and number == len(blocks) else tokens
-        weights = block.context + block.answer + block.feed_forward
-        counts["projections"] += tokens * (
-            block.context + mask * block.heads
-        ) + answers * (block.answer + mask * block.heads)
-        counts["feed_forward"] += answers * block.feed_forward
-        counts["attention"] += (
-            answers * setting.seq * (2 * block.width + (block.heads if mask else 0))
+    for number in range(1, shape.layers + 1):
+        answers = rows if cut and number == shape.layers else tokens
+        counts["projections"] += tokens * (layer.context + mask) + answers * (
+            layer.answer + mask
         )
-        counts["softmax"] += answers * setting.seq * block.heads
+        counts["feed_forward"] += answers * layer.feed_forward
+        counts["attention"] += (
+            answers * setting.seq * (2 * layer.width + (layer.heads if mask else 0))
+        )
+        counts["softmax"] += answers * setting.seq * layer.heads
         counts["weights"] += weights
-        counts[f"activation {activation}"] += answers * block.activated
-        counts[f"norm {norm}"] += answers * block.normed
-        flops += tokens * (weights + 2 * setting.seq * block.width)
+        counts[f"activation {activation}"] += answers * layer.activated
+        counts[f"norm {norm}"] += answers * layer.normed
+        flops += tokens * (weights + 2 * setting.seq * layer.width)
     return Terms({name: float(amount) for name, amount in counts.items()}, 2.0 * flops)
 
 
@@ -214,18 +120,6 @@ def _static(config: Any, setting: Setting) -> Terms:
     )
 
 
-def _embedding(config: Any) -> int:
-    """Count the multiply-adds per token between the tables and the first layer."""
-    shape = Shape.from_config(config)
-    if config.model_type in BOTTLENECKED:
-        width = shape.embedding * (3 if config.trigram_input else 1)
-        return (
-            width * shape.hidden if config.trigram_input or width != shape.hidden else 0
-        )
-    factorised = shape.embedding != shape.hidden or config.model_type == "albert"
-    return shape.embedding * shape.hidden if factorised else 0
-
-
 def _head(config: Any, kind: Kind | None) -> int:
     """Count the multiply-adds of one application of the head: of its pooler, if any,
     and its classifier."""
@@ -234,5 +128,5 @@ def _head(config: Any, kind: Kind | None) -> int:
         return 0
     shape = Shape.from_config(config)
     pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)
-    pooled = pooled or config.model_type in MODERN  # whichever tokens it reads
+    pooled = pooled or families.find(config.model_type).always_pools
     return shape.hidden * (shape.hidden * bool(pooled) + shape.classes)

@@ -478,8 +478,8 @@ def model_cost(
     Cached.
 
     shared: the number of different attention blocks, or FFNs, in its layers
-    (`sharing.share`). flops_per_token: in `seq` tokens, exact for `features.EXACT`
-    families. Raises StudentError for layers that cannot be shared like this.
+    (`sharing.share`). flops_per_token: in `seq` tokens, exact for `counted` families.
+    Raises StudentError for layers that cannot be shared like this.
     """
     key = json.dumps(config.to_dict(), sort_keys=True, default=str)
     total, tables, vectors = _count_parameters(

@@ -1,2 +1,2 @@
-"""Load and build models. Import `compress.models.families` to load checkpoints of our
-own families."""
+"""Load and build models. Import `compress.models.own_classes` to load checkpoints of
+our own models."""

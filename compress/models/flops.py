@@ -12,15 +12,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from compress import families
 from compress.models import heads
 from compress.slicing.shape import Shape, positions, setting_name
 
 TOKENS = 128
 """The length at which FLOPs are counted."""
-LOOKS_AT_VALUES = ("deberta", "xlm", "xlnet")
-"""Families whose forward pass does not run without weights; they are given a vocabulary
-of FEW tokens."""
 FEW = 8
+"""The vocabulary of a model whose forward pass does not run without weights."""
 
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
@@ -47,7 +46,7 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
             ids_BL[:, -1] = config.eos_token_id
         # on the meta device a mask has no values, but most families check whether it is
         # all ones
-        masked = device.type != "meta" or config.model_type.startswith("deberta")
+        masked = device.type != "meta" or families.find(config.model_type).disentangled
         model(
             input_ids=ids_BL,
             **({"attention_mask": torch.ones_like(ids_BL)} if masked else {}),
@@ -159,10 +158,8 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
     """Measure a model without a head, which may be on the meta device."""
 
     def flops(layers: int) -> float:
-        shallow, needs_values = (
-            copy.deepcopy(model.config),
-            model.config.model_type in LOOKS_AT_VALUES,
-        )
+        shallow = copy.deepcopy(model.config)
+        needs_values = families.find(shallow.model_type).reads_values
         if layers:
             setattr(shallow, setting_name(shallow, "layers"), layers)
         if needs_values:

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any, Final, Literal, NamedTuple
 
 from compress.errors import CompressError, TeacherError
 from compress.io import CHECKSUMS
+from compress.models.json_keys import JsonKeys
 
 FolderKind = Literal["transformers", "sentence_encoder", "cross_encoder"]
 """What a folder is: a plain checkpoint of transformers, or what sentence-transformers
@@ -60,6 +61,9 @@ IGNORED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
 }
 """Settings that change what a model computes and that transformers 5 ignores: the value
 that changes nothing, what others mean, and the families that honour it."""
+RISING: Final = ("Identity", "Sigmoid", "Softmax", "Tanh")
+"""The classes of torch.nn that give the scores of a cross-encoder the order of its
+logits."""
 MOST_LAYERS: Final = 1000
 MOST_OUTPUTS: Final = 100_000
 
@@ -70,6 +74,15 @@ class TensorInfo(NamedTuple):
 
     shape: tuple[int, ...]
     format: str
+
+
+class ModuleEntry(NamedTuple):
+    """An entry of modules.json: a module's class, its dotted path, and its folder
+    inside the folder, "" for itself."""
+
+    kind: str
+    dotted: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -109,8 +122,8 @@ def identify_kind(folder: Path) -> FolderKind:
             )
     if not (folder / MODULES).is_file():
         return "transformers"
-    listed = _read_modules(folder)
-    late = [module["type"] for module in listed if module["type"].startswith("pylate.")]
+    listed = list_modules(folder)
+    late = [module.dotted for module in listed if module.dotted.startswith("pylate.")]
     settings = (
         read_json(folder / MODULE_SETTINGS)
         if (folder / MODULE_SETTINGS).is_file()
@@ -119,46 +132,98 @@ def identify_kind(folder: Path) -> FolderKind:
     saved_by = late[0] if late else settings.get("model_type", "SentenceTransformer")
     if saved_by == "SentenceTransformer":
         return "sentence_encoder"
-    types = [module["type"].rpartition(".")[2] for module in listed]
+    types = [module.kind for module in listed]
     if saved_by != "CrossEncoder":
+        where = (
+            f"{folder / MODULES}:"
+            if late
+            else f"{folder / MODULE_SETTINGS}: its model_type says that"
+        )
         raise TeacherError(
-            f"{folder / MODULES}: the folder is a {saved_by} of the modules "
-            f"{', '.join(types)}, which is not supported; expected a "
-            "SentenceTransformer (one vector for a text), a CrossEncoder, or a "
-            "checkpoint of transformers"
+            f"{where} the folder is a {saved_by} of the modules {', '.join(types)}, "
+            "which is not supported; expected a SentenceTransformer (one vector for a "
+            "text), a CrossEncoder, or a checkpoint of transformers"
         )
     if types != ["Transformer"]:
         raise TeacherError(
             f"{folder / MODULES}: a cross-encoder of the modules {', '.join(types)} is "
             "not supported; expected one Transformer, a sequence classifier"
         )
-    prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
-    if prompt:
-        raise TeacherError(
-            f"{folder / MODULE_SETTINGS}: default_prompt_name puts {prompt!r} before "
-            "the texts of this cross-encoder, which is not supported; expected none. "
-            "Put the prompt into your texts, and set default_prompt_name to null"
-        )
+    _check_scores(JsonKeys(folder / MODULE_SETTINGS, settings))
     return "cross_encoder"
 
 
-def _read_modules(folder: Path) -> list[Mapping[str, str]]:
-    """Read modules.json. Raises TeacherError unless it is a list of modules, each with
-    a type and a path."""
+def _check_scores(keys: JsonKeys) -> None:
+    """Raise TeacherError for settings of a cross-encoder under which its scores are
+    more than its logits in order."""
+    keys.take("__version__", dict, {})
+    keys.take("model_type", str)
+    keys.take("keep_in_fp32_modules", (list, type(None)), None)  # everything is float32
+    prompts = keys.take("prompts", (dict, type(None)), None) or {}
+    prompt = prompts.get(keys.take("default_prompt_name", (str, type(None)), None))
+    if prompt:
+        raise TeacherError(
+            f"{keys.path}: default_prompt_name puts {prompt!r} before the texts of "
+            "this cross-encoder, which is not supported; expected none. Put the prompt "
+            "into your texts, and set default_prompt_name to null"
+        )
+    activation = (
+        keys.take("activation_fn", (str, type(None)), None) or "torch.nn.Identity"
+    )
+    if (
+        not activation.startswith("torch.nn.")
+        or activation.rpartition(".")[2] not in RISING
+    ):
+        raise TeacherError(
+            f"{keys.path}: activation_fn is {activation!r}, which is not supported, "
+            "since logits are read as scores; expected a class of torch.nn that keeps "
+            f"their order: {', '.join(RISING)}"
+        )
+    keys.finish()
+
+
+def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:
+    """List the modules in modules.json, of whatever kind. Raises TeacherError for
+    entries that cannot be read."""
     path = folder / MODULES
     listed = _parse(path)
-    for module in listed if isinstance(listed, list) else [listed]:
-        named = (
-            isinstance(module, dict)
-            and isinstance(module.get("type"), str)
-            and isinstance(module.get("path"), str)
+    if not isinstance(listed, list):
+        raise TeacherError(
+            f"{path}: holds a {type(listed).__name__}; expected a list of modules; "
+            "download it again"
         )
-        if not named:
+    entries, names = list[ModuleEntry](), list[str]()
+    for each in listed:
+        if not isinstance(each, dict) or not {"type", "path"} <= each.keys():
             raise TeacherError(
-                f"{path}: expected a list of modules, each with a type and a path; "
-                "download it again"
+                f"{path}: has {each!r}; expected modules, each with a type and a path"
             )
-    return list(listed)
+        keys = JsonKeys(path, each)
+        keys.take("idx", int, 0)
+        names.append(keys.take("name", str, str(len(names))))
+        dotted, place = keys.take("type", str), keys.take("path", str)
+        keys.refuse(
+            "kwargs",
+            [],
+            "they are arguments that nobody passes to the modules that are read here",
+        )
+        keys.finish()
+        windows = PureWindowsPath(place)
+        if windows.anchor or ".." in windows.parts or "\0" in place:
+            raise TeacherError(
+                f"{path}: {place!r}: expected modules in folders inside this one"
+            )
+        entries.append(
+            ModuleEntry(
+                dotted.rpartition(".")[2], dotted, "" if place == "." else place
+            )
+        )
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise TeacherError(
+            f"{path}: has two modules of the name {twice!r}, of which only one would "
+            "be read; rename it"
+        )
+    return tuple(entries)
 
 
 @contextmanager
@@ -315,21 +380,31 @@ class ModelFolder:
     def config(self) -> dict[str, Any]:
         """Return config.json as written. Raises TeacherError for one that cannot
         describe a model."""
-        if not (self.path / CONFIG).is_file():
+        if not self.where.is_file():
             raise TeacherError(
-                f"{self.path}: has no config.json; expected a folder saved by "
+                f"{self.encoder}: has no config.json; expected a folder saved by "
                 "transformers' save_pretrained"
             )
-        return read_json(self.path / CONFIG)
+        return read_json(self.where)
 
     @cached_property
     def kind(self) -> FolderKind:
         """Return what the folder is. Raises TeacherError as `identify_kind` does."""
         return identify_kind(self.path)
 
+    @cached_property
+    def encoder(self) -> Path:
+        """Return the folder of config, weights and tokenizer: that of the first module,
+        if the folder lists modules.
+
+        Raises TeacherError for a modules.json that cannot be read.
+        """
+        listed = list_modules(self.path) if (self.path / MODULES).is_file() else ()
+        return self.path / listed[0].path if listed else self.path
+
     @property
     def where(self) -> Path:
-        return self.path / CONFIG
+        return self.encoder / CONFIG
 
     @property
     def architecture(self) -> str:
@@ -351,7 +426,7 @@ class ModelFolder:
     def tokenizer_settings(self) -> dict[str, Any]:
         """Return tokenizer_config.json as written, empty if there is none. Raises
         TeacherError for no object."""
-        path = self.path / "tokenizer_config.json"
+        path = self.encoder / "tokenizer_config.json"
         return read_json(path) if path.is_file() else {}
 
     def check(self) -> None:
@@ -374,9 +449,9 @@ class ModelFolder:
                     "this one was quantised from"
                 )
         for name in ("quantize_config.json", "quant_config.json"):
-            if (self.path / name).is_file():
+            if (self.encoder / name).is_file():
                 raise TeacherError(
-                    f"{self.path / name}: the weights are quantised (GPTQ, AWQ); "
+                    f"{self.encoder / name}: the weights are quantised (GPTQ, AWQ); "
                     "expected float weights. Give the checkpoint that this one was "
                     "quantised from"
                 )
@@ -395,14 +470,14 @@ class ModelFolder:
                 f"to {MOST_OUTPUTS:,}: correct it, or download it again"
             )
         self._ids()
-        self._check_ignored()
+        self.check_ignored(config)
 
-    def _check_ignored(self) -> None:
+    def check_ignored(self, settings: Mapping[str, Any]) -> None:
         """Raise TeacherError for a setting that changes what the model computes and
         that transformers ignores."""
         family = self.config.get("model_type")
         for name, (neutral, meaning, honoured_by) in IGNORED.items():
-            value = self.config.get(name)
+            value = settings.get(name)
             if (
                 value is None
                 or value == neutral
@@ -508,18 +583,18 @@ class ModelFolder:
     def weights(self, *, allow_pickle: bool = False) -> WeightFiles:
         """Return the weight files that are read. Raises TeacherError as `find_weights`
         does."""
-        return find_weights(self.path, allow_pickle=allow_pickle)
+        return find_weights(self.encoder, allow_pickle=allow_pickle)
 
     def files(self) -> list[Path]:
         """List the files that a loader reads.
 
-        These are the weights, every module of a sentence-transformers folder, and in
-        the folder itself all but other weights, documentation, and what training and
+        These are the weights, every module of a sentence-transformers folder, and
+        beside the weights all but other weights, documentation, and what training and
         our own commands write beside a model.
         """
         weights = self.weights(allow_pickle=True)
         found = {*weights.files, *self.module_files()}
-        for path in self.path.iterdir():
+        for path in self.encoder.iterdir():
             if path.is_file() and not _is_unread(path.name):
                 found.add(path)
         return sorted(found)
@@ -532,13 +607,14 @@ class ModelFolder:
         named = (
             self.path / MODULES,
             self.path / MODULE_SETTINGS,
-            *self.path.glob("sentence_*_config.json"),
+            *self.encoder.glob("sentence_*_config.json"),
         )
         yield from (path for path in named if path.is_file())
-        for module in _read_modules(self.path):
-            folder = self.path / module["path"]
-            if module["path"] and folder.is_dir():
-                yield from (path for path in folder.rglob("*") if path.is_file())
+        for module in list_modules(self.path):
+            folder = self.path / module.path
+            if folder != self.encoder and folder.is_dir():
+                found = folder.iterdir() if folder == self.path else folder.rglob("*")
+                yield from (path for path in found if path.is_file())
 
 
 UNREAD_ENDS: Final = (

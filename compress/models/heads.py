@@ -5,9 +5,10 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from compress import families
 from compress.data.task import Kind, Task
 from compress.errors import StudentError
-from compress.models.pooling import width_of
+from compress.models.sentence_settings import width_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -204,9 +205,9 @@ def under(
 
 
 def adapt_labels(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
-    """Give ALBERT two labels for its sentence-order head, which has as many outputs as
-    the config has labels."""
-    if head == "pretraining" and config.model_type == "albert":
+    """Set two labels for a head for pairs of segments that has as many outputs as the
+    config has labels."""
+    if head == "pretraining" and families.find(config.model_type).pair_labels:
         config = copy.deepcopy(config)
         config.num_labels = 2
     return config

@@ -10,30 +10,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compress import families
 from compress.errors import StudentError
+from compress.families.family import Family
 from compress.slicing.cut import cut
 from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
-from compress.slicing.rules import GROUPED, place
 from compress.slicing.select import Kept
 from compress.slicing.sizes import select_layers
 
-KNOWN = (
-    "bert",
-    "distilbert",
-    "roberta",
-    "xlm-roberta",
-    "electra",
-    "ernie",
-    "deberta-v2",
-)
-"""Families with the same blocks under different names: a student of one can be cut out
-of a teacher of another."""
-APART = ("modernbert",)
-"""Families with blocks of their own: a student can only be cut out of a teacher of the
-same family."""
-SLICED = ("gpt2", *GROUPED)
-"""Families whose students are cut out of a teacher of the same family by the names of
-the weights."""
 HEADS = ("score.", "classifier.", "qa_outputs.")
 """Prefixes of the weights of task heads, which depend on the number of labels."""
 
@@ -51,8 +35,8 @@ _NUMBERED = re.compile(r"\.\d+\.")
 class Weight:
     """The name of a weight that is the same in every family.
 
-    role as in `slicing.rules`; layer is None outside the encoder layers; part is
-    `weight` or `bias`.
+    role as in `families`; layer is None outside the encoder layers; part is `weight` or
+    `bias`.
     """
 
     role: str
@@ -60,10 +44,10 @@ class Weight:
     part: str
 
 
-def weight_of(name: str, family: str = "bert") -> Weight | None:
+def weight_of(name: str, family: Family) -> Weight | None:
     """Read `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3,
     "weight"); None when unknown."""
-    found = place(family if family in APART else "bert", name)
+    found = family.place(name)
     return (
         None
         if found is None
@@ -79,7 +63,8 @@ def weights_by_role(model: PreTrainedModel) -> dict[Weight, Tensor]:
     )
 
 
-def _by_role(weights: Mapping[str, Tensor], family: str) -> dict[Weight, Tensor]:
+def _by_role(weights: Mapping[str, Tensor], model_type: str) -> dict[Weight, Tensor]:
+    family = families.find(model_type)
     return {
         weight: tensor
         for name, tensor in weights.items()
@@ -98,20 +83,8 @@ def strip_prefix(
 
 
 def first_position(config: Any) -> int:
-    """Return the first row of positions in use: RoBERTa's start after the padding
-    index."""
-    return (
-        config.pad_token_id + 1
-        if config.model_type in ("roberta", "xlm-roberta", "camembert")
-        else 0
-    )
-
-
-def cuts(teacher: str, student: str) -> bool:
-    """Return True if a student of one family can be cut out of a teacher of another."""
-    return {teacher, student} <= set(KNOWN) or (
-        teacher == student and student in (*APART, *SLICED)
-    )
+    """Return the first row of positions in use."""
+    return families.find(config.model_type).first_position(config)
 
 
 @torch.no_grad()
@@ -132,16 +105,18 @@ def copy_from_teacher(
     if kept is None:
         mine, theirs = student.config.model_type, teacher.config.model_type
         if mine != theirs:
+            found = families.find(theirs)
+            kin = [each.name for each in families.known() if each.is_cut_from(found)]
             raise StudentError(
-                f"student.init: teacher: a student of a {theirs} model can only begin "
-                f"as a {mine} model if both are of {', '.join(KNOWN)}; use family: "
-                "teacher, init: scratch, or the folder of a checkpoint"
+                f"student.init: teacher: a {mine} model cannot begin as a {theirs} "
+                f"model; expected {', '.join(kin) or theirs}. Use family: teacher, "
+                "init: scratch, or the folder of a checkpoint"
             )
         copy_whole(student, teacher, rule)
         return
     if teacher.device.type != "meta":
         weights = cut(SlicePlan.from_model(teacher), parameters_of(teacher), kept)
-        if student.config.model_type in SLICED:
+        if families.find(student.config.model_type).copied_by_name:
             _copy_by_name(
                 strip_prefix(student, dict(student.named_parameters())),
                 strip_prefix(teacher, weights),
@@ -157,7 +132,12 @@ def copy_from_teacher(
     projection: Any = getattr(student, "projection", None)
     # vectors keep the teacher's order
     if projection is not None and getattr(teacher, "projection", None) is None:
-        places = kept.indices.get(HIDDEN, torch.arange(projection.in_features))
+        units = kept.indices.get(HIDDEN, torch.arange(student.config.hidden_size))
+        # ways of pooling, whose vectors are one after another
+        joined = projection.in_features // len(units)
+        places = torch.cat(
+            [units + teacher.config.hidden_size * part for part in range(joined)]
+        )
         projection.weight.copy_(torch.eye(projection.out_features)[:, places])
 
 

@@ -25,6 +25,7 @@ from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
 from compress.models.padding import align_padding
+from compress.models.sentence_folder import read_encoder
 from compress.slicing.shape import token_rows
 
 if TYPE_CHECKING:
@@ -47,12 +48,23 @@ def load_config(folder: Path) -> Any:
     has an impossible size, or a setting that changes what the model computes and that
     this version of transformers ignores.
     """
-    import compress.models.families  # noqa: F401  # registers our families with transformers
+    import compress.models.own_classes  # noqa: F401  # registers our models with transformers
 
     source = ModelFolder(folder)
     source.check()
+    options = read_encoder(folder).config_options
+    source.check_ignored(options)
     with explain_load_errors(folder):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(
+            source.encoder, trust_remote_code=False, **options
+        )
+    unknown = sorted(name for name in options if not hasattr(config, name))
+    if unknown:
+        raise TeacherError(
+            f"{source.encoder}: {unknown[0]!r} is set for its config beside it, and "
+            f"{config.model_type} has no such setting; expected one that it has: "
+            "remove it"
+        )
     layers = getattr(config, "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
         raise TeacherError(
@@ -82,20 +94,27 @@ def set_labels(config: Any, names: Collection[str]) -> None:
 def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint; with its `config`, make it fit.
 
-    A tokenizer without a padding token gets one (`padding.align_padding`). One that
-    gives a pair two token types makes none for a model that knows one: such a model
-    reads pairs without types (klue/roberta, AlephBERT). Raises TeacherError.
+    It has the options, and lowers its texts, as a folder of sentence-transformers says;
+    that of a cross-encoder has its limit of tokens, which for vectors is one of
+    `SentenceSettings`. A tokenizer without a padding token gets one
+    (`padding.align_padding`). One that gives a pair two token types makes none for a
+    model that knows one: such a model reads pairs without types (klue/roberta,
+    AlephBERT). Raises TeacherError.
     """
+    source, encoder = ModelFolder(folder), read_encoder(folder)
     with explain_load_errors(folder):
-        if ModelFolder(folder).tokenizer_settings().get("auto_map"):
+        if source.tokenizer_settings().get("auto_map"):
             raise TeacherError(
-                f"{folder / 'tokenizer_config.json'}: the tokenizer has code of its "
-                "own (auto_map), which is never run. Choose another checkpoint; or, if "
-                "transformers' own class is meant, remove auto_map"
+                f"{source.encoder / 'tokenizer_config.json'}: the tokenizer has code "
+                "of its own (auto_map), which is never run. Choose another checkpoint; "
+                "or, if transformers' own class is meant, remove auto_map"
             )
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False
+            source.encoder, trust_remote_code=False, **encoder.tokenizer_options
         )
+    encoder.prepare_tokenizer(tokenizer)
+    if encoder.max_length is not None and source.kind == "cross_encoder":
+        tokenizer.model_max_length = encoder.max_length
     if config is not None:
         _make_fit(folder, tokenizer, config)
     return tokenizer
@@ -222,11 +241,12 @@ def load_model(
     if auto is AutoModelForSentenceEmbedding:
         config = AutoModelForSentenceEmbedding.configure(folder, config)
     model_class: Any = heads.class_for(auto, config)
-    saved = SavedTensors(ModelFolder(folder).weights(allow_pickle=allow_pickle))
+    source = ModelFolder(folder)
+    saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
     with explain_load_errors(folder):
         check_formats(folder, saved)
         model, info = model_class.from_pretrained(
-            folder,
+            source.encoder,
             config=config,
             use_safetensors=None if saved.weights.pickled else True,
             ignore_mismatched_sizes=True,
@@ -235,7 +255,7 @@ def load_model(
         )
         fit = account(model, saved, info)
         if isinstance(model, SentenceEncoder):
-            model.load_modules(folder)
+            model.load_modules(folder, allow_pickle=allow_pickle)
         dropped = judge(folder, model, fit, saved, new=new, drop_heads=drop_heads)
     model.eval().requires_grad_(False)
     return LoadedModel(model, fit.missing | fit.mismatched.keys(), dropped)

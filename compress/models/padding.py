@@ -44,6 +44,18 @@ def _summary_of(model: nn.Module) -> str:
     return getattr(getattr(model, "sequence_summary", None), "summary_type", "first")
 
 
+def reads_last_token(model_type: str) -> bool:
+    """Check whether a family's classifiers read their answer off the last token:
+    decoders, and XLNet."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return (
+        model_type
+        in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+        - auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
+    )
+
+
 def align_padding(tokenizer: Any, config: Any) -> None:
     """Give a tokenizer without a padding token one, and a decoder that reads it and its
     tokenizer the same one.
@@ -51,16 +63,7 @@ def align_padding(tokenizer: Any, config: Any) -> None:
     The model's own counts, as it chooses the token that is read. A decoder without one
     reads the last token: it gets one that no text ends with. Changes both in place.
     """
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
-
-    families = (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
-        - MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
-    )
-    reads_padding = config.model_type in families
+    reads_padding = reads_last_token(config.model_type)
     own = getattr(config, "pad_token_id", None)
     own = own if own in tokenizer.get_vocab().values() else None
     if own is not None and (reads_padding or tokenizer.pad_token is None):

@@ -27,11 +27,6 @@ def choose(precision: Precision) -> Literal["bf16", "fp32"]:
     )
 
 
-FLOAT32_ONLY = ("deberta",)
-"""Families whose code in transformers fails under bfloat16 autocast: the first DeBERTa
-fills masked scores with a number outside bfloat16's range."""
-
-
 def cast_linear_layers(model: nn.Module) -> None:
     """Cast the weights of a frozen model's linear layers to bfloat16 once, in place.
 

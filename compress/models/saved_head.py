@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-import compress.models.families  # noqa: F401  # registers our families with transformers
+import compress.models.own_classes  # noqa: F401  # registers our models with transformers
 from compress.data.task import Kind
 from compress.errors import TeacherError
 from compress.models import heads

@@ -1,18 +1,23 @@
-"""Define sentence encoders: any encoder of transformers whose tokens are pooled into
-one vector, optionally projected and normalised. They are loaded and saved in the layout
-of sentence-transformers.
+"""Define sentence encoders: any encoder of transformers, followed by modules that make
+one vector of a text's tokens.
 
-Shapes: B batch, L tokens, D hidden, E width of the vectors.
+They are loaded and saved as folders of sentence-transformers
+(`models.sentence_folder`), and compute the same vectors.
+
+Shapes: B batch, L tokens, D width of a token, E width of the vectors, W any width.
 """
 
 import copy
 import inspect
+import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,38 +25,200 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from compress.errors import StudentError, TeacherError
-from compress.models.folder import MODULES, identify_kind
-from compress.models.padding import first_token
-from compress.models.pooling import (
-    Pool,
+from compress.models.folder import MODULES, PICKLED, SAFETENSORS
+from compress.models.sentence_folder import SentenceFolder, write
+from compress.models.sentence_modules import (
+    TOKENS,
+    VECTOR,
+    Dense,
+    Dropout,
+    LayerNorm,
+    Normalize,
     Pooling,
-    module_paths,
-    pooling_of,
-    set_pooling,
-    width_of,
+    SentenceModule,
 )
+from compress.models.sentence_settings import (
+    SentenceSettings,
+    find_projection,
+    set_settings,
+    settings_of,
+    with_projection,
+)
+from compress.slicing.shape import positions
+
+Features = dict[str, Tensor]
+"""What is known of a batch of texts, by the names of `sentence_modules`; and `visible`
+(B, L), whether a token is part of the text, and perhaps `prompt_length` (B,) or (1,),
+the tokens of the prompt at the beginning."""
 
 
-def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool | None) -> Tensor:
-    """Pool the visible tokens into one vector (B, D)."""
-    if pool == "cls":
-        return first_token(tokens_BLD, seen_BL)
-    seen_BL1 = seen_BL[:, :, None]
-    if pool == "max":
-        return (
-            tokens_BLD.masked_fill(~seen_BL1, torch.finfo(torch.float32).min)
-            .max(1)
-            .values
+def pool_tokens(
+    tokens_BLD: Tensor,
+    visible_BL: Tensor,
+    modes: tuple[str, ...],
+    prompt_length: Tensor | None = None,
+) -> Tensor:
+    """Pool the visible tokens into vectors, one for each mode of
+    `sentence_modules.MODES`, joined: (B, modes x D).
+
+    visible_BL      whether a token is part of the text; padding may stand on either
+                    side
+    prompt_length   the tokens at the beginning of each text, (B,), or of all texts,
+                    (1,), that are left out
+    """
+    place_L = torch.arange(tokens_BLD.shape[1], device=tokens_BLD.device)
+    begin_B1 = visible_BL.int().argmax(1, keepdim=True)
+    pooled_BL = visible_BL
+    if prompt_length is not None:
+        pooled_BL = visible_BL & (place_L >= begin_B1 + prompt_length[:, None])
+    share_BL = pooled_BL.float()
+    wide_BLD = tokens_BLD.float()
+    vectors: list[Tensor] = []
+    for mode in modes:
+        if mode == "max":
+            vectors.append(
+                wide_BLD.masked_fill(~pooled_BL[:, :, None], float("-inf")).amax(1)
+            )
+            continue
+        if mode == "cls":
+            weight_BL = (place_L == pooled_BL.int().argmax(1, keepdim=True)).float()
+        elif mode == "lasttoken":
+            last_B1 = (share_BL * (place_L + 1)).argmax(1, keepdim=True)
+            weight_BL = share_BL * (place_L == last_B1)
+        elif mode == "weightedmean":
+            weight_BL = share_BL * (place_L - begin_B1 + 1)
+        else:
+            weight_BL = share_BL
+        sum_BD = (wide_BLD * weight_BL[:, :, None]).sum(1)
+        if mode in ("cls", "lasttoken"):
+            vectors.append(sum_BD)
+            continue
+        total_B1 = weight_BL.sum(1, keepdim=True).clamp(min=1e-9)
+        vectors.append(
+            sum_BD / (total_B1.sqrt() if mode == "mean_sqrt_len_tokens" else total_B1)
         )
-    weights_BL1 = seen_BL1.to(tokens_BLD.dtype)
-    return (tokens_BLD * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1e-9)
+    return torch.cat(vectors, 1) if len(vectors) > 1 else vectors[0]
 
 
-def _find_seen(mask: Any) -> Tensor:
+def _find_visible(mask: Any) -> Tensor:
     """Return which tokens (B, L) are visible, from a mask of 0 and 1, or from what is
     added to attention scores, where the last token sees the most."""
     full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
     return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0
+
+
+class PoolingLayer(nn.Module):
+    """Compute a `Pooling`."""
+
+    def __init__(self, settings: Pooling) -> None:
+        super().__init__()
+        self.modes = settings.modes
+        self.include_prompt = settings.include_prompt
+
+    def forward(self, features: Features) -> Features:
+        prompt_length = None if self.include_prompt else features.get("prompt_length")
+        return {
+            **features,
+            VECTOR: pool_tokens(
+                features[TOKENS], features["visible"], self.modes, prompt_length
+            ),
+        }
+
+
+class DenseLayer(nn.Module):
+    """Compute a `Dense`."""
+
+    def __init__(self, settings: Dense) -> None:
+        super().__init__()
+        self.source, self.target = settings.source, settings.target
+        self.linear = nn.Linear(
+            settings.read_width, settings.written_width, settings.bias
+        )
+        self.activation: nn.Module = getattr(nn, settings.activation)()
+        self.has_residual = settings.residual
+        self.residual = None
+        if settings.residual and settings.read_width != settings.written_width:
+            self.residual = nn.Linear(
+                settings.read_width, settings.written_width, bias=False
+            )
+
+    def forward(self, features: Features) -> Features:
+        given = features[self.source]
+        found: Tensor = self.activation(self.linear(given))
+        if self.has_residual:
+            found = found + (given if self.residual is None else self.residual(given))
+        return {**features, self.target: found}
+
+
+class NormalizeLayer(nn.Module):
+    """Compute a `Normalize`."""
+
+    def __init__(self, settings: Normalize) -> None:
+        super().__init__()
+        self.source, self.target = settings.source, settings.target
+
+    def forward(self, features: Features) -> Features:
+        return {
+            **features,
+            self.target: functional.normalize(features[self.source].float(), dim=-1),
+        }
+
+
+class NormLayer(nn.Module):
+    """Compute a `LayerNorm`."""
+
+    def __init__(self, settings: LayerNorm) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(settings.read_width)
+
+    def forward(self, features: Features) -> Features:
+        return {**features, VECTOR: self.norm(features[VECTOR])}
+
+
+class DropoutLayer(nn.Module):
+    """Compute a `Dropout`."""
+
+    def __init__(self, settings: Dropout) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(settings.probability)
+
+    def forward(self, features: Features) -> Features:
+        return {**features, VECTOR: self.dropout(features[VECTOR])}
+
+
+LAYERS: Final[Mapping[type[SentenceModule], Callable[[Any], nn.Module]]] = {
+    Pooling: PoolingLayer,
+    Dense: DenseLayer,
+    Normalize: NormalizeLayer,
+    LayerNorm: NormLayer,
+    Dropout: DropoutLayer,
+}
+"""The layers that compute the modules."""
+
+
+def make_layer(settings: SentenceModule) -> nn.Module:
+    """Make the layer, with random weights, that computes a module."""
+    return LAYERS[type(settings)](settings)
+
+
+def name_layers(modules: tuple[SentenceModule, ...]) -> list[str]:
+    """Name the layers of modules by their kind, and their number from the end, which
+    stays when a map is inserted; but the map of `find_projection` as `families.family`
+    knows it."""
+    names = [
+        f"{len(modules) - number}_{module.kind.lower()}"
+        for number, module in enumerate(modules)
+    ]
+    projection = find_projection(modules)
+    if projection is not None:
+        pooled = [
+            module for module in modules[:projection] if isinstance(module, Pooling)
+        ]
+        times = len(pooled[-1].modes) if pooled else 1
+        names[projection] = f"{len(modules) - projection}_projection" + (
+            f"_of_{times}" if times > 1 else ""
+        )
+    return names
 
 
 @dataclass
@@ -65,7 +232,7 @@ class SentenceEmbeddingOutput(ModelOutput):
 
 
 class SentenceEncoder(PreTrainedModel):
-    """An encoder with pooling, projection and normalisation; see
+    """An encoder with the modules of its config's `SentenceSettings`; see
     `AutoModelForSentenceEmbedding`."""
 
     encoder_class: type[PreTrainedModel]
@@ -76,16 +243,35 @@ class SentenceEncoder(PreTrainedModel):
         options = {"add_pooling_layer": False} if "add_pooling_layer" in plain else {}
         encoder = self.encoder_class(config, **options)
         setattr(self, self.base_model_prefix, encoder)
-        pooling = pooling_of(config)
-        self.projection = (
-            nn.Linear(config.hidden_size, width_of(config), pooling.biased)
-            if pooling.projected
-            else None
-        )
+        # which have files of their own
+        self._keys_to_ignore_on_load_missing = ["sentence_modules."]
+        self.sentence_modules = nn.ModuleDict()
+        self.install([make_layer(module) for module in self.settings.modules])
         self.takes_segments = (
             "token_type_ids" in inspect.signature(encoder.forward).parameters
         )
         self.post_init()
+
+    @property
+    def settings(self) -> SentenceSettings:
+        """Return the settings in the config."""
+        return settings_of(self.config)
+
+    @property
+    def projection(self) -> nn.Linear | None:
+        """Return the linear map through which the encoder's width reaches the vector:
+        see `find_projection`."""
+        number = find_projection(self.settings.modules)
+        return (
+            None
+            if number is None
+            else cast(nn.Linear, list(self.sentence_modules.values())[number].linear)
+        )
+
+    def install(self, layers: list[nn.Module]) -> None:
+        """Make `layers` those of the settings' modules."""
+        names = name_layers(self.settings.modules)
+        self.sentence_modules = nn.ModuleDict(dict(zip(names, layers, strict=True)))
 
     def forward(
         self,
@@ -93,10 +279,16 @@ class SentenceEncoder(PreTrainedModel):
         attention_mask: Any = None,
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        prompt_length: Tensor | None = None,
         **kwargs: Any,
     ) -> SentenceEmbeddingOutput:
-        """`attention_mask`: (B, L) of 0 and 1, or what is added to the scores (B, 1, 1
-        or L, L)."""
+        """Encode texts.
+
+        attention_mask   (B, L) of 0 and 1, or what is added to the scores (B, 1, 1 or
+                         L, L)
+        prompt_length    (B,) or (1,): the tokens of the prompt, which a pooling may
+                         leave out
+        """
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -109,32 +301,34 @@ class SentenceEncoder(PreTrainedModel):
             **kwargs,
         )
         tokens_BLD = out.last_hidden_state
-        seen_BL = (
+        everything = attention_mask is None
+        visible_BL = (
             torch.ones_like(tokens_BLD[..., 0]).bool()
-            if attention_mask is None
-            else _find_seen(attention_mask)
+            if everything
+            else _find_visible(attention_mask)
         )
-        pooling = pooling_of(self.config)
-        vectors_BE = pool_tokens(tokens_BLD, seen_BL, pooling.pool)
-        if self.projection is not None:
-            vectors_BE = self.projection(vectors_BE)
-            vectors_BE = (
-                vectors_BE.tanh() if pooling.activation == "tanh" else vectors_BE
-            )
-        if pooling.normalise:
-            vectors_BE = functional.normalize(vectors_BE.float(), dim=1)
+        features = {TOKENS: tokens_BLD, "visible": visible_BL}
+        if prompt_length is not None:
+            features["prompt_length"] = prompt_length
+        for layer in self.sentence_modules.values():
+            features = layer(features)
+        vectors_BE = features[VECTOR][:, : self.settings.truncate_dim]
         return SentenceEmbeddingOutput(
             tokens_BLD, vectors_BE, getattr(out, "hidden_states", None)
         )
 
-    def load_modules(self, folder: Path) -> None:
-        """Load the weights of the modules after the encoder. Raises TeacherError for
-        those that do not fit."""
-        if self.projection is not None and identify_kind(folder) == "sentence_encoder":
-            _load_projection(
-                self.projection,
-                folder / module_paths(folder)["Dense"] / "model.safetensors",
-            )
+    def load_modules(self, folder: Path, *, allow_pickle: bool = False) -> None:
+        """Load the weights of the modules after the encoder, if the folder lists any.
+
+        Raises TeacherError for weights that are missing or do not fit, and for pickled
+        ones unless they are allowed.
+        """
+        source = SentenceFolder.read(folder)
+        if not source.is_listed:
+            return
+        for number, layer in enumerate(self.sentence_modules.values()):
+            if layer.state_dict():
+                _load_weights(layer, source.weights(number), pickled=allow_pickle)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save in the layout of sentence-transformers: the encoder in the folder, its
@@ -143,14 +337,13 @@ class SentenceEncoder(PreTrainedModel):
         cast("PreTrainedModel", self.base_model).save_pretrained(
             folder, *args, **kwargs
         )
-        pooling_of(self.config).write(folder, self.config.hidden_size)
-        if self.projection is not None:
-            weights = self.projection.state_dict(prefix="linear.")
-            save_file(
-                weights,
-                folder / "2_Dense" / "model.safetensors",
-                metadata={"format": "pt"},
-            )
+        places = write(self.settings, folder)
+        for place, layer in zip(places, self.sentence_modules.values(), strict=True):
+            if weights := layer.state_dict():
+                contiguous = {
+                    name: tensor.contiguous() for name, tensor in weights.items()
+                }
+                save_file(contiguous, place / SAFETENSORS, metadata={"format": "pt"})
 
 
 @cache
@@ -170,11 +363,13 @@ def _encoder_class(
     return type(name, (SentenceEncoder, families[-2]), content)
 
 
-def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
-    """Wrap an encoder, which is not copied, in a sentence encoder without a linear
-    map."""
+def with_settings(
+    encoder: PreTrainedModel, settings: SentenceSettings
+) -> SentenceEncoder:
+    """Wrap an encoder, which is not copied, in a sentence encoder whose modules have no
+    weights."""
     config = copy.deepcopy(encoder.config)
-    set_pooling(config, replace(pooling, width=None, projected=False))
+    set_settings(config, settings)
     with torch.device("meta"):
         model = AutoModelForSentenceEmbedding.from_config(config)
     setattr(model, model.base_model_prefix, encoder)
@@ -182,31 +377,51 @@ def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
 
 
 def project(model: SentenceEncoder) -> None:
-    """Append a linear map that changes nothing, so that vectors keep their width
+    """Insert a linear map that changes nothing, so that vectors keep their width
     however the encoder is cut."""
-    if model.projection is None:
-        set_projection(
-            model,
-            torch.eye(width_of(model.config)),
-            normalise=pooling_of(model.config).normalise,
-        )
+    settings, number = with_projection(model.settings, model.config.hidden_size)
+    if number is None:
+        return
+    layers = list(model.sentence_modules.values())
+    layer = make_layer(settings.modules[number]).to(model.device)
+    with torch.no_grad():
+        nn.init.eye_(cast(nn.Linear, layer.linear).weight)
+    set_settings(model.config, settings)
+    model.install([*layers[:number], layer, *layers[number:]])
 
 
 def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -> None:
-    """Set the linear map that follows the pooling."""
-    pooling = replace(
-        pooling_of(model.config),
-        width=len(map_ED),
-        projected=True,
-        biased=False,
-        activation="identity",
+    """Append this linear map, and perhaps a normalisation, to the pooling of a model
+    that has no other modules."""
+    (pooling,) = model.settings.modules
+    dense = Dense(map_ED.shape[1], len(map_ED), bias=False, activation="Identity")
+    modules: tuple[SentenceModule, ...] = (
+        (pooling, dense, Normalize()) if normalise else (pooling, dense)
     )
-    set_pooling(model.config, replace(pooling, normalise=normalise))
-    model.projection = nn.Linear(map_ED.shape[1], len(map_ED), bias=False).to(
-        model.device
-    )
+    set_settings(model.config, replace(model.settings, modules=modules))
+    model.install([make_layer(module).to(model.device) for module in modules])
+    assert model.projection is not None
     with torch.no_grad():
         model.projection.weight.copy_(map_ED)
+
+
+def keep_pooling(model: SentenceEncoder) -> None:
+    """Remove all modules but the first pooling, and the prompts with them."""
+    pooling = next(
+        module for module in model.settings.modules if isinstance(module, Pooling)
+    )
+    pooled = Pooling(pooling.modes, model.config.hidden_size)
+    set_settings(model.config, SentenceSettings((pooled,)))
+    model.install([make_layer(pooled)])
+
+
+def limit_length(model: SentenceEncoder, folder: Path, tokenizer: Any) -> None:
+    """Settle how many tokens of a text a model reads that was loaded from a folder
+    which lists its modules."""
+    source = SentenceFolder.read(folder)
+    if source.is_listed:
+        length = source.encoder.choose_length(tokenizer, positions(model))
+        set_settings(model.config, replace(model.settings, max_length=length))
 
 
 class _Classes:
@@ -244,37 +459,67 @@ class AutoModelForSentenceEmbedding:
         """Return the config of a sentence encoder whose modules are in `folder`, or of
         a plain encoder.
 
-        Raises TeacherError for modules that cannot be read, and unless the family is an
-        encoder.
+        Raises TeacherError for modules that cannot be read or do not fit the encoder,
+        and unless the family is an encoder.
         """
+        source = SentenceFolder.read(folder)
         config = copy.deepcopy(config)
-        is_saved = identify_kind(folder) == "sentence_encoder"
-        set_pooling(config, Pooling.read(folder) if is_saved else pooling_of(config))
+        if source.is_listed:
+            set_settings(config, source.settings)
         if config.is_encoder_decoder or _CLASSES.get(type(config)) is None:
             raise TeacherError(
                 f"{folder}: {config.model_type} models cannot embed texts: expected an "
                 "encoder"
             )
-        if pooling_of(config).pool is None:
+        if not settings_of(config).embeds:
             raise TeacherError(
                 f"{folder / MODULES}: has no pooling: expected a Pooling module"
             )
+        source.check_width(config.hidden_size)
         return config
 
 
-def _load_projection(projection: nn.Linear, path: Path) -> None:
+def _load_weights(layer: nn.Module, place: Path, *, pickled: bool) -> None:
+    """Load the weights of a module, in float32. Raises TeacherError for a file that is
+    missing or does not fit."""
+    path = place / SAFETENSORS
+    if not path.is_file() and (place / PICKLED).is_file():
+        path = place / PICKLED
+        if not pickled:
+            raise TeacherError(
+                f"{path}: is pickled, which can run code when loaded. Save it as "
+                "safetensors, or pass --allow-pickle if you trust its source (it is "
+                "then read with weights_only)"
+            )
     if not path.is_file():
         raise TeacherError(
-            f"{path}: no such file; expected the weights of the linear map in "
-            "safetensors"
+            f"{path}: no such file; expected the module's weights in safetensors"
         )
-    weights = {
-        name.removeprefix("linear."): each for name, each in load_file(path).items()
-    }
-    expected = {name: each.shape for name, each in projection.state_dict().items()}
-    if {name: each.shape for name, each in weights.items()} != expected:
+    try:
+        weights = (
+            load_file(path)
+            if path.name == SAFETENSORS
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise TeacherError(
-            f"{path}: its tensors do not have the shapes in its config.json: download "
-            "both again"
-        )
-    projection.load_state_dict(weights)
+            f"{path}: is damaged, or holds more than tensors ({error}); download it "
+            "again"
+        ) from None
+    _check_shapes(path, weights, layer.state_dict())
+    layer.load_state_dict(weights)
+
+
+def _check_shapes(
+    path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    """Raise TeacherError for tensors that are missing, unknown, or of another shape
+    than the module's config says."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    for name in sorted(found.keys() | shapes.keys()):
+        given = tuple(found[name].shape) if name in found else None
+        if given != shapes.get(name):
+            raise TeacherError(
+                f"{path}: tensor {name!r} is {given or 'missing'}; its config.json "
+                f"expects {shapes.get(name, 'none')}: download both again"
+            )

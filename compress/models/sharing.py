@@ -4,9 +4,8 @@ both, in groups as in ALBERT.
 Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer,
 or those of its attention or FFN; the appendix's `shared groups` share only among
 neighbouring layers. transformers' own ALBERT shares whole layers, in groups. Here one
-nn.Parameter serves the layers of a group, in a model of any family of
-`init_weights.KNOWN` and `APART`: it is counted, updated and decayed once, and its
-gradient is the sum over the layers.
+nn.Parameter serves the layers of a group, in a model of any family that `has_roles`: it
+is counted, updated and decayed once, and its gradient is the sum over the layers.
 
 A saved model is an ordinary checkpoint: `state_dict()` of a shared model holds a copy
 for each layer, and the config records what was shared (`shared_layers`), so that
@@ -23,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress import families
 from compress.errors import StudentError
-from compress.models.init_weights import APART, KNOWN, weight_of
+from compress.models.init_weights import weight_of
 from compress.slicing.shape import Shape
 
 BLOCKS: Mapping[str, frozenset[str]] = {
@@ -62,16 +62,12 @@ def share(
                 f"student.share.{block}: {groups}; the student has {layers} layers, "
                 f"expected 1..{layers}"
             )
-    family = model.config.model_type
-    if family not in (*KNOWN, *APART):
-        hint = (
-            "; albert models share by config: {num_hidden_groups: G}"
-            if family == "albert"
-            else ""
-        )
+    family = families.find(model.config.model_type)
+    if not family.has_roles:
+        hint = f"; {family.sharing}" if family.sharing else ""
         raise StudentError(
-            f"student.share: expected one of {', '.join((*KNOWN, *APART))}, found "
-            f"{family}{hint}"
+            f"student.share: expected one of {families.names('has_roles')}, found "
+            f"{family.name}{hint}"
         )
     first: dict[tuple[str, str, int], nn.Parameter] = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
@@ -106,7 +102,9 @@ def _copy_per_layer(model: Any, state: dict[str, Any], prefix: str, _: Any) -> N
     seen: set[int] = set()
     for name in [name for name in state if name.startswith(prefix)]:
         weight, tensor = (
-            weight_of(name.removeprefix(prefix), model.config.model_type),
+            weight_of(
+                name.removeprefix(prefix), families.find(model.config.model_type)
+            ),
             state[name],
         )
         if weight is None or weight.layer is None or not isinstance(tensor, Tensor):

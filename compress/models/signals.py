@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from compress import families
 from compress.errors import ObjectiveError
 from compress.models.dropout import draw_faster, drop
 
@@ -642,7 +643,7 @@ def train_faster(model: nn.Module) -> None:
 
 
 def _is_disentangled(model: nn.Module) -> bool:
-    return str(getattr(model.config, "model_type", "")).startswith("deberta")
+    return families.find(getattr(model.config, "model_type", "")).disentangled
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Build a student from its spec and its teacher."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-import compress.models.families  # noqa: F401  # registers our families with transformers
+import compress.models.own_classes  # noqa: F401  # registers our models with transformers
+from compress import families
 from compress.arguments import check_arguments
 from compress.config.reference import Call, options
 from compress.config.stages import INITS, Head, StudentSpec
@@ -23,17 +24,16 @@ from compress.data.task import Kind
 from compress.errors import ArgumentError, StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
-from compress.models.init_weights import copy_from_teacher, cuts, first_position
+from compress.models.init_weights import copy_from_teacher, first_position
 from compress.models.loader import (
     compare_tokens,
     load_config,
     load_model,
     load_tokenizer,
 )
-from compress.models.pooling import SETTINGS, keep_width
+from compress.models.sentence_settings import SETTINGS, stay_in_space
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
-from compress.slicing.rules import FIRST_IS_OWN, GROUPED, ROTARY
 from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
 from compress.slicing.shape import Shape, find_setting, setting_name
 from compress.slicing.sizes import fits_rotary, layer_kinds, select_layers
@@ -49,18 +49,6 @@ _SHARED = (
     "problem_type",
 )
 """Settings that a student of another family takes from its teacher."""
-_UNDECLARED: Mapping[str, tuple[str, ...]] = {
-    "deberta-v2": (
-        "share_att_key",
-        "position_buckets",
-        "norm_rel_ebd",
-        "conv_kernel_size",
-        "conv_groups",
-        "conv_act",
-    )
-}
-"""Settings that a family's model reads although its config class does not declare
-them."""
 _SIZES = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
 POSITIONS = 512
 """The positions of a student whose teacher has no limit (XLNet, T5): as many as BERT
@@ -87,12 +75,12 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     else:
         config = _convert_config(family, teacher)
     _set_sizes(config, spec, teacher)
-    if family in GROUPED:
+    if families.find(family).grouped:
         _set_groups(config, teacher, given="num_key_value_heads" in spec.config)
     _apply_settings(config, spec)
     shape = Shape.from_config(config)
     if hasattr(teacher, SETTINGS):
-        keep_width(config, teacher)
+        stay_in_space(config, teacher)
     if getattr(config, "layer_types", None):
         config.layer_types = _choose_layer_types(spec, teacher, config, shape)
     # DeBERTa's second name for the same width
@@ -154,17 +142,17 @@ def _count(size: str, wanted: float | None, theirs: int) -> int:
 
 def _apply_settings(config: Any, spec: StudentSpec) -> None:
     """Apply the further settings of `spec.config`."""
-    undeclared = _UNDECLARED.get(config.model_type, ())
+    family = families.find(config.model_type)
     for name, value in spec.config.items():
-        if not hasattr(config, name) and name not in undeclared:
-            known = [*config.to_dict(), *undeclared]
+        if not hasattr(config, name) and name not in family.undeclared:
+            known = [*config.to_dict(), *family.undeclared]
             raise StudentError(
                 f"student.config: {config.model_type} has no "
                 f"{name!r}.{did_you_mean(name, known)}"
             )
         setattr(config, name, value)
     # the width inside its blocks, which the config computes only when it is created
-    if config.model_type == "mobilebert":
+    if family.bottleneck:
         config.true_hidden_size = (
             config.intra_bottleneck_size
             if config.use_bottleneck
@@ -179,7 +167,7 @@ def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
     given: the recipe sets the number of key and value heads.
     """
     heads = Shape.from_config(config).heads
-    if teacher.model_type not in GROUPED:
+    if not families.find(teacher.model_type).grouped:
         config.head_dim, config.num_key_value_heads = config.hidden_size // heads, heads
         return
     together = teacher.num_attention_heads // teacher.num_key_value_heads
@@ -215,7 +203,7 @@ def _choose_layer_types(
         layers = select_layers(
             spec.copy_layers, shape.layers, Shape.from_config(teacher).layers
         )
-        check_layers(shape.family, layers)
+        check_layers(families.find(shape.family), layers)
         return layer_kinds(teacher, layers) or kinds
     period = next(
         (n for n, kind in enumerate(kinds) if n and kind == kinds[0] != kinds[n - 1]),
@@ -228,10 +216,10 @@ def _choose_layer_types(
 
 def _convert_config(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """Make a config of another family, with what it shares with the teacher's."""
-    if teacher.model_type == "xlnet":
+    if families.find(teacher.model_type).summary == "last":
         raise StudentError(
-            "student.family: XLNet's rows are padded before the text and end in [CLS], "
-            "which no other family reads; use family: teacher"
+            f"student.family: rows of {teacher.model_type} are padded before the text "
+            "and end in [CLS], which no other family reads; use family: teacher"
         )
     chosen: type[PreTrainedConfig] = CONFIG_MAPPING[family]
     # XLNet's length
@@ -257,8 +245,8 @@ def _convert_config(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
     # as many as the teacher's tokenizer uses: four in ERNIE
     if getattr(config, "type_vocab_size", 0):
         config.type_vocab_size = max(2, getattr(teacher, "type_vocab_size", 0))
-    # by default it reads the last token, which is [CLS] only with its own tokenizer
-    if family == "xlnet":
+    # which is [CLS] only with its own tokenizer
+    if families.find(family).summary == "last":
         config.summary_type = "first"
     if config.is_encoder_decoder:  # T5's answers begin with the padding token
         config.decoder_start_token_id = config.pad_token_id
@@ -327,19 +315,20 @@ def _can_cut(spec: StudentSpec, teacher: Any, config: Any) -> bool:
     mine, theirs = Shape.from_config(config), Shape.from_config(teacher)
     if any(getattr(mine, size) > getattr(theirs, size) for size in _SIZES):
         return False
-    if not cuts(theirs.family, mine.family):
+    family = families.find(theirs.family)
+    if not families.find(mine.family).is_cut_from(family):
         same = all(getattr(mine, size) == getattr(theirs, size) for size in _SIZES[1:])
         return same and mine.family == theirs.family
-    if theirs.family in GROUPED:
+    if family.grouped:
         together = (
             mine.heads * teacher.num_key_value_heads
             == theirs.heads * config.num_key_value_heads
         )
         return together and mine.head_size == theirs.head_size
-    if theirs.family in ROTARY and not fits_rotary(teacher, mine.head_size):
+    if family.rotary and not fits_rotary(teacher, mine.head_size):
         return False
     return (
-        theirs.family not in FIRST_IS_OWN
+        not family.own_first_layer
         or select_layers(spec.copy_layers, mine.layers, theirs.layers)[0] == 0
     )
 
@@ -363,7 +352,8 @@ def choose_units(
         Shape.from_config(config_for(spec, teacher.config)),
         Shape.from_config(teacher.config),
     )
-    if not cuts(theirs.family, mine.family):
+    family = families.find(theirs.family)
+    if not families.find(mine.family).is_cut_from(family):
         return None
     layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
     for size in _SIZES[1:]:
@@ -374,7 +364,7 @@ def choose_units(
                 f"{getattr(theirs, size)}; make it smaller (hidden = heads x head "
                 "size) or use init: scratch"
             )
-    if theirs.family in ROTARY and not fits_rotary(teacher.config, mine.head_size):
+    if family.rotary and not fits_rotary(teacher.config, mine.head_size):
         raise StudentError(
             f"student: init: teacher cannot make heads of {mine.head_size} out of "
             f"{theirs.family}'s heads of {theirs.head_size}: rotary positions need "

@@ -32,6 +32,7 @@ from compress.models.saved_head import (
     explain_unknown_head,
     find_head,
 )
+from compress.models.sentence_encoder import limit_length
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         check_token_types(folder, tokenizer, config)
     if trained:
         _align_labels(loaded.model, task, name)
+    if task.kind == "embedding":
+        limit_length(loaded.model, folder, tokenizer)
     other = head.name if head.part in ("task", "other") and not trained else ""
     return Teacher(
         name,

@@ -43,14 +43,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from compress import families
 from compress.errors import StudentError, did_you_mean
-from compress.models.init_weights import (
-    KNOWN,
-    Weight,
-    directions,
-    tables,
-    weights_by_role,
-)
+from compress.models.init_weights import Weight, directions, tables, weights_by_role
 from compress.slicing.shape import Shape
 
 _LAYER = {
@@ -127,14 +122,8 @@ def from_bert(
 
 def _check_shapes(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
-    if (
-        mine.family != "albert"
-        or theirs.family not in KNOWN
-        or theirs.family.startswith("deberta")
-    ):
-        known = ", ".join(
-            family for family in KNOWN if not family.startswith("deberta")
-        )
+    if mine.family != "albert" or not families.find(theirs.family).bert_embedding:
+        known = families.names("bert_embedding")
         raise StudentError(
             f"albert.from_bert makes an albert of {known}, not {mine.family} of "
             f"{theirs.family}"

@@ -29,17 +29,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from compress import families
 from compress.errors import StudentError
 from compress.models.init_weights import (
-    KNOWN,
     directions,
     strip_prefix,
     tables,
     weights_by_role,
 )
 from compress.slicing.shape import Shape
-
-_FAMILIES = tuple(family for family in KNOWN if not family.startswith("deberta"))
 
 
 @torch.no_grad()
@@ -83,10 +81,11 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     is BERT's.
     """
     mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
-    if mine.family != "mobilebert" or theirs.family not in _FAMILIES:
+    if mine.family != "mobilebert" or not families.find(theirs.family).bert_embedding:
+        known = families.names("bert_embedding")
         raise StudentError(
-            f"mobilebert.from_bert makes a mobilebert of {', '.join(_FAMILIES)}, not "
-            f"{mine.family} of {theirs.family}"
+            f"mobilebert.from_bert makes a mobilebert of {known}, not {mine.family} of "
+            f"{theirs.family}"
         )
     if mine.vocabulary != theirs.vocabulary or mine.embedding > mine.hidden:
         raise StudentError(

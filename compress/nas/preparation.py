@@ -255,7 +255,9 @@ def open_search(
     """Load teacher and data, and check the stages of the space."""
     recipe = make_recipe(config.space)
     source = Checkpoint(config.teacher, config.teacher, allow_pickle)
-    inputs = load_inputs(source, config.data, seed=run.seed, columns=config.columns)
+    inputs = load_inputs(
+        source, config.data, seed=run.seed, columns=config.columns
+    ).compare(config.max_length)
     context = make_context(
         inputs, recipe, run, number_format=config.training, console=console
     )

@@ -44,10 +44,9 @@ from compress.pruning import importance
 from compress.records.latency import Latency, Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
-from compress.slicing.rules import FIRST_IS_OWN
 from compress.slicing.select import Importance, choose, counts
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import OWN_WIDTH, Sizes, resize_config
+from compress.slicing.sizes import Sizes, resize_config
 from compress.training.context import TrainingContext
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run, from_first
@@ -73,12 +72,12 @@ def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
         "ffn": _shares(whole.ffn),
         "heads": _shares(whole.heads),
     }
-    if config.model_type in OWN_WIDTH:
+    if plan.family.own_width:
         axes["hidden"] = _shares(whole.hidden)
     grid = {}
     for values in product(*axes.values()):
         request: dict[str, int] = dict(zip(axes, values, strict=True))
-        if config.model_type not in OWN_WIDTH:
+        if not plan.family.own_width:
             request[together] = request["heads"] * whole.head_size
         with suppress(PruneError):  # some combinations are no shape of this family
             sizes = Sizes.from_request(config, **request)
@@ -182,7 +181,7 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
                 left.get(group, plan.groups[group]) for group in part.groups
             )
         # a first layer unlike the rest stays
-        layer, first = plan.cuts[name].layer, int(plan.family in FIRST_IS_OWN)
+        layer, first = plan.cuts[name].layer, int(plan.family.own_first_layer)
         stays = layer is None or layer < first
         share = 1 if stays else (sizes.layers - first) / (plan.sizes.layers - first)
         total += math.prod(dims) * share

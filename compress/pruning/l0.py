@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress import families
 from compress.config.reference import find
 from compress.errors import PruneError, did_you_mean
 from compress.slicing.plan import EMBEDDING, HIDDEN, LAYERS, Group, SlicePlan
-from compress.slicing.rules import ROTARY
 from compress.slicing.select import Kept, choose
 from compress.slicing.sizes import Sizes
 
@@ -62,7 +62,7 @@ class TargetSizes:
             raise PruneError(
                 f"sizes: {target.sizes} are the model's own; nothing is to be pruned"
             )
-        if plan.family in ROTARY and "query" in target.left:
+        if plan.family.rotary and "query" in target.left:
             raise PruneError(
                 f"sizes: heads of {target.sizes.head_size}: gates cannot choose rows "
                 f"within heads of {plan.sizes.head_size} with rotary positions; give "
@@ -122,15 +122,6 @@ class TargetSizes:
         return choose(self.plan, importance, self.sizes)
 
 
-FAMILIES = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "distilbert",
-    "electra",
-    "ernie",
-    "modernbert",
-)
 OPEN = 10.0
 """log alpha of a gate that is practically always open."""
 _TABLES = ("words", "positions", "types", "tasks")
@@ -144,14 +135,15 @@ class Gates(nn.Module):
 
     begin: the initial log alpha of gates on neurons; others start open. While attached,
     the gates are registered in the model, so that its best weights and their gates are
-    saved together. Raises PruneError for a family that is not in FAMILIES.
+    saved together. Raises PruneError for a family without gates.
     """
 
     def __init__(self, plan: SlicePlan, target: TargetSizes, *, begin: float) -> None:
         super().__init__()
-        if plan.family not in FAMILIES:
+        if not plan.family.gates:
             raise PruneError(
-                f"no gates for {plan.family!r}; there are for {', '.join(FAMILIES)}"
+                f"no gates for {plan.family.name!r}; there are for "
+                f"{families.names('gates')}"
             )
         self.plan, self.target, self.waiting = plan, target, False
         self.values: Mapping[str, Tensor] = {}

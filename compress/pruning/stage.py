@@ -21,22 +21,20 @@ from accelerate import PartialState
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, set_seed
 
-from compress import io
+from compress import families, io
 from compress.config.recipe import Recipe
 from compress.config.stages import Prune
 from compress.console import print_note
 from compress.errors import PruneError
 from compress.io import atomic_folder
 from compress.models.checkpoints import save_tokenizer
-from compress.models.pooling import width_of
 from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
-from compress.slicing.rules import FAMILIES, GROUPED, ROTARY
 from compress.slicing.select import Kept, check_layers, choose
-from compress.slicing.sizes import OWN_WIDTH, Sizes, select_layers
+from compress.slicing.sizes import Sizes, select_layers
 from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.stage import Trained
@@ -49,7 +47,7 @@ def check_family(model: PreTrainedModel) -> None:
     try:
         SlicePlan.from_model(model)
     except PruneError as error:
-        if model.config.model_type in FAMILIES:
+        if families.find(model.config.model_type).rules:
             raise
         raise PruneError(
             f"{error}. `compress.pruning.torch_pruning` cuts some other families from "
@@ -68,18 +66,16 @@ def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
             "a budget, as in --set target.max_latency_ms=5 (`compress prune` has "
             "options for both)"
         )
-    whole, target, family = (
-        Sizes.from_config(config),
-        Sizes.from_request(config, **wanted),
-        config.model_type,
-    )
-    together = whole.heads // config.num_key_value_heads if family in GROUPED else None
+    whole = Sizes.from_config(config)
+    target = Sizes.from_request(config, **wanted)
+    family = families.find(config.model_type)
+    together = whole.heads // config.num_key_value_heads if family.grouped else None
     sizes = interpolate_sizes(
         whole,
         target,
         stage.way,
-        tied=family not in OWN_WIDTH,
-        rotary=family in ROTARY,
+        tied=not family.own_width,
+        rotary=family.rotary,
         together=together,
     )
     if stage.rule is not None:
@@ -102,7 +98,7 @@ def interpolate_sizes(
     tied: attention is as wide as its stream, so heads get the size that comes nearest
     to all interpolated values. rotary: the size of heads changes by whole factors
     (`sizes.fits_rotary`). together: the number of heads that share keys and values; the
-    number of heads divides the stream (`rules.GROUPED`).
+    number of heads divides the stream.
     """
     if way == 1:
         return target
@@ -173,7 +169,7 @@ def prune_stage(
     started = time.perf_counter()
     seed = run.seed + int(io.hash_value(stage.name)[:6], 16)
     set_seed(seed)
-    if isinstance(model, SentenceEncoder) and sizes.hidden < width_of(model.config):
+    if isinstance(model, SentenceEncoder) and sizes.hidden < model.config.hidden_size:
         project(model)
     plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.length, stage.rows, seed)

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from compress import families
 from compress.errors import PruneError, TeacherError
 from compress.models.loader import load_model
-from compress.slicing.rules import FAMILIES
 from compress.slicing.shape import find_setting, setting_name
 
 _PROJECTIONS = frozenset(
@@ -96,7 +96,7 @@ def prune_generic(
         raise PruneError(
             f"{type(model).__name__}: torch-pruning {version('torch-pruning')} cannot "
             f"prune it ({type(error).__name__}: {message}); families with a slice "
-            f"plan: {', '.join(FAMILIES)}"
+            f"plan: {families.names('rules')}"
         ) from error
 
 
@@ -104,7 +104,7 @@ def _check_supported(model: PreTrainedModel) -> None:
     """Raise PruneError for models that torch-pruning would cut wrong, or never
     finish."""
     name, family = type(model).__name__, model.config.model_type
-    if family in FAMILIES:
+    if families.find(family).rules:
         raise PruneError(
             f"{name}: {family} has a slice plan, which is exact; use "
             "compress.slicing.cut.slice_model"

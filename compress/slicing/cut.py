@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from compress.errors import PruneError
 from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
-from compress.slicing.rules import ROTARY
 from compress.slicing.select import (
     Importance,
     Kept,
@@ -67,7 +66,7 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         if found != count:
             raise PruneError(
                 f"{group}: {found} units are kept, and the sizes say {count}; all "
-                f"blocks of a plain {plan.family} have the same number"
+                f"blocks of a plain {plan.family.name} have the same number"
             )
     check_layers(plan.family, kept.layers)
     config = resize_config(model.config, kept.sizes, layers=kept.layers)
@@ -127,7 +126,7 @@ def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
             .view(H, K)[order_H]
             .argsort(dim=1, descending=True, stable=True)
         )
-        if rows.axis == "query" and plan.family in ROTARY:
+        if rows.axis == "query" and plan.family.rotary:
             inside_HK = torch.arange(K).expand(H, -1)
         indices[heads] = order_H
         indices[rows] = (order_H[:, None] * K + inside_HK).flatten()

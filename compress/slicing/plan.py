@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.errors import PruneError, did_you_mean
-from compress.slicing.rules import FAMILIES, GROUPED, PER_BLOCK, QUERIES, place
+from compress import families
+from compress.errors import PruneError
+from compress.families.family import Family
 from compress.slicing.sizes import Sizes
 
 
 class Group(NamedTuple):
-    """A set of like units: an axis (see `rules`) of one block, or, with block "", of
-    the whole model."""
+    """A set of like units: an axis (see `families.family`) of one block, or, with block
+    "", of the whole model."""
 
     axis: str
     block: str = ""
@@ -24,6 +25,12 @@ class Group(NamedTuple):
         return f"{self.axis}.{self.block}" if self.block else self.axis
 
 
+PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"})
+"""Axes along which every block has units of its own; along the others all blocks share
+them."""
+QUERIES = frozenset({"query", "position_query", "qkv"})
+"""Roles with rows of queries, which carry the scale of the scores; they are the first
+part of their dimension."""
 HIDDEN, EMBEDDING, VOCABULARY, LAYERS = (
     Group("hidden"),
     Group("embedding"),
@@ -61,11 +68,11 @@ class SlicePlan:
 
     `heads` maps a block's query and value groups to the group of its heads: one for
     each block, but one for all blocks in T5, whose relative biases belong to heads
-    across layers. It is empty if heads are cut whole (`rules.GROUPED`): each unit of
-    `heads` then lies along the same number of rows.
+    across layers. It is empty in a `grouped` family, whose heads are cut whole: each
+    unit of `heads` then lies along the same number of rows.
     """
 
-    family: str
+    family: Family
     sizes: Sizes
     groups: Mapping[Group, int]
     cuts: Mapping[str, Cut]
@@ -75,16 +82,12 @@ class SlicePlan:
     def from_model(model: PreTrainedModel) -> "SlicePlan":
         """Plan a model with any of its usual heads. Raises PruneError for a family or a
         weight without a rule."""
-        family = str(model.config.model_type)
-        if family not in FAMILIES:
+        family = families.find(model.config.model_type)
+        if not family.rules:
+            hint = f" Did you mean {family.successor!r}?" if family.successor else ""
             raise PruneError(
-                f"{type(model).__name__}: no slice plan for {family!r}; there is one "
-                f"for {', '.join(FAMILIES)}"
-                + (
-                    did_you_mean(family, FAMILIES)
-                    if family.startswith("deberta")
-                    else ""
-                )
+                f"{type(model).__name__}: no slice plan for {family.name!r}; there is "
+                f"one for {families.names('rules')}{hint}"
             )
         sizes = Sizes.from_config(model.config)
         groups: dict[Group, int] = {LAYERS: sizes.layers}
@@ -93,7 +96,7 @@ class SlicePlan:
             for name, tensor in model.named_parameters(remove_duplicate=False)
         }
         heads = {
-            group: Group("heads", "" if family == "t5" else group.block)
+            group: Group("heads", "" if family.shared_heads else group.block)
             for group in groups
             if group.axis in ("query", "value")
         }
@@ -145,12 +148,13 @@ def _cut(
 ) -> Cut:
     """Describe how one weight is cut, and add the number of units of its groups to
     `groups`."""
-    family = str(config.model_type)
-    found = place(family, name)
+    family = families.find(config.model_type)
+    found = family.place(name)
     if found is None or len(found.axes) != tensor.dim():
         raise PruneError(
-            f"{name} {tuple(tensor.shape)}: the slice plan of {family} does not know "
-            "this weight; expected a transformers model with one of its usual heads"
+            f"{name} {tuple(tensor.shape)}: the slice plan of {family.name} does not "
+            "know this weight; expected a transformers model with one of its usual "
+            "heads"
         )
     slices = []
     for dim, axes in enumerate(found.axes):
@@ -158,7 +162,7 @@ def _cut(
             continue
         parts = tuple(_group(axis, found.block, family, sizes) for axis in axes)
         count, rest = divmod(tensor.shape[dim], len(parts))
-        if family in GROUPED and axes == ("heads",):
+        if family.grouped and axes == ("heads",):
             count, rest = config.num_key_value_heads, count % config.num_key_value_heads
         known = {groups.setdefault(group, count) for group in parts}
         if rest or known != {count}:
@@ -167,16 +171,21 @@ def _cut(
                 f"elsewhere {known}"
             )
         slices.append(Slice(dim, parts))
-    queries = (
-        QUERIES.get(found.role) if any("query" in axes for axes in found.axes) else None
+    reads = found.role in QUERIES and any("query" in axes for axes in found.axes)
+    return Cut(
+        found.role,
+        found.block,
+        found.layer,
+        found.span,
+        tuple(slices),
+        0 if reads else None,
     )
-    return Cut(found.role, found.block, found.layer, found.span, tuple(slices), queries)
 
 
-def _group(axis: str, block: str, family: str, sizes: Sizes) -> Group:
+def _group(axis: str, block: str, family: Family, sizes: Sizes) -> Group:
     if axis == "embedding" and sizes.embedding is None:
         axis = "hidden"
-    if axis not in PER_BLOCK or (axis == "heads" and family == "t5"):
+    if axis not in PER_BLOCK or (axis == "heads" and family.shared_heads):
         return Group(axis)
     # all FFNs of a layer write to it
     return Group(axis, block.partition(".")[0] if axis == "bottleneck" else block)

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.errors import PruneError
+from compress.families.family import Family
 from compress.slicing.plan import LAYERS, Group, SlicePlan, parameters_of
-from compress.slicing.rules import FIRST_IS_OWN, ROTARY
 from compress.slicing.sizes import Sizes, select_layers
 
 Importance = Mapping[Group, Tensor]
@@ -57,7 +57,7 @@ def choose(
         and plan.own_layers
     ):
         of_layers = importance[LAYERS].float().clone()
-        if plan.family in FIRST_IS_OWN:
+        if plan.family.own_first_layer:
             of_layers[0] = torch.inf
         chosen = top_units(of_layers, sizes.layers).tolist()
     else:
@@ -113,7 +113,7 @@ def _check_sizes(plan: SlicePlan, sizes: Sizes) -> None:
             f"{sizes}: not within the model's {plan.sizes}; pruning can only take away"
         )
     size, source_size = sizes.head_size, plan.sizes.head_size
-    if plan.family in ROTARY and size % source_size and source_size % size:
+    if plan.family.rotary and size % source_size and source_size % size:
         raise PruneError(
             f"heads of {size}: the model's heads of {source_size} have rotary "
             "positions, so their size can only change by a whole factor"
@@ -129,14 +129,14 @@ def _check_sizes(plan: SlicePlan, sizes: Sizes) -> None:
         )
 
 
-def check_layers(family: str, layers: Sequence[int]) -> None:
+def check_layers(family: Family, layers: Sequence[int]) -> None:
     """Raise PruneError if a layer would move to a place where its family has other
     weights."""
-    if family in FIRST_IS_OWN and (layers[0] != 0 or 0 in layers[1:]):
+    if family.own_first_layer and (layers[0] != 0 or 0 in layers[1:]):
         raise PruneError(
-            f"layers {list(layers)}: the first layer of {family}, and no other, has no "
-            "norm before its attention, so it stays the first; choose layers by even, "
-            "first or importance, or list them from 0 on"
+            f"layers {list(layers)}: the first layer of {family.name}, and no other, "
+            "has no norm before its attention, so it stays the first; choose layers by "
+            "even, first or importance, or list them from 0 on"
         )
 
 
@@ -181,7 +181,7 @@ def _choose_rows(
     chosen = {}
     for group, heads in plan.heads.items():
         kept_H = indices.get(heads, torch.arange(plan.sizes.heads))
-        if group.axis == "query" and plan.family in ROTARY:
+        if group.axis == "query" and plan.family.rotary:
             inside_K = rotary_rows(K, size)
             chosen[group] = torch.where(
                 inside_K < 0, -1, kept_H[:, None] * K + inside_K

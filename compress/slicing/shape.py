@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from compress import families
 from compress.arguments import check_arguments
 from compress.values import LikeCheck
 
@@ -20,8 +21,6 @@ _NAMES = {
 ConfigLike = Annotated[
     Any, LikeCheck("a config of transformers", ("model_type", "num_labels"))
 ]
-WITHOUT_LAYERS = ("static-embedding",)
-"""Families without layers, which only look up tokens."""
 
 
 @check_arguments
@@ -70,7 +69,7 @@ class Shape:
             "ffn": 0,
             "embedding": hidden,
         }
-        if config.model_type not in WITHOUT_LAYERS:
+        if families.find(config.model_type).layered:
             heads = _find(config, "heads")
             sizes = {
                 "layers": _find(config, "layers"),
@@ -106,25 +105,13 @@ _POSITIONS = (
     "wpe",
 )
 """The last parts of the names of tables of positions."""
-_SHIFTED = {"mra": 2, "nystromformer": 2, "yoso": 2}
-"""Rows that a family's table has before the first position, where nothing in the table
-says so."""
-_COUNTED = {
-    "codegen": "n_positions",
-    "ctrl": "n_positions",
-    "gptj": "n_positions",
-    "mpt": "max_seq_len",
-    "reformer": "max_position_embeddings",
-    "tipsv2_text_model": "max_position_embeddings",
-}
-"""The setting that limits the positions of a family whose table is not a module."""
 
 
 def positions(model: Any) -> int | None:
     """Return the number of tokens that a model has positions for; None if they are
     relative or computed."""
-    setting = _COUNTED.get(model.config.model_type)
-    if setting is not None:
+    setting = families.find(model.config.model_type).length_setting
+    if setting:
         return int(getattr(model.config, setting))
     limits = list[int]()
     for name, module in model.named_modules():
@@ -155,11 +142,9 @@ def _first_position(model: Any, table: Any) -> int:
         return int(offset)
     # RoBERTa and similar models count from behind the padding index
     padding = getattr(table, "padding_idx", None)
-    return (
-        _SHIFTED.get(model.config.model_type, 0)
-        if padding is None
-        else int(padding) + 1
-    )
+    if padding is not None:
+        return int(padding) + 1
+    return families.find(model.config.model_type).first_position(model.config)
 
 
 def find_setting(config: Any, size: str) -> str | None:

@@ -6,12 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from compress import families
 from compress.errors import PruneError, StudentError
-from compress.slicing.rules import GROUPED, ROTARY
 from compress.slicing.shape import Shape, find_setting
-
-OWN_WIDTH = ("t5", *GROUPED)
-"""Families whose attention can have another width than the residual stream."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +16,10 @@ class Sizes:
     """layers N, hidden D, heads H of head_size K, ffn F; embedding E and bottleneck if
     the family has them.
 
-    Except in OWN_WIDTH, attention is as wide as the stream it writes to: H K = D (in
-    MobileBERT the bottleneck). With rotary positions the size of heads can only change
-    by a whole factor (`fits_rotary`). In `rules.GROUPED` the heads are those of
-    queries; the number that shares each head of keys and values stays.
+    Except in families of `own_width`, attention is as wide as the stream it writes to:
+    H K = D (in MobileBERT the bottleneck). With rotary positions the size of heads can
+    only change by a whole factor (`fits_rotary`). In `grouped` families the heads are
+    those of queries; the number that shares each head of keys and values stays.
     """
 
     layers: int
@@ -37,10 +34,8 @@ class Sizes:
     def from_config(config: Any) -> "Sizes":
         """Read the sizes from a transformers config."""
         shape = Shape.from_config(config)
-        factorised = (
-            config.model_type in ("albert", "mobilebert")
-            or shape.embedding != shape.hidden
-        )
+        family = families.find(config.model_type)
+        factorised = family.factorised or shape.embedding != shape.hidden
         return Sizes(
             layers=shape.layers,
             hidden=shape.hidden,
@@ -48,9 +43,7 @@ class Sizes:
             head_size=shape.head_size,
             ffn=shape.ffn,
             embedding=shape.embedding if factorised else None,
-            bottleneck=config.true_hidden_size
-            if config.model_type == "mobilebert"
-            else None,
+            bottleneck=config.true_hidden_size if family.bottleneck else None,
         )
 
     @staticmethod
@@ -72,7 +65,8 @@ class Sizes:
         share keys and values. Raises PruneError naming the impossible size with the
         nearest possible one.
         """
-        whole, family = Sizes.from_config(config), str(config.model_type)
+        whole = Sizes.from_config(config)
+        family = families.find(config.model_type)
         wanted = {
             "layers": layers,
             "hidden": hidden,
@@ -83,25 +77,25 @@ class Sizes:
         }
         request = {name: value for name, value in wanted.items() if value is not None}
         counts: dict[str, Any] = {
-            name: _count(name, value, getattr(whole, name), family)
+            name: _count(name, value, getattr(whole, name), family.name)
             for name, value in request.items()
         }
         sizes, shares = (
             replace(whole, **counts),
             {name for name, value in request.items() if value < 1},
         )
-        if sizes.embedding == sizes.hidden and family in _PROJECTS_IF_DIFFERENT:
+        if sizes.embedding == sizes.hidden and family.projects_if_different:
             raise PruneError(
                 f"hidden {sizes.hidden}: equals the width of the embedding, and "
-                f"{family} has no projection between equal widths, as this model has; "
-                f"ask for another hidden, or an embedding below {sizes.hidden}"
+                f"{family.name} has no projection between equal widths, as this model "
+                f"has; ask for another hidden, or an embedding below {sizes.hidden}"
             )
-        if family in GROUPED:
+        if family.grouped:
             return _fit_groups(sizes, whole, config, shares)
-        if family in OWN_WIDTH:
+        if family.own_width:
             return sizes
         stream = "hidden" if whole.bottleneck is None else "bottleneck"
-        if family in ROTARY:
+        if family.rotary:
             return _fit_rotary(
                 config, sizes, whole, given="heads" in request, shared=stream in shares
             )
@@ -140,9 +134,6 @@ class Sizes:
             f"{self.heads} heads of {self.head_size}",
         ]
         return ", ".join([*parts, f"ffn {self.ffn}", *more])
-
-
-_PROJECTS_IF_DIFFERENT = ("electra", "deberta-v2")
 
 
 def _count(name: str, wanted: float, whole: int | None, family: str) -> int:
@@ -298,7 +289,7 @@ def resize_config(
     for size, value in named.items():
         if (name := find_setting(config, size)) is not None:
             setattr(config, name, value)
-    if config.model_type in GROUPED:
+    if families.find(config.model_type).grouped:
         config.num_key_value_heads = (
             sizes.heads * config.num_key_value_heads // whole.heads
         )

@@ -20,7 +20,7 @@ from compress.records.forecast import Estimate
 from compress.teachers.recorded import RecordedScores
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import check_teacher, is_ready, with_head
-from compress.training.teacher_vectors import with_teacher
+from compress.training.teacher_vectors import with_similarities, with_teacher
 from compress.training.unlabelled import add_texts
 
 
@@ -87,6 +87,10 @@ class Checkpoint(TeacherSource):
         self, data: TaskData, start: Teacher, *, bf16: bool
     ) -> tuple[TaskData, Teacher, dict[str, str]]:
         return with_teacher(data, start), start, {"teacher": start.digest}
+
+    def compare(self, data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
+        with PartialState().main_process_first():  # the others read from the cache
+            return with_similarities(data, teacher, max_length)
 
     def take_scores(
         self, data: TaskData, teacher: Teacher, recipe: Recipe

@@ -65,6 +65,12 @@ class Inputs:
         source, teacher = self.source.take_scores(self.data, self.teacher, recipe)
         return replace(self, source=source, teacher=teacher)
 
+    def compare(self, max_length: int) -> "Inputs":
+        """Return the inputs with the teacher's similarities of texts that have none.
+        max_length: the tokens of a text that are read when students are scored."""
+        data = self.source.compare(self.data, self.teacher, max_length)
+        return replace(self, data=data)
+
 
 def load_inputs(
     source: TeacherSource,
@@ -164,6 +170,7 @@ def open_job(
     ).take_scores(given)
     lengths = measure_lengths(inputs.data, inputs.teacher, options.seed)
     recipe = resolve(given, inputs, lengths)
+    inputs = inputs.compare(recipe.stages[-1].length)
     identity = request.identify(
         recipe, number_format=number_format, processes=state.num_processes
     )

@@ -59,6 +59,11 @@ class TeacherSource:
         """
         raise NotImplementedError
 
+    def compare(self, data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
+        """Give texts without gold similarities those of the teacher. max_length: the
+        tokens of a text that are read when students are scored."""
+        return data
+
     def take_scores(
         self, data: TaskData, teacher: Teacher, recipe: Recipe
     ) -> tuple["TeacherSource", Teacher]:

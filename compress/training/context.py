@@ -10,6 +10,7 @@ from datasets import Dataset, concatenate_datasets
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from compress import families
 from compress.config.recipe import Recipe, spec_of
 from compress.config.reference import Call
 from compress.config.stages import Stage
@@ -20,7 +21,6 @@ from compress.data.query_groups import group_rows
 from compress.data.task import Kind, TaskData
 from compress.data.tokenize import encode, encode_task
 from compress.errors import DataError
-from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augment_split, task_text
 from compress.training.objective import compares_queries
@@ -119,7 +119,10 @@ class TrainingContext:
                     max_length=stage.length,
                 )
             rows = encode(
-                split, self.tokenizer, stage.length, prompts=self.data.task.prompts
+                split,
+                self.tokenizer,
+                stage.length,
+                preparation=self.data.task.preparation,
             )
             grouped = (
                 self.kind == "embedding"
@@ -149,12 +152,10 @@ class TrainingContext:
                     )
                 ]
             else:
-                prompts, splits = (
-                    self.data.task.prompts,
-                    (self.data.validation, self.data.train),
-                )
+                preparation = self.data.task.preparation
+                splits = (self.data.validation, self.data.train)
                 parts = [
-                    encode(split, self.tokenizer, max_length, prompts=prompts)
+                    encode(split, self.tokenizer, max_length, preparation=preparation)
                     for split in splits
                 ]
         rng, left = np.random.default_rng(seed), count
@@ -195,10 +196,8 @@ def use_bf16(
     """Return True if this run computes in bfloat16; families that cannot are an
     exception, with a note."""
     specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
-    unfit = {
-        base_teacher.model.config.model_type,
-        *(spec.family for spec in specs),
-    } & set(FLOAT32_ONLY)
+    used = {base_teacher.model.config.model_type, *(spec.family for spec in specs)}
+    unfit = [name for name in sorted(used) if families.find(name).float32_only]
     if number_format == "bf16" and unfit:
         print_note(
             console,

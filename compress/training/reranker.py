@@ -11,6 +11,7 @@ import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset
 
+from compress import families
 from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import SCHEMA
@@ -22,7 +23,6 @@ from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.models.padding import pads_left
-from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher, load
 from compress.slicing.shape import positions
 
@@ -65,7 +65,7 @@ def score_passages(
             "as the teacher"
         )
 
-    bf16 = bf16 and reranker.model.config.model_type not in FLOAT32_ONLY
+    bf16 = bf16 and not families.find(reranker.model.config.model_type).float32_only
 
     def batches() -> Iterator[pa.RecordBatch]:
         texts, related, relevance = _with_negatives(split)

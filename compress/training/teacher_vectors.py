@@ -18,12 +18,18 @@ from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import SCHEMA
 from compress.data.task import TaskData
+from compress.data.text_preparation import AS_IT_IS, DOCUMENT, QUERY, TextPreparation
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
-from compress.models.pooling import pooling_of, prompts_of, set_pooling, width_of
-from compress.models.sentence_encoder import SentenceEncoder, set_projection
+from compress.models.folder import MODULE_SETTINGS
+from compress.models.sentence_encoder import (
+    SentenceEncoder,
+    keep_pooling,
+    set_projection,
+)
+from compress.models.sentence_settings import settings_of, width_of
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.slicing.shape import positions
 
@@ -57,21 +63,40 @@ class VectorSource(Protocol):
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return data of sentence vectors with the teacher's width and prompts, and others
-    unchanged.
-
-    Texts of a validation or test split without gold similarities get the teacher's
-    similarities to the nearest and to some random texts, and a note.
-    """
+    """Return data for sentence vectors with the teacher's width and prompts, and a note
+    if some of the prompts will not be used; other data unchanged."""
     if data.task.kind != "embedding":
         return data
     config = teacher.model.config
-    data = replace(
-        data,
-        task=replace(data.task, width=width_of(config), prompts=prompts_of(config)),
+    preparation = settings_of(config).preparation
+    task = replace(data.task, width=width_of(config), preparation=preparation)
+    if not preparation.unused:
+        return replace(data, task=task)
+    unused = (
+        "prompts of the teacher that no text is given: "
+        f"{', '.join(preparation.unused)}; sentence-transformers uses "
+        f"{QUERY} and {DOCUMENT} by themselves: rename them in {MODULE_SETTINGS} to "
+        "train with them",
     )
+    return replace(data, task=task, notes=data.notes + unused)
+
+
+def with_similarities(data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
+    """Give the texts of validation and test splits without gold similarities those of
+    their teacher's vectors, to the nearest and to some random texts, and add a note.
+
+    max_length   the tokens of a text that are read when the splits are scored, so that
+                 the teacher agrees with itself
+
+    Other data are unchanged. The data have the teacher's prompts: see `with_teacher`.
+    Texts get that of texts that are compared in pairs, as they do when they are scored.
+    """
+    if data.task.kind != "embedding":
+        return data
+    same = data.task.preparation.for_pairs()
+    key = cache.digest(teacher.digest, str(max_length), *same.in_turn)
     return _with_similarities(
-        data, teacher.digest, lambda split: _encode_texts(teacher, split)
+        data, key, lambda split: _encode_texts(teacher, split, max_length, same)
     )
 
 
@@ -119,16 +144,10 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     chosen = np.unique(
         np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int)
     )
-    model.projection = None
-    bare = replace(
-        pooling_of(model.config),
-        normalise=False,
-        projected=False,
-        width=None,
-        prompts=None,
+    keep_pooling(model)
+    pooled_ND = _encode_texts(start, split.select(chosen), MAX_LENGTH, AS_IT_IS).astype(
+        np.float64
     )
-    set_pooling(model.config, bare)
-    pooled_ND = _encode_texts(start, split.select(chosen)).astype(np.float64)
     target_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
     square_DD = pooled_ND.T @ pooled_ND
     square_DD += RIDGE * np.trace(square_DD) / len(square_DD) * np.eye(len(square_DD))
@@ -142,25 +161,26 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     model.requires_grad_(False)
 
 
-def _encode_texts(teacher: Teacher, split: Dataset) -> NDArray[np.float32]:
+def _encode_texts(
+    teacher: Teacher, split: Dataset, max_length: int, preparation: TextPreparation
+) -> NDArray[np.float32]:
     rows = encode(
         split,
         teacher.tokenizer,
-        _most_tokens(teacher),
-        prompts=prompts_of(teacher.model.config),
+        min(max_length, _most_tokens(teacher)),
+        preparation=preparation,
     )
     return metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
 
 
 def _most_tokens(teacher: Teacher) -> int:
-    """Return the number of tokens of a text that the encoder and its tokenizer read, at
-    most MAX_LENGTH."""
-    read = (
-        positions(teacher.model),
-        pooling_of(teacher.model.config).max_length,
-        teacher.tokenizer.model_max_length,
+    """Return the number of tokens of a text that the encoder reads, or else its
+    tokenizer, at most MAX_LENGTH."""
+    own = (
+        settings_of(teacher.model.config).max_length
+        or teacher.tokenizer.model_max_length
     )
-    return min([MAX_LENGTH, *(tokens for tokens in read if tokens)])
+    return min(filter(None, (own, positions(teacher.model), MAX_LENGTH)))
 
 
 def _with_similarities(

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 WHOLE = os.environ.get("COMPRESS_CAMPAIGN") == "whole"
@@ -25,9 +26,19 @@ def draw(*of: object) -> random.Random:
     return random.Random("/".join(map(str, (SEED, *of))))
 
 
-def record(record_property: Record, kind: str, tried: int, faults: Mapping[str, object]) -> None:
-    """Count cases of a kind for the table at the end, and fail where there are faults."""
+def record(
+    record_property: Record,
+    kind: str,
+    tried: int,
+    faults: Mapping[str, object],
+    ends: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Count cases of a kind for the table at the end, and fail where there are faults.
+
+    ends   how many cases ended in which way, for a line below the table
+    """
     record_property("campaign", kind)
+    record_property("ends", dict(ends))
     record_property("cases", tried)
     record_property("faults", len(faults))
     assert not faults, json.dumps(faults, indent=1, default=str)

@@ -189,6 +189,8 @@ def other_label_names(draft: Draft) -> None:
     if draft.head in ("classification", "tagging") and len(draft.labels) == 2:
         draft.config |= {"id2label": {"1": names[1], "0": names[0]}, "label2id": {"other": 0}}
         draft.labels = tuple(map(str, names))
+        if draft.head == "tagging" and names == ("LABEL_1", "LABEL_0"):
+            draft.refuse("have no names")
 
 
 def wrong_labels(draft: Draft) -> None:
@@ -237,11 +239,14 @@ def sketch(number: int, folder: Path) -> tuple[Draft, Any]:
     head = rng.choice(heads)
     if head == "qa":
         config.num_labels = 2
+    if head == "tagging":
+        config.id2label = {at: f"T{at}" for at in range(config.num_labels)}
+        config.label2id = {f"T{at}": at for at in range(config.num_labels)}
     torch.manual_seed(number)
     model = HEADS[head].from_config(config).to(rng.choice(FORMATS)).eval()
     model.save_pretrained(folder)
     expected = HEADS[head].from_pretrained(folder, dtype=torch.float32)
-    labels = tuple(f"LABEL_{at}" for at in range(config.num_labels))
+    labels = tuple(config.id2label.values())
     if head not in ("classification", "tagging"):
         labels = ()
     written = json.loads((folder / "config.json").read_text())

@@ -16,7 +16,7 @@ from compress.exporters.checkpoint import load_source
 from compress.exporters.onnx import outputs_of
 from compress.exporters.session import open_session
 from compress.slicing.shape import positions
-from tests import families, tiny
+from tests import every_family, tiny
 from tests.campaign.cases import Record, sample
 
 TOKENS = len(tiny.SPECIAL) + len(tiny.WORDS)
@@ -26,10 +26,10 @@ MOST = 5e-5
 """The largest difference, relative to the largest answer, or to 1."""
 LONGEST_LINE = 600
 """Characters of a refusal."""
-LOADED = tuple(family for family in families.CLASSIFIERS if family not in families.UNBUILT)
+LOADED = tuple(family for family in every_family.CLASSIFIERS if family not in every_family.UNBUILT)
 CASES = [
     *((family, "classifier") for family in LOADED),
-    *((family, "encoder") for family in (*LOADED, *families.OTHER_ENCODERS)),
+    *((family, "encoder") for family in (*LOADED, *every_family.OTHER_ENCODERS)),
 ]
 HEADS: Mapping[str, Any] = {"classifier": AutoModelForSequenceClassification, "encoder": AutoModel}
 
@@ -70,9 +70,9 @@ def difference(model: Any, session: Any, rows: int, tokens: int) -> float:
 
 
 def expected_refusal(family: str, head: str, config: Any) -> bool:
-    if head == "encoder" and (config.is_encoder_decoder or family in families.REFUSED_HEADLESS):
+    if head == "encoder" and (config.is_encoder_decoder or family in every_family.REFUSED_HEADLESS):
         return True
-    return family in families.REFUSED
+    return family in every_family.REFUSED
 
 
 def readable(model: Any, tokens: int) -> bool:
@@ -89,7 +89,7 @@ def readable(model: Any, tokens: int) -> bool:
 def test_a_family_is_exported_exactly_or_refused_in_a_line(
     family: str, head: str, tmp_path: Path, record_property: Record, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = getattr(families, head)(family)
+    made = getattr(every_family, head)(family)
     made.save_pretrained(tmp_path / "model")
     tiny.tokenizer().save_pretrained(tmp_path / "model")
     capfd.readouterr()
@@ -122,12 +122,12 @@ def test_a_model_reads_as_many_tokens_as_it_has_positions_for_and_no_more(
     family: str, head: str, record_property: Record
 ) -> None:
     record_property("campaign", "positions")
-    model = getattr(families, head)(family)
+    model = getattr(every_family, head)(family)
     limit = positions(model)
     if family == "tapas":  # the positions of its cells stop at the last one
-        assert limit == families.POSITIONS
+        assert limit == every_family.POSITIONS
     elif limit is None:
-        assert readable(model, 2 * families.POSITIONS + 7)
+        assert readable(model, 2 * every_family.POSITIONS + 7)
     else:
         assert readable(model, limit)
         assert not readable(model, limit + 1)

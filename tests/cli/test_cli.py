@@ -62,7 +62,8 @@ OPTIONS = {
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
     "push": "bundle repo --public --dry-run --json",
     "predict": (
-        "bundle texts... --input --output --text --pair --against --top --vectors --precision --on-error --json"
+        "bundle texts... --input --output --text --pair --against --top --vectors --prompt-name --precision --on-error "
+        "--json"
     ),
     "demo": "bundle --out --serve --no-open --precision --lan --assets --json",
     "bench": (

@@ -24,10 +24,11 @@ from compress.benchmark.browser.device import WASM
 from compress.commands import demo as command
 from compress.commands.demo import NAME, SERVICE_WORKER, Demo, demo, serve
 from compress.data.task import Task
+from compress.data.text_preparation import TextPreparation
 from compress.exporters import generation
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import Answer, Marked, NearestTexts, Prediction
-from compress.models.pooling import Pooling
+from compress.models.sentence_settings import SentenceSettings
 from compress.records.latency import DeviceError
 from tests import generative, tiny
 from tests.benchmark.fake_page import request
@@ -39,6 +40,7 @@ from tests.reporting.pages import HOSTILE, Elements
 __all__ = ["runtime"]  # a fixture
 in_chromium = pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {' and '.join(NEEDED)}")
 HEADS: dict[str, Any] = {"tagging": AutoModelForTokenClassification, "qa": AutoModelForQuestionAnswering}
+PROMPTS = TextPreparation({"query": "sad ", "document": "good "})
 TASKS = {
     "classification": Task("classification", ("sentence",), "label", ("bad", HOSTILE, *"cdefg"), "accuracy"),
     "multilabel": Task("multilabel", ("sentence",), "labels", ("funny", "sad", "long"), "f1"),
@@ -46,7 +48,7 @@ TASKS = {
     "ranking": Task("ranking", ("query", "passage"), "score", (), "ndcg@10"),
     "tagging": Task("tagging", ("words",), "tags", ("O", "B-one", "I-one", "B-two", "I-two"), "f1"),
     "qa": Task("qa", ("question", "context"), "answers", (), "f1"),
-    "embedding": Task("embedding", ("text",), "similarity", (), "spearman", width=32, prompts=("sad ", "good ")),
+    "embedding": Task("embedding", ("text",), "similarity", (), "spearman", width=32, preparation=PROMPTS),
 }
 
 
@@ -54,7 +56,7 @@ def write(folder: Path, task: Task) -> Bundle:
     if task.kind in HEADS:
         model = tiny.model("bert", head=HEADS[task.kind], labels=task.outputs)
         return tiny.bundle(folder / task.kind / "bundle", model=model, task=task, max_length=64)
-    model = encoder(Pooling("mean")) if task.kind == "embedding" else tiny.bert(task.outputs)
+    model = encoder(SentenceSettings.pooled(32)) if task.kind == "embedding" else tiny.bert(task.outputs)
     return tiny.bundle(folder / task.kind / "bundle", model=model, task=task)
 
 

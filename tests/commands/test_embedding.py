@@ -1,6 +1,7 @@
 """Sentence vectors from teacher to bundle: the same numbers everywhere, scored as pairs and as searches."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +14,28 @@ from transformers import AutoModel
 import compress
 from compress.config.options import RunOptions
 from compress.config.stages import StudentSpec
+from compress.data.load import load_task
 from compress.data.task import Task
+from compress.data.text_preparation import TextPreparation
 from compress.data.tokenize import encode
 from compress.data.vector_index import Form, find_nearest, pack
-from compress.errors import BundleError, DataError, TeacherError
+from compress.errors import BundleError, CompressError, DataError, ExportError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
-from compress.exporters.tokenizer import run_text
+from compress.exporters.tokenizer import run_text, text_file
 from compress.models import student as students
 from compress.models.loader import load_model
-from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
-from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_settings
+from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_modules import Dense, Normalize, Pooling
+from compress.models.sentence_settings import SentenceSettings, set_settings, settings_of, width_of
 from compress.models.teacher import load as load_teacher
 from compress.prompting.vectors import open_source
 from compress.reporting.tables import score_tables
+from compress.training.teacher_vectors import with_teacher
 from tests import command, tiny, unshipped
 from tests.nas.shelved import SPACE, weighing
 
@@ -52,15 +58,18 @@ stages:
 """
 
 
-def encoder(pooling: Pooling, *, family: str = "bert", **sizes: int) -> SentenceEncoder:
+MEAN = SentenceSettings.pooled(32, normalise=True)
+
+
+def encoder(settings: SentenceSettings = MEAN, *, family: str = "bert", **sizes: int) -> SentenceEncoder:
     config = tiny.config(family, **sizes)
-    set_pooling(config, pooling)
+    set_settings(config, settings)
     torch.manual_seed(0)
     return AutoModelForSentenceEmbedding.from_config(config).eval()
 
 
 def save_encoder(folder: Path) -> Path:
-    encoder(Pooling("mean", True), layers=2).save_pretrained(folder)
+    encoder(layers=2).save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return folder
 
@@ -103,23 +112,23 @@ def bundle(teacher: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize(
-    "pooling",
+    "settings",
     [
-        Pooling("mean", True),
-        Pooling("cls", False, width=20, projected=True),
-        Pooling("max", True, width=48, projected=True, biased=True, activation="tanh"),
+        MEAN,
+        SentenceSettings((Pooling(("cls",), 32), Dense(32, 20, bias=False, activation="Identity"))),
+        SentenceSettings((Pooling(("max",), 32), Dense(32, 48), Normalize())),
     ],
 )
-def test_encoders_load_in_sentence_transformers(pooling: Pooling, tmp_path: Path) -> None:
+def test_encoders_load_in_sentence_transformers(settings: SentenceSettings, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    model, texts = encoder(pooling), ["a good film", "so sad , and so slow !"]
+    model, texts = encoder(settings), ["a good film", "so sad , and so slow !"]
     model.save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
     again = load_model(tmp_path, AutoModelForSentenceEmbedding).model
     assert torch.equal(vectors(model, texts), vectors(again, texts))
     theirs = library.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(theirs, vectors(model, texts), atol=1e-5)
-    assert vectors(model, texts).shape[1] == width_of(again.config) == (pooling.width or 32)
+    assert vectors(model, texts).shape[1] == width_of(again.config) == settings.width(32)
 
 
 @pytest.mark.parametrize("family", ["distilbert", "electra", "modernbert", "static-embedding"])
@@ -127,22 +136,25 @@ def test_any_encoder_pools(family: str) -> None:
     if family == "static-embedding":
         from compress.models.static import StaticConfig, StaticModel
 
-        made = with_pooling(StaticModel(StaticConfig(vocab_size=60, hidden_size=8)).eval(), Pooling("mean", True))
+        words = StaticModel(StaticConfig(vocab_size=60, hidden_size=8)).eval()
+        made = with_settings(words, SentenceSettings.pooled(8, normalise=True))
     else:
-        made = with_pooling(tiny.model(family, head=AutoModel).eval(), Pooling("mean", True))
+        made = with_settings(tiny.model(family, head=AutoModel).eval(), MEAN)
     found = vectors(made, ["a good film", "good"])
     torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
     torch.testing.assert_close(found[1:], vectors(made, ["good"]))  # padding is nothing
 
 
 def test_a_wrong_linear_map_is_refused(tmp_path: Path) -> None:
-    encoder(Pooling("mean", width=8, projected=True)).save_pretrained(tmp_path)
+    encoder(SentenceSettings((Pooling(("mean",), 32), Dense(32, 8)))).save_pretrained(tmp_path)
     config = tmp_path / "2_Dense/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"out_features": 9}))
-    with pytest.raises(TeacherError, match="tensors do not have the shapes"):
+    with pytest.raises(
+        TeacherError, match=r"tensor 'linear.bias' is \(8,\); its config.json expects \(9,\): download both"
+    ):
         load_model(tmp_path, AutoModelForSentenceEmbedding)
     (tmp_path / "2_Dense/model.safetensors").unlink()
-    with pytest.raises(TeacherError, match="expected the weights of the linear map in safetensors"):
+    with pytest.raises(TeacherError, match="expected the module's weights in safetensors"):
         load_model(tmp_path, AutoModelForSentenceEmbedding)
 
 
@@ -159,7 +171,7 @@ def test_a_sentence_encoder_is_a_cross_encoder_only_after_training(teacher: Path
 
 
 def test_students_start_in_the_teachers_space() -> None:
-    taught = encoder(Pooling("mean", True), layers=2)
+    taught = encoder(layers=2)
     spec = StudentSpec(layers=2, hidden=16, heads=2, ffn=64, init="teacher")
     student = students.build(spec, taught, kind="embedding")
     assert isinstance(student, SentenceEncoder)
@@ -169,7 +181,7 @@ def test_students_start_in_the_teachers_space() -> None:
     assert torch.equal(student.projection.weight[kept], torch.eye(16))
     whole = students.build(StudentSpec(layers=2, init="teacher"), taught, kind="embedding")
     texts = ["a good film"]
-    assert pooling_of(whole.config) == pooling_of(taught.config)
+    assert settings_of(whole.config) == settings_of(taught.config)
     torch.testing.assert_close(vectors(whole.eval(), texts), vectors(taught, texts))  # type: ignore[arg-type]
 
 
@@ -408,33 +420,144 @@ def test_export_for_text(bundle: Bundle, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, bundle.embed(texts), atol=1e-5)
 
 
-@pytest.mark.usefixtures("hastened")
-def test_prompts_of_a_teacher(data: Path, tmp_path: Path) -> None:
-    """`predict` finds what sentence-transformers finds with the prompts that the bundle keeps."""
+PROMPTS = TextPreparation({"query": "sad ", "document": "good film "})
+
+
+@pytest.fixture(scope="module")
+def prompted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A student of texts alone, whose teacher lowers them, has a default prompt, and does not pool prompts."""
+    place = tmp_path_factory.mktemp("prompted")
+    pooling = Pooling(("mean",), 32, include_prompt=False)
+    settings = SentenceSettings((pooling, Normalize()), replace(PROMPTS, default="document"), similarity="dot")
+    encoder(settings, layers=2).save_pretrained(place / "teacher")
+    cased = tiny.tokenizer()
+    cased.backend_tokenizer.normalizer = type(cased.backend_tokenizer.normalizer)(lowercase=False)
+    cased.save_pretrained(place / "teacher")
+    sizes = {"max_seq_length": 12, "do_lower_case": True}
+    (place / "teacher/sentence_roberta_config.json").write_text(json.dumps(sizes))
+    rng = np.random.default_rng(1)
+    words = [word for word in tiny.WORDS if word.isalpha()]
+    lines = sorted({" ".join(rng.choice(words, 3 + n % 14)) for n in range(160)})
+    (place / "texts.txt").write_text("\n".join(lines) + "\n")
+    (place / "recipe.yaml").write_text(RECIPE.replace("max_length: 16", "max_length: auto"))
+    with pytest.MonkeyPatch.context() as patch:
+        unshipped.hasten(patch)
+        return compress.distill(
+            teacher=place / "teacher", data=place / "texts.txt", recipe=place / "recipe.yaml", out=place / "run"
+        )
+
+
+HARD = ["", "A Good FILM", "so [SEP] sad [sep]", "the plot " * 20]
+
+
+def test_a_teacher_agrees_with_itself(prompted: Bundle) -> None:
+    """Once texts were scored with other prompts than their similarities were computed with."""
+    rows = {row.role: row.score for row in prompted.report().rows}
+    assert rows["teacher"]["spearman"] == pytest.approx(1.0, abs=1e-6)
+    assert rows["student"]["spearman"] < 0.999
+
+
+def test_a_student_prepares_texts_as_its_teacher(prompted: Bundle) -> None:
+    found = SentenceFolder.read(prompted.path)
+    assert prompted.manifest.max_length == found.settings.max_length == 12
+    assert prompted.task.preparation == found.settings.preparation == replace(PROMPTS, default="document")
+    assert (found.settings.similarity, found.settings.leaves_out_prompts) == ("dot", True)
+
+
+@pytest.mark.parametrize("name", [None, "query", "document"])
+def test_prompts_are_applied_once_everywhere(name: str | None, prompted: Bundle) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    encoder(Pooling("mean", True, prompts={"query": "sad ", "passage": "good film "}), layers=2).save_pretrained(
-        tmp_path / "teacher"
-    )
-    tiny.tokenizer().save_pretrained(tmp_path / "teacher")
-    bundle = compress.distill(
-        teacher=tmp_path / "teacher", data=data, recipe=data / "recipe.yaml", out=tmp_path / "run"
-    )
-    assert bundle.task.prompts == ("sad ", "good film ")
-    lines = (data / "train.txt").read_text().splitlines()
-    found = NearestTexts.from_texts(bundle.open(precision="fp32"), lines).predict(["a slow story"])
-    model = library.SentenceTransformer(str(bundle.path), device="cpu")
-    cosines = model.encode_query("a slow story") @ model.encode_document(lines).T
-    expected = sorted(zip(lines, cosines.tolist(), strict=True), key=lambda each: -each[1])[:5]
+    model = library.SentenceTransformer(str(prompted.path), device="cpu")
+    expected = model.encode(HARD, prompt_name=name)
+    assert np.abs(model.encode(HARD, prompt="") - expected).max() > 0.01
+    np.testing.assert_allclose(prompted.embed(HARD, precision="fp32", prompt_name=name), expected, atol=1e-5)
+    predictor = prompted.open("fp32")
+    predictor = predictor if name is None else predictor.with_prompt(name)
+    answers = np.array([each.numbers for each in predictor.predict(HARD)])  # type: ignore[union-attr]
+    np.testing.assert_allclose(answers, expected, atol=1e-5)
+
+
+def test_a_prompt_of_ones_own(prompted: Bundle) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    model = library.SentenceTransformer(str(prompted.path), device="cpu")
+    for prompt in ("", "very very "):
+        found = prompted.embed(HARD, precision="fp32", prompt=prompt)
+        np.testing.assert_allclose(found, model.encode(HARD, prompt=prompt), atol=1e-5)
+    with pytest.raises(CompressError, match="Did you mean 'query'"):
+        prompted.embed(HARD, prompt_name="queries")
+    with pytest.raises(BundleError, match="expected one of them"):
+        prompted.embed(HARD, prompt_name="query", prompt="")
+
+
+def test_a_text_file_puts_the_default_prompt_before_texts(prompted: Bundle, tmp_path: Path) -> None:
+    proof = text_file(prompted, tmp_path / "text.onnx", precision="fp32")
+    assert proof.prompt == "good film "
+    found = np.array([each.numbers for each in run_text(tmp_path / "text.onnx", HARD)])  # type: ignore[union-attr]
+    np.testing.assert_allclose(found, prompted.embed(HARD, precision="fp32"), atol=1e-5)
+    text_file(prompted, tmp_path / "plain.onnx", precision="fp32", prompt="")
+    found = np.array([each.numbers for each in run_text(tmp_path / "plain.onnx", HARD)])  # type: ignore[union-attr]
+    np.testing.assert_allclose(found, prompted.embed(HARD, precision="fp32", prompt=""), atol=1e-5)
+    with pytest.raises(ExportError, match="ends like the beginning of the token"):
+        text_file(prompted, tmp_path / "odd.onnx", precision="fp32", prompt="film [S")
+
+
+def test_a_search_uses_the_prompts_of_queries_and_documents(prompted: Bundle, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    model = library.SentenceTransformer(str(prompted.path), device="cpu")
+    found = NearestTexts.from_texts(prompted.open(precision="fp32"), HARD[1:]).predict(["a slow story"])
+    cosines = model.encode_query("a slow story") @ model.encode_document(HARD[1:]).T
+    expected = sorted(zip(HARD[1:], cosines.tolist(), strict=True), key=lambda each: -each[1])
     assert [text for text, _ in found[0].texts] == [text for text, _ in expected]
     np.testing.assert_allclose([cosine for _, cosine in found[0].texts], [each for _, each in expected], atol=1e-5)
+    (tmp_path / "lines.txt").write_text("\n".join(HARD[1:]) + "\n")
+    words = ["predict", str(prompted.path), "--input", str(tmp_path / "lines.txt"), "--precision", "fp32"]
+    command.run(*words, "--output", str(tmp_path / "lines.npy"), "--prompt-name", "query")
+    stripped = [text.strip() for text in HARD[1:]]
+    np.testing.assert_allclose(np.load(tmp_path / "lines.npy"), model.encode_query(stripped), atol=1e-5)
+    result = command.run("predict", str(prompted.path), "a", "--prompt-name", "none_such")
+    assert (result.code, "prompt 'none_such'" in result.err) == (2, True)
+    result = command.run("predict", str(prompted.path), "a", "--prompt-name", "query", "--against", "x.txt")
+    assert (result.code, "leave the option out" in result.err) == (2, True)
 
 
-def test_texts_without_pairs_get_either_prompt() -> None:
-    texts = tiny.tokenizer()
-    alone = split([[], []], [[], []], [])
-    rows = encode(alone, texts, 16, prompts=("sad ", "good film "))
-    first = [texts.decode(row["input_ids"]).split()[1] for row in rows]
-    assert first == ["sad", "good"]
-    compared = split([[1], []], [[1.0], []], [])
-    rows = encode(compared, texts, 16, prompts=("sad ", "good film "))
-    assert [texts.decode(row["input_ids"]).split()[1] for row in rows] == ["sad", "sad"]
+def test_formats_that_pool_prompts_too_are_refused(prompted: Bundle, tmp_path: Path) -> None:
+    result = command.run("export", str(prompted.path), "--for", "openvino", "--out", str(tmp_path / "out"))
+    assert (result.code, "include_prompt is false" in result.err) == (2, True)
+    result = command.run("demo", str(prompted.path), "--out", str(tmp_path / "page"))
+    assert (result.code, "include_prompt is false" in result.err) == (2, True)
+
+
+def test_vectors_that_the_cosine_does_not_rank_are_not_searched(tmp_path: Path) -> None:
+    settings = SentenceSettings((Pooling(("mean",), 32),), similarity="dot")
+    model = encoder(settings)
+    made = tiny.bundle(tmp_path / "bundle", model=model, task=replace(TASK, width=32))
+    with pytest.raises(BundleError, match="similarity_fn_name of this model is dot"):
+        NearestTexts.from_texts(made.open(), ["a", "b"])
+
+
+def test_prompts_that_nobody_is_given_are_noted(data: Path, teacher: Path) -> None:
+    loaded = load_teacher("it", teacher, TASK)
+    set_settings(loaded.model.config, replace(MEAN, preparation=TextPreparation({"s2p_query": "sad "})))
+    task_data = load_task(str(data), kind="embedding")
+    assert "s2p_query" in with_teacher(task_data, loaded).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (split([[], [], [], []], [[], [], [], []], []), ["text", "sad", "good", "text"]),
+        (split([[1], []], [[1.0], []], []), ["text", "text"]),
+        (split([[1], [], []], [[1.0], [], []], [1, 2]), ["sad", "good", "good"]),
+    ],
+    ids=["alone", "in pairs", "queries and passages"],
+)
+def test_texts_get_the_prompts_of_their_purpose(rows: Dataset, expected: list[str]) -> None:
+    tokenizer = tiny.tokenizer(("text", *tiny.WORDS))
+    found = encode(rows, tokenizer, 16, preparation=PROMPTS)
+    assert [tokenizer.decode(row["input_ids"]).split()[1] for row in found] == expected
+    assert found["prompt_length"][:] == [{"text": 0, "sad": 2, "good": 3}[word] for word in expected]
+
+
+def test_a_row_without_prompts_has_no_prompt_length() -> None:
+    rows = encode(split([[], []], [[], []], []), tiny.tokenizer(), 16)
+    assert "prompt_length" not in rows.column_names

@@ -21,7 +21,7 @@ from compress.data.collate import LengthGrouped
 from compress.errors import BundleError
 from compress.jobs import shipping, trials
 from compress.models import precision
-from compress.models.pooling import Pooling
+from compress.models.sentence_settings import SentenceSettings
 from compress.nas import phases as phases_of_a_search
 from compress.nas.config import Budget, Space
 from compress.prompting.http_model import Endpoint, RemoteModel
@@ -235,7 +235,7 @@ def test_vectors_as_the_teacher(kind: str, tmp_path: Path, home: Path, monkeypat
     monkeypatch.setattr(trials, "SCORED", 20)  # of 50 held-out texts, which are compared with each other
     texts = [f"{one} {other} film" for one in tiny.WORDS[5:17] for other in tiny.WORDS[17:29]]
     (tmp_path / "made.txt").write_text("\n".join(texts))
-    encoder(Pooling("mean", True), layers=2).save_pretrained(tmp_path / "start")
+    encoder(SentenceSettings.pooled(32, normalise=True), layers=2).save_pretrained(tmp_path / "start")
     tiny.tokenizer().save_pretrained(tmp_path / "start")
     changes = ["student.layers=1", f"student.init={tmp_path / 'start'}", "stages.0.epochs=2", "stages.0.lr=1e-2"]
     given = {

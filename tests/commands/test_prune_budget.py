@@ -20,13 +20,12 @@ from compress.io import write_json
 from compress.jobs.stages import StageModels
 from compress.latency.model import Estimate, ShapeTimer
 from compress.pruning import budget
-from compress.pruning.budget import NAME, Decision, count_parameters, losses
+from compress.pruning.budget import NAME, Decision, losses
 from compress.pruning.importance import compute_importance
 from compress.records.latency import FEWEST_SHAPES, Latency, Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan
-from compress.slicing.rules import FAMILIES
-from compress.slicing.select import choose, magnitude
+from compress.slicing.select import choose
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.schedule import TimeLimit
 from tests import command, learning, pruning_given, tiny
@@ -199,15 +198,6 @@ def test_a_budget_of_parameters_opens_no_device(
 
 
 # Its parts
-
-
-@pytest.mark.parametrize("family", [name for name in tiny.FAMILIES if name in FAMILIES])
-def test_parameters_are_counted_without_cutting(family: str) -> None:
-    model = tiny.model(family, layers=3)
-    plan, rated = SlicePlan.from_model(model), magnitude(model)
-    for sizes in list(budget.shape_grid(model.config, plan).values())[::17]:
-        small = slice_model(model, choose(plan, rated, sizes))
-        assert count_parameters(model, plan, sizes) == sum(each.numel() for each in small.parameters()), str(sizes)
 
 
 def test_the_grid_has_only_possible_shapes() -> None:

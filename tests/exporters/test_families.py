@@ -24,8 +24,8 @@ from transformers import (
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import outputs_of, parity, to_onnx
 from compress.models.ibbert import IBBertConfig
-from compress.models.pooling import Pooling
-from compress.models.sentence_encoder import with_pooling
+from compress.models.sentence_encoder import with_settings
+from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 from tests.exporters.test_onnx import batches
 
@@ -71,7 +71,11 @@ def model(family: str, head: str) -> Any:
     settings = config(family)
     settings.num_labels = labels
     made = auto.from_config(settings).eval()
-    return with_pooling(made, Pooling("mean", True)) if head == "embeddings" else made
+    return (
+        with_settings(made, SentenceSettings.pooled(made.config.hidden_size, normalise=True))
+        if head == "embeddings"
+        else made
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from compress.exporters.decoders import tie_matrices
 from compress.exporters.generation import TextGenerator, check, write
 from compress.exporters.session import open_session, read_model
 from compress.records.latency import DeviceError
-from compress.slicing.rules import GROUPED
 from tests import generative, tiny
 
 VOCABULARY, END = len(tiny.SPECIAL) + len(tiny.WORDS), 3
@@ -55,7 +54,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 MODELS = {
-    **{family: partial(like_llama, family) for family in GROUPED},
+    **{family: partial(like_llama, family) for family in tiny.LIKE_LLAMA},
     "llama, tied, llama3": partial(like_llama, "llama", tie_word_embeddings=True, rope_parameters=LLAMA3),
     "llama, own keys": partial(like_llama, "llama", num_key_value_heads=4, attention_bias=False, mlp_bias=False),
     "gpt2": gpt2,

@@ -31,7 +31,7 @@ from compress.data.task import Task
 from compress.exporters import embeddings, generation
 from compress.exporters.artifact import Bundle
 from compress.models.heads import CLASSES
-from compress.models.pooling import Pooling
+from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -66,7 +66,11 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     parts = {"tokenizer": tiny.tokenizer(), "max_length": 64}
     encoder = tiny.model("bert", head=AutoModel)
     embeddings.write(
-        place / "vectors", encoder=encoder, pooling=Pooling("mean", True), card={"name": "vectors"}, **parts
+        place / "vectors",
+        encoder=encoder,
+        settings=SentenceSettings.pooled(32, normalise=True),
+        card={"name": "vectors"},
+        **parts,
     )
     torch.manual_seed(0)
     gpt2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=96, **TOKENS)

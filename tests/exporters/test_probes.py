@@ -4,6 +4,7 @@ import copy
 import os
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from compress.errors import LONGEST_REASON, ExportError, first_reason, shorten
 from compress.exporters import probes
-from compress.exporters.onnx import CHECKED_KEY, PREPARED, outputs_of, to_onnx
+from compress.exporters.onnx import CHECKED_KEY, outputs_of, to_onnx
 from compress.exporters.probes import Probe, choose_probes
 from compress.exporters.session import metadata, open_session, quiet
+from compress.families.family import Family
 from compress.slicing.shape import positions, token_rows
-from tests import command, families, tiny
+from tests import command, every_family, tiny
 from tests.campaign.cases import WHOLE, draw
 
 MOST = 5e-5
@@ -29,7 +31,7 @@ MOST = 5e-5
 
 def difference(model: Any, file: Path, tokens: int) -> float:
     """Compute the largest difference between the answers of model and file to one text, relative to the largest."""
-    ids = torch.randint(5, families.VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(tokens))
+    ids = torch.randint(5, every_family.VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(tokens))
     if model.config.is_encoder_decoder:
         ids[:, -1] = model.config.eos_token_id
     session = open_session(file)
@@ -49,30 +51,30 @@ def test_the_longest_text_is_the_one_the_file_is_made_for() -> None:
     assert choose_probes(tiny.bert())[-1] == Probe(1, 64) or choose_probes(tiny.bert())[-1] == Probe(2, 64)
     assert choose_probes(tiny.bert(), 20)[-1].tokens == 20
     assert choose_probes(tiny.bert(), 500)[-1].tokens == 64, "no model reads more tokens than it has positions for"
-    assert choose_probes(families.encoder("xlnet"))[-1].tokens == probes.DEFAULT_LENGTH
-    assert choose_probes(families.encoder("xlnet"), 1000)[-1].tokens == 1000
+    assert choose_probes(every_family.encoder("xlnet"))[-1].tokens == probes.DEFAULT_LENGTH
+    assert choose_probes(every_family.encoder("xlnet"), 1000)[-1].tokens == 1000
 
 
 def test_texts_are_compared_where_attention_changes() -> None:
-    lengths = [probe.tokens for probe in choose_probes(families.encoder("gpt_neo"), 100)]
-    assert {families.WINDOW, families.WINDOW + 1, 100} <= set(lengths)
-    t5 = families.classifier("t5", relative_attention_num_buckets=12, relative_attention_max_distance=50)
+    lengths = [probe.tokens for probe in choose_probes(every_family.encoder("gpt_neo"), 100)]
+    assert {every_family.WINDOW, every_family.WINDOW + 1, 100} <= set(lengths)
+    t5 = every_family.classifier("t5", relative_attention_num_buckets=12, relative_attention_max_distance=50)
     assert {12, 13, 50, 51, 100} <= {probe.tokens for probe in choose_probes(t5, 100)}
-    assert probes.changing_lengths(families.config("longformer")) == [families.WINDOW]
+    assert probes.changing_lengths(every_family.config("longformer")) == [every_family.WINDOW]
 
 
 def test_a_batch_with_padding_is_among_them_and_long_texts_are_alone() -> None:
-    shapes = choose_probes(families.encoder("xlnet"), 200)
+    shapes = choose_probes(every_family.encoder("xlnet"), 200)
     assert any(shape.rows > 1 for shape in shapes)
     assert all(shape.rows == 1 for shape in shapes if shape.tokens > probes.BATCHED)
-    batch = probes.draw(families.encoder("bert"), Probe(2, 9), segments=True)
+    batch = probes.draw(every_family.encoder("bert"), Probe(2, 9), segments=True)
     assert list(batch) == ["input_ids", "attention_mask", "token_type_ids"]
     assert batch["attention_mask"].sum(1).tolist() == [5, 9]
-    assert probes.draw(families.encoder("bert"), Probe(1, 9), segments=False)["attention_mask"].sum() == 9
+    assert probes.draw(every_family.encoder("bert"), Probe(1, 9), segments=False)["attention_mask"].sum() == 9
 
 
 def test_a_comparison_takes_seconds_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = families.encoder("xlnet")
+    model = every_family.encoder("xlnet")
     monkeypatch.setattr(probes, "MOST_WORK", 1e8)
     affordable = probes.affordable_length(model)
     linear = 2 * sum(parameter.numel() for parameter in model.parameters())
@@ -84,7 +86,7 @@ def test_a_comparison_takes_seconds_whatever_the_model(monkeypatch: pytest.Monke
 
 
 def test_the_file_says_up_to_how_many_tokens_it_was_compared(tmp_path: Path) -> None:
-    to_onnx(families.encoder("bert"), tmp_path / "model.onnx", max_length=90)
+    to_onnx(every_family.encoder("bert"), tmp_path / "model.onnx", max_length=90)
     assert metadata(onnx.load_model(tmp_path / "model.onnx"))[CHECKED_KEY] == "90"
 
 
@@ -100,7 +102,7 @@ class Near(BertForSequenceClassification):
 
 
 def test_what_only_long_texts_show_is_found_and_the_length_that_works_is_named(tmp_path: Path) -> None:
-    model = Near(families.config("bert"))
+    model = Near(every_family.config("bert"))
     with pytest.raises(ExportError, match=r"Near: .* on 160 tokens, .*give max_length 64, up to which"):
         to_onnx(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
@@ -110,14 +112,14 @@ def test_what_only_long_texts_show_is_found_and_the_length_that_works_is_named(t
 
 def test_a_window_that_is_not_in_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask without T5Gemma's windows is right for short texts."""
-    monkeypatch.setattr("compress.exporters.onnx.PREPARED", (*PREPARED, "t5gemma"))
+    monkeypatch.setattr("compress.families.find", partial(Family, prepared_mask=True))
     with pytest.raises(ExportError, match=r"T5GemmaForSequenceClassification: the ONNX file's logits differ"):
-        to_onnx(families.classifier("t5gemma"), tmp_path / "model.onnx")
+        to_onnx(every_family.classifier("t5gemma"), tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("family", ["big_bird", "bigbird_pegasus"])
 def test_a_bigbird_of_sparse_attention_is_exported_for_texts_that_it_reads_in_full(family: str, tmp_path: Path) -> None:
-    model = families.classifier(family, attention_type="block_sparse")
+    model = every_family.classifier(family, attention_type="block_sparse")
     with pytest.raises(ExportError, match=r"attention_type: block_sparse .*more than 28 tokens.*give max_length 28"):
         to_onnx(model, tmp_path / "model.onnx", max_length=29)
     to_onnx(model, tmp_path / "model.onnx", max_length=28)
@@ -127,14 +129,14 @@ def test_a_bigbird_of_sparse_attention_is_exported_for_texts_that_it_reads_in_fu
 
 
 def test_a_bigbird_of_full_attention_is_exported_for_all_texts(tmp_path: Path) -> None:
-    model = families.classifier("big_bird")
+    model = every_family.classifier("big_bird")
     to_onnx(model, tmp_path / "model.onnx")
     assert max(difference(model, tmp_path / "model.onnx", tokens) for tokens in (1, 28, 29, 33, 159, 160)) < MOST
 
 
 def test_positions_that_are_scaled_for_long_texts_hold_for_short_ones(tmp_path: Path) -> None:
     scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    model = families.classifier("llama", rope_parameters=scaled)
+    model = every_family.classifier("llama", rope_parameters=scaled)
     with pytest.raises(ExportError, match=r"rope_type: dynamic .*more than 160 tokens"):
         to_onnx(model, tmp_path / "model.onnx", max_length=161)
     to_onnx(model, tmp_path / "model.onnx", max_length=160)
@@ -144,7 +146,7 @@ def test_positions_that_are_scaled_for_long_texts_hold_for_short_ones(tmp_path: 
 @pytest.mark.parametrize(("family", "changes"), [("mra", {}), ("yoso", {"use_expectation": False})])
 def test_what_runs_on_cuda_alone_is_refused(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"on CUDA alone.*distil it on a GPU"):
-        to_onnx(families.classifier(family, **changes), tmp_path / "model.onnx")
+        to_onnx(every_family.classifier(family, **changes), tmp_path / "model.onnx")
 
 
 def deberta(rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -174,7 +176,7 @@ def test_relative_positions_of_deberta_are_exact_up_to_the_longest_text(case: in
     rng = draw("deberta", case)
     family, changes = deberta(rng)
     longest = rng.choice([33, 160] if changes["position_biased_input"] else [33, 160, 300])
-    model = getattr(families, rng.choice(["classifier", "encoder"]))(family, **changes)
+    model = getattr(every_family, rng.choice(["classifier", "encoder"]))(family, **changes)
     assert positions(model) == (160 if changes["position_biased_input"] else None)
     to_onnx(model, tmp_path / "model.onnx", max_length=longest)
     apart = {n: difference(model, tmp_path / "model.onnx", n) for n in (1, 3, 8, 17, longest // 2, longest)}
@@ -193,14 +195,14 @@ def test_relative_positions_of_deberta_are_exact_up_to_the_longest_text(case: in
     ],
 )  # fmt: skip
 def test_positions_of_families_whose_table_is_not_berts(family: str, known: int | None) -> None:
-    assert positions(families.encoder(family)) == known
+    assert positions(every_family.encoder(family)) == known
 
 
 def test_rows_of_tokens_of_families_whose_table_is_not_berts() -> None:
-    assert token_rows(families.encoder("ibert")) == families.VOCABULARY
-    assert token_rows(families.encoder("canine")) is None
-    assert probes.vocabulary_of(families.config("canine")) == sys.maxunicode + 1
-    assert probes.vocabulary_of(families.config("gemma3")) == families.VOCABULARY
+    assert token_rows(every_family.encoder("ibert")) == every_family.VOCABULARY
+    assert token_rows(every_family.encoder("canine")) is None
+    assert probes.vocabulary_of(every_family.config("canine")) == sys.maxunicode + 1
+    assert probes.vocabulary_of(every_family.config("gemma3")) == every_family.VOCABULARY
 
 
 # Messages
@@ -226,7 +228,7 @@ def test_what_libraries_print_reaches_neither_standard_stream(capfd: pytest.Capt
 def test_a_refusal_is_a_line_that_names_the_model_and_what_to_do(
     family: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model = families.classifier(family)
+    model = every_family.classifier(family)
     with pytest.raises(ExportError) as refused:
         to_onnx(model, tmp_path / "model.onnx")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
@@ -239,7 +241,7 @@ def test_a_refusal_is_a_line_that_names_the_model_and_what_to_do(
 @pytest.fixture(scope="module")
 def refused_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints") / "fnet"
-    families.classifier("fnet").save_pretrained(folder)
+    every_family.classifier("fnet").save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return folder
 

@@ -150,6 +150,15 @@ SAVED: Mapping[str, tuple[list[str], dict[str, Any] | None]] = {
     "sentence_encoder": ([MODULE, "sentence_transformers.models.Pooling"], None),
     "sentence_encoder, tokens only": ([MODULE], {"model_type": "SentenceTransformer"}),
     "cross_encoder": ([MODULE], {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}),
+    "cross_encoder, as saved": (
+        [MODULE],
+        {
+            "__version__": {"sentence_transformers": "6.2.0"},
+            "model_type": "CrossEncoder",
+            "activation_fn": "torch.nn.modules.activation.Sigmoid",
+            "keep_in_fp32_modules": ["0.model.classifier"],
+        },
+    ),
     "cross_encoder, unused prompt": ([MODULE], {"model_type": "CrossEncoder", "prompts": {"query": "q: "}}),
 }
 REFUSED: Mapping[str, tuple[list[str], dict[str, Any] | None]] = {
@@ -158,6 +167,8 @@ REFUSED: Mapping[str, tuple[list[str], dict[str, Any] | None]] = {
         [MODULE],
         {"model_type": "CrossEncoder", "prompts": {"query": "q: "}, "default_prompt_name": "query"},
     ),
+    "activation_fn": ([MODULE], {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.GELU"}),
+    "truncate_dim": ([MODULE], {"model_type": "CrossEncoder", "truncate_dim": 8}),
     "SparseEncoder": ([MODULE, "sentence_transformers.sparse_encoder.SpladePooling"], {"model_type": "SparseEncoder"}),
     "MultiVectorEncoder": ([MODULE], {"model_type": "MultiVectorEncoder"}),
     "pylate": ([MODULE, "pylate.models.Dense.Dense"], None),

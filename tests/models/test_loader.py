@@ -165,7 +165,10 @@ def test_tensors_that_change_nothing_are_accepted(change: Change, folder: Path) 
 
 def test_a_pooler_that_the_head_does_not_read_is_left_unread(tmp_path: Path) -> None:
     """As in many taggers of the hub."""
-    model = BertForTokenClassification(tiny.bert(3).config).eval()
+    config = tiny.bert(3).config
+    config.id2label = {0: "O", 1: "B-PER", 2: "I-PER"}
+    config.label2id = {name: at for at, name in config.id2label.items()}
+    model = BertForTokenClassification(config).eval()
     folder = Path(tiny.checkpoint(tmp_path, model))
     change_weights(folder, lambda weights: weights.update({"bert.pooler.dense.weight": torch.randn(32, 32)}))
     found = load_source(str(folder))

@@ -16,8 +16,9 @@ from transformers import (
 from compress.data.collate import Collate
 from compress.errors import ObjectiveError, TeacherError
 from compress.models.padding import align_padding, first_token, hide_padding, pads_left
-from compress.models.pooling import Pool, Pooling
-from compress.models.sentence_encoder import with_pooling
+from compress.models.sentence_encoder import with_settings
+from compress.models.sentence_modules import MODES
+from compress.models.sentence_settings import SentenceSettings
 from compress.models.signals import ATTENTION, NAMES, Signals, open_attention, read
 from compress.papers import pkd
 from tests import generative, tiny
@@ -137,9 +138,10 @@ def test_a_row_in_a_batch_is_the_row_alone(family: str, head: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("pool", ["mean", "cls", "max"])
-def test_a_vector_in_a_batch_is_the_vector_alone(pool: Pool, left: bool) -> None:
-    encoder = with_pooling(model_of("bert", "classification").bert, Pooling(pool, normalise=True))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_vector_in_a_batch_is_the_vector_alone(mode: str, left: bool) -> None:
+    settings = SentenceSettings.pooled(32, mode, normalise=True)
+    encoder = with_settings(model_of("bert", "classification").bert, settings)
     batch = Collate(tiny.tokenizer(), left=left)(rows())
     together = encoder(**batch).sentence_embedding
     alone = [encoder(input_ids=torch.tensor([row["input_ids"]])).sentence_embedding for row in rows()]

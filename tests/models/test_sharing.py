@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
+from compress import families
 from compress.config.stages import StudentSpec
 from compress.errors import StudentError
 from compress.exporters.onnx import to_onnx
 from compress.models import heads
 from compress.models.flops import count_parameters
-from compress.models.init_weights import APART, KNOWN, weight_of
+from compress.models.init_weights import weight_of
 from compress.models.loader import load_result
 from compress.models.sharing import BLOCKS, share, share_again
 from compress.models.student import build
@@ -33,7 +34,7 @@ def pattern(model: Any, role: str) -> list[int]:
     """Return, for each layer, the first layer with the same parameter."""
     own: dict[int, Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        weight = weight_of(name)
+        weight = weight_of(name, families.find("bert"))
         if weight is not None and weight.role == role and weight.part == "weight" and weight.layer is not None:
             own[weight.layer] = parameter
     return [min(m for m in own if own[m] is own[n]) for n in sorted(own)]
@@ -58,7 +59,7 @@ def test_layers_of_a_group_share_parameters(
     assert all(pattern(model, role) == of_ffn for role in BLOCKS["ffn"])
 
 
-@pytest.mark.parametrize("family", [*KNOWN, *APART])
+@pytest.mark.parametrize("family", [each.name for each in families.known() if each.has_roles])
 def test_every_family(family: str) -> None:
     model, one = tiny.model(family, layers=3), tiny.model(family, layers=1)
     share(model, attention=1, ffn=1)

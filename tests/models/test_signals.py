@@ -16,8 +16,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from compress import families
 from compress.errors import ObjectiveError
-from compress.exporters.onnx import LOOKS_BACK
 from compress.models.signals import (
     ATTENTION,
     NAMES,
@@ -58,7 +58,7 @@ def test_signals_equal_eager_attention(family: str) -> None:
     eager = tiny.model(family, eager=True)(**batch, output_attentions=True, output_hidden_states=True)
     real_BL = batch["attention_mask"].bool()
     for scores, expected in zip(shown.scores, eager.attentions, strict=True):
-        difference = probabilities(scores, shown.mask_BL, looks_back=family in LOOKS_BACK) - expected
+        difference = probabilities(scores, shown.mask_BL, looks_back=families.find(family).looks_back) - expected
         assert difference.masked_fill(~real_BL[:, None, :, None], 0).abs().max() < 1e-6
         assert expected.std() > 0.01
     for mine, expected in zip((shown.embeddings, *shown.layers), eager.hidden_states, strict=True):

@@ -20,7 +20,6 @@ from compress.nas import supernet as module
 from compress.nas.supernet import Supernet
 from compress.slicing.cut import cut, reorder_units
 from compress.slicing.plan import SlicePlan, parameters_of
-from compress.slicing.rules import GROUPED
 from compress.slicing.select import choose, magnitude
 from compress.slicing.sizes import Sizes
 from compress.training.embedding_rows import only_tokens_in_use
@@ -61,7 +60,7 @@ def fewer_heads(family: str) -> dict[str, float]:
     """A smaller stream, of heads of the same size, in the groups that share keys and values."""
     if family == "mobilebert":
         return {"heads": 2, "bottleneck": 0.5}
-    return {"heads": 2 if family in GROUPED else 3, "hidden": 24}
+    return {"heads": 2 if family in tiny.LIKE_LLAMA else 3, "hidden": 24}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,19 +9,14 @@ from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
     GPT2Config,
-    GPT2ForSequenceClassification,
     T5Config,
     T5ForTokenClassification,
 )
 
-from compress.slicing.rules import GROUPED
+from compress import families
 from tests import tiny
 
-FAMILIES = (
-    *("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie"),
-    *("albert", "mobilebert", "deberta-v2", "t5", "gpt2", "modernbert"),
-    *GROUPED,
-)
+FAMILIES = [family.name for family in families.known() if family.rules]
 AXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "layers": {"layers": 2},
@@ -51,7 +46,8 @@ def ways() -> list[tuple[str, str]]:
         for axis in AXES
         if (axis != "embedding" or family in FACTORISED)
         and (axis != "bottleneck" or family == "mobilebert")
-        and (axis != "heads and hidden" or family not in ("mobilebert", *GROUPED))  # whose heads fill its bottleneck
+        # MobileBERT's heads fill its bottleneck
+        and (axis != "heads and hidden" or family not in ("mobilebert", *tiny.LIKE_LLAMA))
     ]
 
 
@@ -60,25 +56,26 @@ def axes(family: str) -> Mapping[str, Mapping[str, float]]:
     return {**AXES, **ROTARY} if family == "modernbert" else AXES
 
 
-def model(family: str, *, layers: int = 3, seed: int = 0, head: Any = None) -> Any:
+def model(family: str, *, layers: int = 3, seed: int = 0, head: Any = None, labels: int = 3) -> Any:
     """Random, in eval mode; biases and gains too, so that none of them could be left out unseen."""
     torch.manual_seed(seed)
+    head = head or AutoModelForSequenceClassification
     if family == "t5":
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": layers, "num_heads": 4}
-        built = T5ForTokenClassification(T5Config(vocab_size=45, num_labels=3, initializer_factor=1.0, **sizes))
+        built = T5ForTokenClassification(T5Config(vocab_size=45, num_labels=labels, initializer_factor=1.0, **sizes))
     elif family == "gpt2":
         sizes = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64}
         tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        built = (head or GPT2ForSequenceClassification)(
-            GPT2Config(vocab_size=45, num_labels=3, initializer_range=0.2, use_cache=False, **sizes, **tokens)
+        built = head.from_config(
+            GPT2Config(vocab_size=45, num_labels=labels, initializer_range=0.2, use_cache=False, **sizes, **tokens)
         )
-    elif family in GROUPED:
+    elif family in tiny.LIKE_LLAMA:
         own = {**tiny.LIKE_LLAMA[family], "use_cache": False}
-        built = tiny.model(family, layers=layers, seed=seed, head=head or AutoModelForSequenceClassification, **own)
+        built = tiny.model(family, layers=layers, seed=seed, head=head, labels=labels, **own)
     else:
         # windows of two tokens to either side; the second and the third layer are of different kinds
         local = {"local_attention": 4, "layer_types": [*KINDS[:layers]]} if family == "modernbert" else {}
-        built = tiny.model(family, layers=layers, seed=seed, head=head or AutoModelForSequenceClassification, **local)
+        built = tiny.model(family, layers=layers, seed=seed, head=head, labels=labels, **local)
     with torch.no_grad():
         for parameter in built.parameters():
             if parameter.dim() == 1:

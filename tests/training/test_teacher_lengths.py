@@ -10,10 +10,10 @@ import torch
 
 from compress.data import TaskData, load_task
 from compress.models import teacher as teachers
-from compress.models.pooling import Pooling, set_pooling
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding
+from compress.models.sentence_settings import SentenceSettings, set_settings
 from compress.training.reranker import load_reranker, score_passages
-from compress.training.teacher_vectors import with_teacher
+from compress.training.teacher_vectors import with_similarities, with_teacher
 from tests import tiny
 
 WORDS = ("good", "bad", "film", "plot", "story", "never", "very", "slow", "sad", "fun")
@@ -48,13 +48,12 @@ def test_similarities_are_those_of_what_the_encoder_reads(
 ) -> None:
     """known: positions of the encoder; own: the length that its folder sets; tokens: that of its tokenizer."""
     config = tiny.config("bert", max_position_embeddings=known)
-    set_pooling(config, Pooling("mean", True, max_length=own))
+    set_settings(config, SentenceSettings.pooled(config.hidden_size, normalise=True, max_length=own))
     torch.manual_seed(0)
     model = AutoModelForSentenceEmbedding.from_config(config).eval()
     data = unlabelled(tmp_path / "data")
     teacher = teachers.load("t", Path(save(tmp_path / "teacher", model, tokens=tokens)), data.task)
-    set_pooling(teacher.model.config, Pooling("mean", True, max_length=own))
-    split = with_teacher(data, teacher).validation
+    split = with_similarities(with_teacher(data, teacher), teacher, 512).validation
     rows = tiny.tokenizer()(split["text"][:], truncation=True, max_length=read, return_tensors="pt", padding=True)
     with torch.no_grad():
         vectors = teacher.model(**rows).sentence_embedding.numpy()

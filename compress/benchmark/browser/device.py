@@ -42,7 +42,7 @@ from compress.benchmark.browser.server import (
 from compress.benchmark.race import Pass, PassTimes, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
 from compress.data.cache import home, load_or_create, note
-from compress.exporters.session import read_model, vocabulary_size
+from compress.exporters.session import EncodedRow, read_model, vocabulary_size
 from compress.io import sha256
 from compress.provenance import install_command
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
@@ -223,7 +223,7 @@ class BrowserModel:
         them."""
         return _tensors(feeds(self.types, setting.batch, setting.seq, self.vocabulary))
 
-    def encode_row(self, row: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    def encode_row(self, row: EncodedRow) -> list[dict[str, Any]]:
         """Encode a row as the page expects it. Raises DeviceError if it lacks an input
         of the file."""
         if missing := [name for name in self.types if name not in row]:
@@ -231,6 +231,7 @@ class BrowserModel:
                 f"{self.path}: a row has {', '.join(row)}; expected "
                 f"{', '.join(missing)} too"
             )
+        jobs.refuse_prompt_length(row, str(self.path))
         return _tensors(
             {name: np.asarray([row[name]], dtype) for name, dtype in self.types.items()}
         )
@@ -389,7 +390,7 @@ class Browser:
         ]
 
     def logits(
-        self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]
+        self, file: Path, rows: Sequence[EncodedRow]
     ) -> list[NDArray[np.float32]]:
         """Compute the file's logits of each row by itself: (outputs,), or (tokens,
         outputs) for a tokenwise task."""

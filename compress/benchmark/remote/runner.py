@@ -59,11 +59,13 @@ class Opened(NamedTuple):
     types    input name -> the numpy type that the file declares
     run      runs it: inputs -> outputs
     lengths  the tokens of a row that it takes, where they are fixed
+    optional names of inputs with a default, one number for each row
     """
 
     types: dict[str, Any]
     run: Callable[[Feeds], list[Any]]
     lengths: Collection[int] = ()
+    optional: Collection[str] = ()
 
 
 def refuse(reason: str) -> NoReturn:
@@ -111,7 +113,8 @@ def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
         for node in session.get_inputs()
         if len(node.shape) == 2 and isinstance(node.shape[1], int)
     }
-    return Opened(types, lambda feeds: session.run(None, feeds), fixed)
+    optional = [node.name for node in session.get_overridable_initializers()]
+    return Opened(types, lambda feeds: session.run(None, feeds), fixed, optional)
 
 
 def open_openvino(job: Mapping[str, Any]) -> Opened:
@@ -261,19 +264,22 @@ def time_run(run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def logits(opened: Opened, rows: list[dict[str, list[int]]], workers: int) -> list[Any]:
+def logits(opened: Opened, rows: list[dict[str, Any]], workers: int) -> list[Any]:
     """Compute [shape, base64 of float32 in row order] of each row."""
-    types, run, _ = opened
+    types = opened.types
 
-    def encode(row: dict[str, list[int]]) -> list[Any]:
+    def encode(row: dict[str, Any]) -> list[Any]:
         if missing := [name for name in types if name not in row]:
             refuse(f"a row has {', '.join(row)}; expected {', '.join(missing)} too")
-        outputs = [
-            np.asarray(out)[0]
-            for out in run(
-                {name: np.asarray([row[name]], types[name]) for name in types}
-            )
-        ]
+        arrays = {name: np.asarray([row[name]], types[name]) for name in types}
+        arrays.update(
+            {
+                name: np.asarray([row[name]], np.int64)
+                for name in opened.optional
+                if name in row
+            }
+        )
+        outputs = [np.asarray(out)[0] for out in opened.run(arrays)]
         # a vector, not the states of its tokens
         rank = min(output.ndim for output in outputs)
         outputs = [output for output in outputs if output.ndim == rank]

@@ -262,6 +262,12 @@ def check(
             f"{source.name}: is a generative model, which is exported as ONNX in fp32 "
             "and int8 only; expected --for onnx, --out and no --precision"
         )
+    if leaves_out_prompts(source) and WRITERS[to][0] != "onnxruntime":
+        raise ExportError(
+            f"--for {to}: include_prompt is false in the Pooling of this model, so "
+            "that its vectors leave the prompt out, which only files for onnxruntime "
+            "can do; expected --for onnx, ort, web or text"
+        )
     if out is not None:
         _check_free(out, to, source)
     elif to == "onnx" and opset is None and isinstance(source, Bundle):
@@ -277,6 +283,13 @@ def check(
         else None
     )
     return write, chosen
+
+
+def leaves_out_prompts(source: Source) -> bool:
+    """Check whether a model leaves the tokens of prompts out of its vectors."""
+    if isinstance(source, Bundle):
+        return source.leaves_out_prompts
+    return source.sentence is not None and source.sentence.leaves_out_prompts
 
 
 def _check_free(out: Path, to: Format, source: Source) -> None:

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.models.auto import modeling_auto
 
+from compress import families
 from compress.errors import ExportError
 from compress.exporters.formats import (
     ExportContext,
@@ -39,9 +39,9 @@ from compress.exporters.formats import (
     import_extra,
     mil,
 )
-from compress.exporters.formats.mobile import SHORTEST_TEXT
 from compress.exporters.onnx import TracedModel
 from compress.exporters.session import quiet, read_model
+from compress.models.padding import reads_last_token
 from compress.slicing.shape import positions
 
 
@@ -159,7 +159,7 @@ def _write(
     lengths: Sequence[int],
 ) -> ExportResult:
     family = context.bundle.manifest.model_type
-    if reads_last(family):
+    if reads_last_token(family):
         raise ExportError(
             f"{context.name}: {family} reads its answer off the last token, which "
             "padding to a fixed length moves; --for onnx and --for ort take every "
@@ -225,18 +225,8 @@ def _write(
     )
 
 
-def reads_last(family: str) -> bool:
-    """Check whether classifiers of this family read their answer off the last token:
-    decoders, and XLNet."""
-    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return (
-        family in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and family not in masked
-    )
-
-
 def _check_lengths(context: ExportContext, lengths: list[int]) -> list[int]:
-    least = SHORTEST_TEXT.get(context.bundle.manifest.model_type, 2)
+    least = families.find(context.bundle.manifest.model_type).shortest_text
     most = positions(context.model()) or context.bundle.manifest.max_length
     if wrong := [length for length in lengths if not least <= length <= most]:
         raise ExportError(

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress import families
 from compress.exporters.formats import (
     ExportContext,
     ExportedFile,
@@ -48,10 +49,6 @@ FREE = (
     *("slice", "sym_size", "permute", "alias", "to_copy"),
 )
 """Parts of the names of operators that only move data: they are not counted as work."""
-
-SHORTEST_TEXT = {"mobilebert": 3}
-"""The fewest tokens of a text, where that is not 2: of two tokens torch traces
-MobileBERT's trigrams differently."""
 
 
 class Int8Rows(nn.Module):
@@ -83,7 +80,7 @@ def write_executorch(
     """Write each precision as .pte, and run it in ExecuTorch's runtime."""
     with quiet():
         import_extra("executorch.exir", "executorch")
-    shortest = SHORTEST_TEXT.get(context.bundle.manifest.model_type, 2)
+    shortest = families.find(context.bundle.manifest.model_type).shortest_text
     rows = [
         row for row in context.trial_rows() if row["input_ids"].shape[1] >= shortest
     ]
@@ -129,7 +126,7 @@ def _program(
     )
     tokens = torch.export.Dim(
         "tokens",
-        min=SHORTEST_TEXT.get(context.bundle.manifest.model_type, 2),
+        min=families.find(context.bundle.manifest.model_type).shortest_text,
         max=context.bundle.manifest.max_length,
     )
     shapes = tuple({1: tokens} for _ in names)

@@ -28,10 +28,12 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from compress import families
 from compress.data import windows
 from compress.data.cache import digest, home, load_or_create
 from compress.data.conll import OUTSIDE
 from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
+from compress.data.text_preparation import count_prompt_tokens, prepend
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import (
@@ -42,7 +44,7 @@ from compress.exporters.predictor import (
     join_answers,
     mark,
 )
-from compress.exporters.session import metadata, open_session, read_model
+from compress.exporters.session import PROMPT_LENGTH, metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import (
     GIVEN,
@@ -171,6 +173,7 @@ class TextProof:
     kind, labels   of the task
     words          of the vocabulary, each one token, of which a text of any length can
                    be made
+    prompt         what the file puts before each text
     """
 
     tokenizer: str
@@ -182,6 +185,7 @@ class TextProof:
     kind: str
     labels: tuple[str, ...]
     words: tuple[str, ...] = ()
+    prompt: str = ""
 
 
 def text_model(
@@ -201,6 +205,7 @@ def text_file(
     *,
     precision: Precision = "int8",
     texts: Sequence[Text] = (),
+    prompt: str | None = None,
 ) -> TextProof:
     """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label,
     score, probabilities (see `build.answer`) and logits, those of the bundle's file of
@@ -208,12 +213,17 @@ def text_file(
     the characters of the text, or context, that each token covers; for tagging `words`,
     for questions `answer` (see `build.answer_span`). Long texts are truncated.
 
+    prompt   what the file puts before each text; None: the model's default prompt, as
+             `Bundle.predict` does
+
     Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not
     support, and where any of the hard texts, or of `texts`, is tokenised differently.
     """
-    encoder, frame = _read(bundle)
+    prompt = bundle.task.preparation.prompt() if prompt is None else prompt
+    encoder, frame = _read(bundle, prompt)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
+    _set_prompt_length(model, encoder, frame)
     read = _reader(encoder, frame, model)
     hard = list_hard_texts(frame)
     proof = TextProof(
@@ -226,6 +236,7 @@ def text_file(
         kind=bundle.task.kind,
         labels=bundle.task.labels,
         words=tuple(list_words(encoder.backend)),
+        prompt=prompt,
     )
     threshold = bundle.manifest.threshold
     whole = join_reader(
@@ -255,7 +266,7 @@ def text_file(
             )
     with atomic_file(target) as file:
         onnx.save_model(whole, file)
-        _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED])
+        _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED], prompt)
     return proof
 
 
@@ -356,14 +367,15 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
     return list(islice(whole, MOST_WORDS))
 
 
-def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
-    """Open the bundle's tokenizer, and read the template of its rows."""
+def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
+    """Open the bundle's tokenizer, and read the template of its rows, which begin with
+    `prompt`."""
     task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
     config: dict[str, Any] = json.loads(
         (bundle.path / "config.json").read_text(encoding="utf-8")
     )
     summary = config.get(
-        "summary_type", "last" if config.get("model_type") == "xlnet" else "first"
+        "summary_type", families.find(config.get("model_type", "")).summary
     )
     if not task.tokenwise and task.kind != "embedding" and summary != "first":
         raise ExportError(
@@ -380,7 +392,23 @@ def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
             f"{bundle.path}: no special token before a question; expected one, which "
             'means "no answer"'
         )
-    return encoder, frame
+    return encoder, replace(frame, prompt=prompt)
+
+
+def _set_prompt_length(
+    model: onnx.ModelProto, encoder: TextEncoder, frame: RowTemplate
+) -> None:
+    """Give a model that leaves the tokens of prompts out of its vectors the number of
+    those of the file's prompt."""
+    if not frame.prompt:
+        return
+    (row,) = encoder.encode([frame.prompt], frame.max_length)
+    count = count_prompt_tokens(row["input_ids"], encoder.special_ids())
+    for tensor in model.graph.initializer:
+        if tensor.name == PROMPT_LENGTH:
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(np.array([count], np.int64), PROMPT_LENGTH)
+            )
 
 
 def _reader(
@@ -444,11 +472,15 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
 
 
 def _check_logits(
-    bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]
+    bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text], prompt: str
 ) -> None:
     """Raise ExportError where the file's logits differ from those of the bundle's file
     for the same text."""
-    expected = bundle.open(precision).logits(read_rows(*_read(bundle), texts))
+    predictor = bundle.open(precision)
+    if bundle.task.kind == "embedding":
+        expected = predictor.embed([str(text) for text in texts], prompt=prompt)
+    else:
+        expected = predictor.logits(read_rows(*_read(bundle), texts))
     session, names = (
         open_session(file, threads=1),
         GIVEN.get(bundle.task.kind, ("logits",)),
@@ -554,6 +586,8 @@ def read_rows(
         return [
             _read_words(encoder, frame, text) for text in texts if isinstance(text, str)
         ]
+    if frame.prompt:
+        texts = prepend(frame.prompt, map(str, texts))
     return _with_types(encoder).encode(texts, frame.max_length)
 
 

@@ -20,6 +20,7 @@ from compress.data.windows import LONGEST_QUESTION, WORDS, Side
 from compress.errors import ExportError
 from compress.evaluation.qa import LONGEST
 from compress.exporters.predictor import VECTORS
+from compress.exporters.session import input_names
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
 from compress.exporters.tokenizer.unigram import Unigram
@@ -54,6 +55,7 @@ class RowTemplate:
     padding     the id of the padding token
     kind        of the task
     side        the end of a long text that is cut off
+    prompt      what is put before each text
     """
 
     parts: tuple[RowPart, ...]
@@ -61,6 +63,7 @@ class RowTemplate:
     padding: int
     kind: Kind
     side: Side = "right"
+    prompt: str = ""
 
     @property
     def pair(self) -> bool:
@@ -445,7 +448,9 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
     if frame.kind == "tagging":
         tokens = _tokenize_words(graph, words, texts)
     else:
-        tokens = words.write(graph, texts, spans=bool(frame.outputs))
+        tokens = words.write(
+            graph, texts, prompt=frame.prompt, spans=bool(frame.outputs)
+        )
     for name, tensor in rows(graph, frame, tokens, graph.size(texts, 0)).items():
         graph.name_output(name, tensor)
     shape = ["batch_size", "sequence_length"]
@@ -519,7 +524,7 @@ def join_reader(
     Raises ExportError for a model with other inputs, or without the outputs of its kind
     of task.
     """
-    wanted = [node.name for node in model.graph.input]
+    wanted = input_names(model)
     if unknown := set(wanted) - set(ROWS):
         raise ExportError(
             f"the model's file reads {', '.join(sorted(unknown))} too; expected "

@@ -233,12 +233,13 @@ class ByteLevel:
         graph: GraphBuilder,
         texts_R: str,
         *,
+        prompt: str = "",
         spans: bool = False,
         words: bool = False,
     ) -> Tokens:
-        """Add the tokens of all texts, and with `spans` the characters that they cover;
-        with `words` every text is a word that follows a space, or white space, which
-        has no tokens.
+        """Add the tokens of all texts, each after `prompt`, and with `spans` the
+        characters that they cover; with `words` every text is a word that follows a
+        space, or white space, which has no tokens.
 
         Raises ExportError for words of which a special token begins with the space
         before them.
@@ -249,7 +250,9 @@ class ByteLevel:
                     f"tokenizer.json: added token {token!r} begins with a space; a "
                     "tagger expects none"
                 )
-        cells, symbols, sizes_R = self._cells(graph, texts_R, spans=spans, words=words)
+        cells, symbols, sizes_R = self._cells(
+            graph, texts_R, prompt, spans=spans, words=words
+        )
         end = graph.op(
             "Where",
             _split(graph, cells.kinds),
@@ -312,11 +315,17 @@ class ByteLevel:
         return replace(tokens, spans_T2=graph.columns(starts_T, ends_T))
 
     def _cells(
-        self, graph: GraphBuilder, texts_R: str, *, spans: bool, words: bool
+        self,
+        graph: GraphBuilder,
+        texts_R: str,
+        prompt: str,
+        *,
+        spans: bool,
+        words: bool,
     ) -> tuple[Cells, str, str]:
         """Add the cells of all texts, each with a boundary after it; the symbols
         (codes, 4) of all codes; and with `spans` the characters of each text."""
-        strings_RC, rows_N = cut_texts(graph, texts_R, self.special)
+        strings_RC, rows_N = cut_texts(graph, texts_R, self.special, prompt)
         special_codes = {
             token: LISTED + index for index, token in enumerate(self.special)
         }

@@ -5,14 +5,14 @@ Shapes: N parts of all texts; R texts of at most C parts.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
 
 from compress.exporters.tokenizer.trie import GraphBuilder
-from compress.exporters.tokenizer.wordpiece import PAD, cut
+from compress.exporters.tokenizer.wordpiece import PAD, cut, cut_prompt, put_before
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ class Cells:
 
 
 def cut_texts(
-    graph: GraphBuilder, texts_R: str, whole: Iterable[str]
+    graph: GraphBuilder, texts_R: str, whole: Sequence[str], prompt: str = ""
 ) -> tuple[str, str]:
-    """Add (R, C) strings: each of `whole` in a text, the longest first, its other
-    characters, and PAD at its end, once or more; and (N,): the number of the text of
-    each."""
+    """Add (R, C) strings: each of `whole` in a text after `prompt`, the longest first,
+    its other characters, and PAD at its end, once or more; and (N,): the number of the
+    text of each."""
     parts = [re.escape(each) for each in sorted(whole, key=len, reverse=True)]
     strings_RC = cut(graph, texts_R, "|".join((*parts, "(?s:.)")))
+    strings_RC = put_before(graph, strings_RC, texts_R, cut_prompt(prompt, whole))
     lines, one = graph.size(texts_R, 0), graph.constant([1])
     end = graph.op(
         "Expand", graph.constant([PAD]), graph.op("Concat", lines, one, axis=0)

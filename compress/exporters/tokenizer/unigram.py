@@ -348,13 +348,14 @@ class Unigram:
         graph: GraphBuilder,
         texts_R: str,
         *,
+        prompt: str = "",
         spans: bool = False,
         words: bool = False,
     ) -> Tokens:
-        """Add the tokens of all texts, and with `spans` the characters that they cover;
-        with `words` every text is a word that follows a space, or white space, which
-        has no tokens."""
-        cells, sizes_R = self._read(graph, texts_R, spans=spans, words=words)
+        """Add the tokens of all texts, each after `prompt`, and with `spans` the
+        characters that they cover; with `words` every text is a word that follows a
+        space, or white space, which has no tokens."""
+        cells, sizes_R = self._read(graph, texts_R, prompt, spans=spans, words=words)
         cells = self._split(graph, self._normalize(graph, cells))
         numbers_T, firsts_T, lasts_T = self._segment(graph, cells)
         ids_T = graph.look_up(self.ids, numbers_T)
@@ -403,7 +404,13 @@ class Unigram:
         )
 
     def _read(
-        self, graph: GraphBuilder, texts_R: str, *, spans: bool, words: bool
+        self,
+        graph: GraphBuilder,
+        texts_R: str,
+        prompt: str,
+        *,
+        spans: bool,
+        words: bool,
     ) -> tuple[Cells, str]:
         """Add the cells of all texts, of which each ends with a boundary, as symbols,
         after the normalisers of single characters; and with `spans` the characters of
@@ -428,7 +435,7 @@ class Unigram:
                 _Row((symbol,), len(token), len(token)), len(rows)
             )
         strings_RC, rows_N = cut_texts(
-            graph, texts_R, (*self.special, *self.normal.replaced)
+            graph, texts_R, (*self.special, *self.normal.replaced), prompt
         )
         codes_RC = number(graph, strings_RC, numbers, 0)
         cells, sizes_R = Cells(graph.flat(codes_RC), rows_N), ""

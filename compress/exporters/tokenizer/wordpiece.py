@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer
 
+from compress.errors import ExportError
 from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
 from compress.exporters.tokenizer.trie import CLASSIC, GraphBuilder
@@ -214,6 +215,13 @@ class WordPiece:
             part: (described[part] or {}).get("type")
             for part in ("normalizer", "pre_tokenizer")
         }
+        steps = [
+            step["type"]
+            for step in (described["normalizer"] or {}).get("normalizers", ())
+        ]
+        # do_lower_case of a folder of sentence-transformers
+        if steps == ["Lowercase", "BertNormalizer"]:
+            parts["normalizer"] = "BertNormalizer"
         expected = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}
         wrong = [
             f"{part} {parts[part]} (expected {expected[part]})"
@@ -288,13 +296,15 @@ class WordPiece:
         graph: GraphBuilder,
         texts_R: str,
         *,
+        prompt: str = "",
         spans: bool = False,
         words: bool = False,
     ) -> Tokens:
-        """Add the tokens of all texts, and with `spans` the characters that they cover;
-        white space is no token, and `words` changes nothing."""
+        """Add the tokens of all texts, each after `prompt`, and with `spans` the
+        characters that they cover; white space is no token, and `words` changes
+        nothing."""
         symbols_M, rows_M, lengths_RC, cells_M = self._symbols(
-            graph, texts_R, spans=spans
+            graph, texts_R, prompt, spans=spans
         )
         inside_M = graph.op(
             "Greater", symbols_M, graph.constant(np.array(END, np.int32))
@@ -363,7 +373,7 @@ class WordPiece:
         )
 
     def _symbols(
-        self, graph: GraphBuilder, texts_R: str, *, spans: bool
+        self, graph: GraphBuilder, texts_R: str, prompt: str, *, spans: bool
     ) -> tuple[str, str, str, str]:
         """Add the (M,) int32 symbols, each text ending with END, and the (M,) numbers
         of their texts; for spans also the (R, C) lengths of the parts of the texts, 0
@@ -378,6 +388,10 @@ class WordPiece:
             else "(?s:.)"
         )
         strings = cut(graph, texts_R, f"{special}|{every}" if special else every)
+        dropped = [] if spans else self.reading.dropped
+        strings = put_before(
+            graph, strings, texts_R, cut_prompt(prompt, self.special, dropped)
+        )
         table = [(UNKNOWN,), (END, UNKNOWN, END), (END,)]
         spelled: dict[tuple[int, ...], int] = {
             symbols: index for index, symbols in enumerate(table)
@@ -466,6 +480,49 @@ def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> st
         mincharnum=1,
         pad_value=filling,
         tokenexp=pattern,
+    )
+
+
+def cut_prompt(
+    prompt: str, whole: Iterable[str], dropped: Sequence[Range] = ()
+) -> list[str]:
+    """Cut a prompt as `cut` cuts texts: into each of `whole`, the longest first, and
+    other characters, but not those of the ranges `dropped`.
+
+    Raises ExportError for a prompt that ends in the beginning of one of `whole`, which
+    a text may complete.
+    """
+    longest = sorted(whole, key=len, reverse=True)
+    for each in longest:
+        if any(prompt.endswith(each[:size]) for size in range(1, len(each))):
+            raise ExportError(
+                f"prompt {prompt!r}: ends like the beginning of the token {each!r}, so "
+                "that its tokens depend on the text; a text file needs another prompt"
+            )
+    pattern = "|".join((*map(re.escape, longest), "."))
+    pieces = re.findall(pattern, prompt, flags=re.DOTALL)
+    return [
+        piece
+        for piece in pieces
+        if len(piece) > 1
+        or not any(first <= ord(piece) <= last for first, last in dropped)
+    ]
+
+
+def put_before(
+    graph: GraphBuilder, strings_RC: str, texts_R: str, pieces: Sequence[str]
+) -> str:
+    """Add (R, P + C) strings: the same P pieces before the strings of each text."""
+    if not pieces:
+        return strings_RC
+    shape = graph.op(
+        "Concat", graph.size(texts_R, 0), graph.constant([len(pieces)]), axis=0
+    )
+    return graph.op(
+        "Concat",
+        graph.op("Expand", graph.constant(list(pieces)), shape),
+        strings_RC,
+        axis=1,
     )
 
 

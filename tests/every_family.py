@@ -134,6 +134,7 @@ OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "funnel": {"architectures": ["FunnelModel"]},  # of two, AutoModel takes the one that is named
         "gemma4_text": {**WINDOWED, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
         "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
+        "codegen": {"rotary_dim": 4},
         "gptj": {"rotary_dim": 4},
         "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, **MAMBA},
         "layoutlm": {"max_2d_position_embeddings": 32},

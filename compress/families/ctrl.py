@@ -1,0 +1,5 @@
+"""CTRL, with sinusoidal positions."""
+
+from compress.families.family import Family
+
+FAMILY = Family("ctrl", length_setting="n_positions")

@@ -1,0 +1,30 @@
+"""The first DeBERTa."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from compress.families.family import Family
+
+
+@dataclass(frozen=True)
+class DeBERTa(Family):
+    """A family whose code takes the lesser of the tokens and of its largest
+    distance."""
+
+    def traced_distance(self, config: Any) -> int | None:
+        """Return the largest distance: a graph of it is right for shorter texts too, as
+        their distances are the same rows of its table; traced at fewer tokens, it takes
+        these for the largest distance at all lengths."""
+        distance: int | None = getattr(config, "max_relative_positions", None)
+        if distance is None or distance > 0:
+            return distance
+        return int(config.max_position_embeddings)
+
+
+FAMILY = DeBERTa(
+    "deberta",
+    disentangled=True,
+    successor="deberta-v2",
+    float32_only=True,  # it fills masked scores with a number outside bfloat16's range
+    reads_values=True,
+)

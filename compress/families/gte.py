@@ -1,0 +1,5 @@
+"""GTE."""
+
+from compress.families.family import Family
+
+FAMILY = Family("gte", prepared_mask=True)

@@ -1,0 +1,20 @@
+"""MRA, whose attention is a kernel of CUDA."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from compress.families.family import Family
+
+
+@dataclass(frozen=True)
+class MRA(Family):
+    """A family that computes zeros without CUDA."""
+
+    def without_kernels(self, config: Any) -> str:
+        return (
+            "MRA's attention runs on CUDA alone, and elsewhere transformers gives "
+            "zeros in its place"
+        )
+
+
+FAMILY = MRA("mra", first_row=2)

@@ -1,0 +1,5 @@
+"""RemBERT."""
+
+from compress.families.family import Family
+
+FAMILY = Family("rembert", prepared_mask=True)

@@ -1,0 +1,5 @@
+"""RoFormer."""
+
+from compress.families.family import Family
+
+FAMILY = Family("roformer", prepared_mask=True)

@@ -1,0 +1,5 @@
+"""Our static students, the mean of their tokens' vectors."""
+
+from compress.families.family import Family
+
+FAMILY = Family("static-embedding", layered=False, counted=True)

@@ -1,4 +1,0 @@
-"""Register our model families with the Auto classes of transformers, when this module
-is imported."""
-
-from compress.models import ibbert, static  # noqa: F401
