@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONGEST = (
     "tests/nas/test_pipeline.py", "tests/test_documents.py", "tests/commands/test_every_recipe.py",
-    "tests/exporters/test_text.py", "tests/commands/test_prune_budget.py", "tests/commands/test_forecast.py",
+    "tests/exporters/test_text.py", "tests/commands/test_prune_budget.py", "tests/jobs/test_phases.py",
     "tests/commands/test_demo.py", "tests/exporters/test_tune.py", "tests/exporters/test_families.py",
     "tests/quantization/test_pipeline.py", "tests/commands/test_embedding.py", "tests/commands/test_processes.py",
     "tests/commands/test_pipeline.py", "tests/exporters/test_every_teacher.py", "tests/commands/test_prune.py",
