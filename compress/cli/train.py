@@ -63,35 +63,26 @@ def distill(
             answers=True,
             options=options,
         )
-        if plan:
-            from compress.commands.distill import forecast  # takes seconds: torch
-
-            print_forecast(
-                forecast,
-                as_json,
-                teacher=teacher,
-                recipe=loaded,
-                data=data,
-                corpus=corpus,
-                prompt=loaded_prompt,
-                columns=columns,
-                length=length.minutes_alone,
-                options=replace(options, overrides=None),
-            )
-            return
+        arguments: dict[str, Any] = {
+            "teacher": teacher,
+            "recipe": loaded,
+            "data": data,
+            "corpus": corpus,
+            "prompt": loaded_prompt,
+            "columns": columns,
+            "length": length.minutes_alone,
+            "options": replace(options, overrides=None),
+        }
         from compress.commands.distill import distill as run  # takes seconds: torch
+        from compress.commands.distill import forecast
 
+        if plan:
+            print_forecast(forecast, as_json, **arguments)
+            return
         bundle = run(
-            teacher=teacher,
-            recipe=loaded,
-            data=data,
+            **arguments,
             out=out,
-            corpus=corpus,
-            prompt=loaded_prompt,
-            columns=columns,
             max_drop=None if max_drop is None else max_drop / 100,
-            length=length.minutes_alone,
-            options=replace(options, overrides=None),
             console=console(as_json),
         )
         if as_json and is_first():

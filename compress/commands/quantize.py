@@ -41,7 +41,7 @@ from compress.quantization.select import (
     Name,
     Quantized,
 )
-from compress.records.forecast import Estimate, Forecast
+from compress.records.forecast import Forecast, PhaseEstimate
 from compress.training.trainer import peak_rss_mb
 
 RECIPE = "q8bert"
@@ -212,7 +212,7 @@ def forecast_quantization(
     task_data = bundle.load_data(
         data, text=columns.text, label=columns.label, seed=seed
     )
-    exact, trained = bundle.files()["fp32"], list[Estimate]()
+    exact, trained = bundle.files()["fp32"], list[PhaseEstimate]()
     if method == "qat":
         training = _training_arguments(
             bundle, data, columns=columns, seed=seed, overrides=overrides

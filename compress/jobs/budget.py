@@ -6,7 +6,7 @@ from compress.config.recipe import Target
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.pruning.budget import check_budget, resolve_budget
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class KeepBudget(Phase[Job]):
                 check_budget(done.bundle, recipe, job.teacher, context, run)
         return done
 
-    def estimate(self, job: Job) -> tuple[Job, list[Estimate]]:
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         recipe = job.models.recipe
         if not recipe.target.budgets:
             return estimate_phases(self.phases, job)

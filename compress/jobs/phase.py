@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 
 JobT = TypeVar("JobT")
 
@@ -20,7 +20,7 @@ class Phase(Generic[JobT]):
         """Return the job with what this phase has made."""
         return job
 
-    def estimate(self, job: JobT) -> tuple[JobT, list[Estimate]]:
+    def estimate(self, job: JobT) -> tuple[JobT, list[PhaseEstimate]]:
         """Try the phase for a few steps or rows. Return the job with what that has
         made, for the phases after it, and what the whole phase takes."""
         return job, []
@@ -35,10 +35,10 @@ def run_phases(phases: Sequence[Phase[JobT]], job: JobT) -> JobT:
 
 def estimate_phases(
     phases: Sequence[Phase[JobT]], job: JobT
-) -> tuple[JobT, list[Estimate]]:
+) -> tuple[JobT, list[PhaseEstimate]]:
     """Try phases one after another; return the job of the last, and the estimates of
     all."""
-    estimates = list[Estimate]()
+    estimates = list[PhaseEstimate]()
     for phase in phases:
         job, found = phase.estimate(job)
         estimates += found

@@ -43,7 +43,7 @@ from compress.quantization.sensitivity import ROUNDS as PRICED_ROUNDS
 from compress.quantization.sensitivity import RUNS as PRICED_RUNS
 from compress.quantization.sensitivity import Mixed, mix, price_float, race_products
 from compress.quantization.smoothquant import observe_channels, smooth
-from compress.records.forecast import Estimate, size_mb, time_call
+from compress.records.forecast import PhaseEstimate, size_mb, time_call
 from compress.records.latency import Latency, Setting
 
 TOKENS, ROUNDS, RUNS = 64, 6, 10
@@ -166,7 +166,7 @@ class Calibrate(Phase[QuantizeJob]):
         job.say(f"{attempt.method}: scored on {rows:,} validation rows")
         return replace(job, attempt=attempt)
 
-    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[Estimate]]:
+    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
         bundle, int8, threads = job.bundle, job.int8, os.cpu_count() or 1
         source = bundle.files()["fp32"]
         file, smoothed = job.scratch / "int8.onnx", job.scratch / "smooth.onnx"
@@ -220,7 +220,7 @@ class Calibrate(Phase[QuantizeJob]):
         )
         answers = score_float(judged) + score_float(probed)
         note = f"{judged:,} validation rows"
-        found = [Estimate("fp32 answers", seconds=(answers, answers), note=note)]
+        found = [PhaseEstimate("fp32 answers", seconds=(answers, answers), note=note)]
         tries = len(CALIBRATIONS) if int8.calibration is None else 1
         static = observing + tries * times.probe
         again = observing if int8.calibration not in (None, "minmax") else 0.0
@@ -234,7 +234,7 @@ class Calibrate(Phase[QuantizeJob]):
         }
         if job.method in seconds:
             found.append(
-                Estimate(
+                PhaseEstimate(
                     "calibration",
                     seconds=seconds[job.method],
                     note=f"{int8.rows:,} rows",
@@ -265,7 +265,7 @@ class ChooseProducts(Phase[QuantizeJob]):
         attempt.make(job.scratch / "int8.onnx", keep=mixed.keep)
         return replace(job, mixed=mixed)
 
-    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[Estimate]]:
+    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
         times, parts = job.times, job.parts
         pricing = times.race / times.raced * PRICED_ROUNDS * PRICED_RUNS / (2 * RUNS)
         pricing += times.write
@@ -275,7 +275,7 @@ class ChooseProducts(Phase[QuantizeJob]):
         # by `race_products`
         raced = {(shapes[part.weight], part.gemm) for part in parts}
         trying += (len(raced) + 3) * pricing
-        found = Estimate(
+        found = PhaseEstimate(
             "choice of products",
             seconds=(times.judge, times.judge + trying),
             note=f"{len(parts)} products are tried in float32 if all-int8 is not close "
@@ -319,7 +319,7 @@ class CertifyInt8(Phase[QuantizeJob]):
             result = candidate.copy_to(job.out)
         return replace(job, quantized=Quantized(result, proof, mixed, times, sizes))
 
-    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[Estimate]]:
+    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
         times, source = job.times, job.bundle.files()["fp32"]
         test, _ = job.certified
         few = test.subsample(SCORED)
@@ -332,7 +332,7 @@ class CertifyInt8(Phase[QuantizeJob]):
             seconds += _time_rows(partial(answer, file), few.rows)(len(test.rows))
         disk_mb = size_mb(job.bundle.path, times.file)
         disk_mb += len(ALPHAS) * size_mb(times.smoothed)
-        found = Estimate(
+        found = PhaseEstimate(
             "certificate",
             seconds=(seconds, seconds),
             note=f"{len(test.rows):,} rows",

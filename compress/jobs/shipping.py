@@ -28,7 +28,7 @@ from compress.models.teacher import Teacher
 from compress.quantization.certify import PROBE
 from compress.quantization.certify import ROWS as ROWS_JUDGED
 from compress.quantization.select import ALPHAS, CALIBRATION_ROWS
-from compress.records.forecast import Estimate, time_call
+from compress.records.forecast import PhaseEstimate, time_call
 from compress.records.latency import Setting
 from compress.training.context import TrainingContext
 
@@ -71,7 +71,7 @@ class Ship(Phase[Job]):
         )
         return replace(job, bundle=bundle)
 
-    def estimate(self, job: Job) -> tuple[Job, list[Estimate]]:
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         assert job.student is not None, "the stages come first"
         length = job.models.recipe.stages[-1].length
         context, student_mb = job.models.context, job.trials.student_mb
@@ -85,8 +85,8 @@ def estimate_shipping(
     context: TrainingContext,
     length: int,
     student_mb: float,
-) -> Estimate:
-    """Estimate `ship`.
+) -> PhaseEstimate:
+    """PhaseEstimate `ship`.
 
     Both files of the student and one of the teacher are exported, raced, and run on few
     rows, as for choosing, certifying and measuring int8. The minimum assumes that int8
@@ -104,7 +104,7 @@ def estimate_shipping(
             seconds, choosing = _time_files(configs, context, length)
     else:
         seconds, choosing = _time_files(configs, context, length)
-    return Estimate(
+    return PhaseEstimate(
         "export and measure",
         seconds=(seconds, seconds + choosing),
         disk_mb=SHIPPED * student_mb,

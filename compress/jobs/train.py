@@ -9,7 +9,7 @@ from compress.jobs.job import Job
 from compress.jobs.phase import Phase
 from compress.jobs.trials import SHORT, Trials
 from compress.models.teacher import Teacher
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 from compress.training.augment import trains_language_model
 from compress.training.finetune import cache_folder, load_with_head
 
@@ -29,9 +29,9 @@ class RunStages(Phase[Job]):
         )
         return replace(job, student=student)
 
-    def estimate(self, job: Job) -> tuple[Job, list[Estimate]]:
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         models, trials, student = job.models, job.trials, job.student
-        recipe, estimates = models.recipe, list[Estimate]()
+        recipe, estimates = models.recipe, list[PhaseEstimate]()
         if trains_language_model(recipe):
             estimates += _estimate_language_model(
                 recipe.teacher_lm, models.base_teacher, trials
@@ -44,7 +44,7 @@ class RunStages(Phase[Job]):
                 began = time.perf_counter()
                 student = models.prune(stage, student)
                 seconds = time.perf_counter() - began
-                estimates.append(Estimate(stage.name, seconds=(seconds, seconds)))
+                estimates.append(PhaseEstimate(stage.name, seconds=(seconds, seconds)))
                 continue
             # a language model that is trained for a trial must not be cached
             with trials.scratch_cache():
@@ -60,7 +60,7 @@ class RunStages(Phase[Job]):
 
 def _estimate_language_model(
     stage: Stage, teacher: Teacher, trials: Trials
-) -> list[Estimate]:
+) -> list[PhaseEstimate]:
     """Estimate the training of a language model of the teacher, if the checkpoint has
     none."""
     context = trials.context
@@ -76,5 +76,5 @@ def _estimate_language_model(
     text = context.text
     key = f"lm-{text.name}", text.fingerprint
     if is_whole(cache_folder(teacher, key, stage, context, trials.run)):
-        return [Estimate(stage.name, cached=True)]
+        return [PhaseEstimate(stage.name, cached=True)]
     return [trials.try_stage(stage, found.model.requires_grad_(True), None)[0]]

@@ -24,7 +24,7 @@ from compress.config.stages import Stage
 from compress.data.collate import LengthGrouped, Order
 from compress.evaluation import embedding
 from compress.models.teacher import RecordedLogits, Teacher
-from compress.records.forecast import Estimate, size_mb
+from compress.records.forecast import PhaseEstimate, size_mb
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model
 from compress.training.context import TrainingContext
@@ -80,15 +80,17 @@ class Trials:
 
     def try_teacher(
         self, stage: Stage, base_teacher: Teacher
-    ) -> tuple[Estimate, Teacher]:
+    ) -> tuple[PhaseEstimate, Teacher]:
         """Forecast the fine-tuning of a teacher; return it with a head for the task,
         trained or not."""
         teacher = base_teacher
         if teacher.trained:
-            phase = Estimate(stage.name, cached=True, note="has a head for the task")
+            phase = PhaseEstimate(
+                stage.name, cached=True, note="has a head for the task"
+            )
         elif is_ready(teacher, stage, self.context, self.run):
             phase, teacher = (
-                Estimate(stage.name, cached=True),
+                PhaseEstimate(stage.name, cached=True),
                 with_head(teacher, stage, self.context, self.run),
             )
         else:
@@ -118,7 +120,7 @@ class Trials:
         teacher: Teacher | None,
         origin_D: Tensor | None = None,
         wrap_score: Callable[[Score], Score] | None = None,
-    ) -> tuple[Estimate, PreTrainedModel]:
+    ) -> tuple[PhaseEstimate, PreTrainedModel]:
         """Try a stage for a few steps, with and without scoring, and for more; return
         its forecast and the student.
 
@@ -226,7 +228,7 @@ class Trials:
         # the newest two checkpoints are kept
         disk = size_mb(folder, folder / "checkpoints") + outputs_mb
         speed = batch / step if step else None
-        return Estimate(
+        return PhaseEstimate(
             stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes), disk
         ), student
 

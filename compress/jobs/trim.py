@@ -32,7 +32,7 @@ from compress.provenance import timestamp
 from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
 from compress.records.certificate import Certificate
 from compress.records.class_scores import compare_classes
-from compress.records.forecast import Estimate, size_mb, time_call
+from compress.records.forecast import PhaseEstimate, size_mb, time_call
 from compress.records.latency import describe_device
 from compress.records.run_report import REPORT
 from compress.trimming import (
@@ -123,7 +123,7 @@ class Trim(Phase[TrimJob]):
         )
         return replace(job, small=small, result=TrimResult(trimmed))
 
-    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[Estimate]]:
+    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[PhaseEstimate]]:
         folder = resolve(job.model) if job.bundle is None else job.bundle.path
         first = next(chunks(job.texts), [])
         began = time.perf_counter()
@@ -146,8 +146,10 @@ class Trim(Phase[TrimJob]):
             )
         note = f"{characters:,} characters"
         return job, [
-            Estimate("counting tokens", seconds=(counting, counting), note=note),
-            Estimate("writing", seconds=(writing, writing), disk_mb=size_mb(folder)),
+            PhaseEstimate("counting tokens", seconds=(counting, counting), note=note),
+            PhaseEstimate(
+                "writing", seconds=(writing, writing), disk_mb=size_mb(folder)
+            ),
         ]
 
 
@@ -189,7 +191,7 @@ class CertifyTrimmed(Phase[TrimJob]):
         )
         return replace(job, small=written, result=certified)
 
-    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[Estimate]]:
+    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[PhaseEstimate]]:
         bundle = job.bundle
         if bundle is None or job.data is None:
             return job, []
@@ -205,7 +207,7 @@ class CertifyTrimmed(Phase[TrimJob]):
             seconds += time_call(partial(score, rows))
         seconds *= 2 * len(split) / few
         note = f"{len(split):,} rows"
-        return job, [Estimate("scoring", seconds=(seconds, seconds), note=note)]
+        return job, [PhaseEstimate("scoring", seconds=(seconds, seconds), note=note)]
 
 
 PHASES: tuple[Phase[TrimJob], ...] = (Trim(), CertifyTrimmed())

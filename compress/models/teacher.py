@@ -96,19 +96,6 @@ def with_scores(start: Teacher, data: TaskData) -> Teacher:
     )
 
 
-def has_head(folder: Path, task: Task, *, allow_pickle: bool = False) -> bool:
-    """Check whether the checkpoint was saved with a head for this kind of task, of this
-    many outputs.
-
-    Every plain encoder can embed texts. Raises TeacherError for one with another head,
-    such as a cross-encoder, and for a head that its config.json describes wrongly.
-    """
-    source = ModelFolder(folder)
-    config = load_config(folder)
-    head = find_head(source, config, allow_pickle=allow_pickle)
-    return _serves(source, head, config, task, allow_pickle=allow_pickle)
-
-
 def _serves(
     source: ModelFolder, head: SavedHead, config: Any, task: Task, *, allow_pickle: bool
 ) -> bool:

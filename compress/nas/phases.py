@@ -61,7 +61,7 @@ from compress.nas.supernet import (
     with_looks,
 )
 from compress.nas.worker import write_inputs
-from compress.records.forecast import Estimate, time_call
+from compress.records.forecast import PhaseEstimate, time_call
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.teachers.checkpoint import CheckTeacher, FineTune
 from compress.training.run import Run
@@ -90,7 +90,7 @@ class PrepareTeacher(Phase[SearchJob]):
         with job.time_budget.part("preparation"):
             return replace(job, teacher=run_phases(self.phases, job.teacher))
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[Estimate]]:
+    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         teacher, found = estimate_phases(self.phases, job.teacher)
         return replace(job, teacher=teacher), found
 
@@ -142,14 +142,14 @@ class MeasureShapes(Phase[SearchJob]):
         )
         return replace(job, found=context)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[Estimate]]:
+    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         assert job.device is not None, "it is open"
         segments = makes_segments(job.teacher.teacher.tokenizer)
         found, per_file, unreachable = _measure(
             job.unmeasured, job.drawn, job.device, segments
         )
         if job.done.latencies:
-            found = Estimate("measuring", cached=True)
+            found = PhaseEstimate("measuring", cached=True)
         return replace(job, per_file=per_file, unreachable=unreachable), [found]
 
 
@@ -165,7 +165,7 @@ class MakeEvaluator(Phase[SearchJob]):
             write_inputs(job.study, context)
         return replace(job, found=context)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[Estimate]]:
+    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         if job.search.space.mode != "supernet":
             return job, []
         found, net = _try_supernet(job)
@@ -182,7 +182,7 @@ class ScoreTrials(Phase[SearchJob]):
             trials = DEFAULT_TRIALS[job.search.space.mode]
         return replace(job, report=run_search(job.context, job.study, trials=trials))
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[Estimate]]:
+    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         ends = job.drawn[0], job.drawn[-1]
         if job.net is not None:
             trial = _try_scoring(job.unmeasured, ends, job.net, job.teacher.models)
@@ -204,7 +204,7 @@ class DistillFinalists(Phase[SearchJob]):
                 distill_briefly(job.context, points)
         return replace(job, points=points)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[Estimate]]:
+    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         space, shapes, models = job.search.space, job.shapes, job.teacher.models
         middle = job.drawn[len(job.drawn) // 2]
         with TemporaryDirectory() as folder:
@@ -234,9 +234,11 @@ class TimeFinalists(Phase[SearchJob]):
             teacher_ms = time_finalists(job.context, job.points, job.device)
         return update_report(replace(job, teacher_ms=teacher_ms))
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[Estimate]]:
+    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         least, most = (2 * (1 + job.options.finalists) * each for each in job.per_file)
-        return job, [Estimate("timing finalists", seconds=(least, most), likely=TIMED)]
+        return job, [
+            PhaseEstimate("timing finalists", seconds=(least, most), likely=TIMED)
+        ]
 
 
 class ShipWinners(Phase[SearchJob]):
@@ -266,7 +268,7 @@ class ShipWinners(Phase[SearchJob]):
         context.say(f"page: {context.run.path / record.PAGE}")
         return job
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[Estimate]]:
+    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         tried, left = job.teacher, max(0, job.options.winners - job.done.shipped)
         assert tried.student is not None, "a finalist was tried"
         shipping = estimate_shipping(
@@ -431,24 +433,26 @@ def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
 
 def estimate_trials(
     trial: tuple[float, float], study: StudyOptions, space: Space, scored: int
-) -> Estimate:
+) -> PhaseEstimate:
     """Estimate the trials by the minimum and maximum seconds of one; with only a time
     limit, by their share of it."""
     if study.trials is None and study.minutes is not None:
         share = 60 * study.minutes * parts(space)["trials"]
-        return Estimate(
+        return PhaseEstimate(
             "trials",
             seconds=(share, share),
             note=f"{share / trial[1]:,.0f} shapes or more",
         )
     left = max(0, (study.trials or DEFAULT_TRIALS[space.mode]) - scored)
     note = f"{left:,} shapes, {scored:,} are scored" if scored else f"{left:,} shapes"
-    return Estimate("trials", seconds=(left * trial[0], left * trial[1]), note=note)
+    return PhaseEstimate(
+        "trials", seconds=(left * trial[0], left * trial[1]), note=note
+    )
 
 
 def _measure(
     costs: CostModel, drawn: Sequence[Choice], device: Device, segments: bool
-) -> tuple[Estimate, tuple[float, float], tuple[str, ...]]:
+) -> tuple[PhaseEstimate, tuple[float, float], tuple[str, ...]]:
     """Export and race the first and the last of these shapes, and the teacher.
 
     Return the forecast for all shapes to measure, minimum and maximum seconds per file,
@@ -481,7 +485,7 @@ def _measure(
     chosen = choose_spread(bare, search.shapes, search.setting, costs.kind)
     count = len(search.precisions) * (len(chosen) + 1) + 1 + len(search.anchors)
     least, most = (count * each for each in per_file)
-    phase = Estimate(
+    phase = PhaseEstimate(
         "measuring", seconds=(least, most), note=f"{count} files", likely=TIMED
     )
     fastest = {each.name: min(each.lows or (each.p50_ms,)) for each in times}
@@ -507,7 +511,7 @@ def _measure(
     return phase, per_file, tuple(exceeded)
 
 
-def _try_supernet(job: SearchJob) -> tuple[list[Estimate], PreTrainedModel]:
+def _try_supernet(job: SearchJob) -> tuple[list[PhaseEstimate], PreTrainedModel]:
     """Try the training of the supernet; return its estimate, and the barely trained
     supernet."""
     space, models, trials = job.search.space, job.teacher.models, job.teacher.trials
@@ -515,7 +519,7 @@ def _try_supernet(job: SearchJob) -> tuple[list[Estimate], PreTrainedModel]:
     assert space.supernet is not None, "a supernet space has a supernet stage"
     if job.done.supernet is not None:
         net = load_result(job.done.supernet, space.supernet.head, context.kind)
-        return [Estimate("supernet", cached=True)], net
+        return [PhaseEstimate("supernet", cached=True)], net
     few = min(ROWS, space.rows)
     brief = replace(
         costs,
@@ -536,7 +540,7 @@ def _try_supernet(job: SearchJob) -> tuple[list[Estimate], PreTrainedModel]:
         origin_D,
         Ladder.from_choices(costs, drawn).score_rungs,
     )
-    ordering = Estimate(
+    ordering = PhaseEstimate(
         "importance", seconds=(seconds, seconds), note=f"{space.rows:,} rows"
     )
     return [ordering, replace(phase, name="supernet")], net
@@ -581,7 +585,7 @@ def _try_students(ends: Sequence[Choice], job: SearchJob) -> tuple[float, float]
     return rungs[0] * seconds[0] + scoring, seconds[-1] + len(rungs) * scoring
 
 
-def _repeat(phase: Estimate, times: int, name: str) -> Estimate:
+def _repeat(phase: PhaseEstimate, times: int, name: str) -> PhaseEstimate:
     """Return the forecast of a phase that runs several times."""
     least, most = (times * each for each in phase.seconds)
     steps = times * phase.steps[0], times * phase.steps[1]

@@ -52,10 +52,10 @@ from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, join_study, make_sampler
 from compress.nas.trial import count_scored
 from compress.provenance import command_line, redact
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.slicing.plan import SlicePlan
-from compress.teachers.checkpoint import Checkpoint
+from compress.teachers.checkpoint import CheckpointTeacher
 from compress.teachers.inputs import load_inputs, make_context
 from compress.training.run import Run
 
@@ -215,7 +215,7 @@ class SearchJob:
     done: SearchProgress = field(default_factory=SearchProgress)
     per_file: tuple[float, float] = (0.0, 0.0)
     net: PreTrainedModel | None = None
-    stages: tuple[Estimate, ...] = ()
+    stages: tuple[PhaseEstimate, ...] = ()
     unreachable: tuple[str, ...] = ()
 
     @property
@@ -254,7 +254,7 @@ def open_search(
 ) -> SearchJob:
     """Load teacher and data, and check the stages of the space."""
     recipe = make_recipe(config.space)
-    source = Checkpoint(config.teacher, config.teacher, allow_pickle)
+    source = CheckpointTeacher(config.teacher, config.teacher, allow_pickle)
     inputs = load_inputs(
         source, config.data, seed=run.seed, columns=config.columns
     ).compare(config.max_length)

@@ -16,7 +16,7 @@ from compress.jobs.job import Job
 from compress.jobs.phase import Phase
 from compress.models.teacher import Teacher, with_scores
 from compress.prompting.labels import starting_checkpoint
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 from compress.teachers.recorded import RecordedScores
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import check_teacher, is_ready, with_head
@@ -41,7 +41,7 @@ class FineTune(Phase[Job]):
         teacher.model.to(PartialState().device)
         return job.with_teacher(teacher)
 
-    def estimate(self, job: Job) -> tuple[Job, list[Estimate]]:
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         models = job.models
         found, teacher = job.trials.try_teacher(
             models.recipe.teacher, models.base_teacher
@@ -78,7 +78,7 @@ class CheckTeacher(Phase[Job]):
 
 
 @dataclass(frozen=True)
-class Checkpoint(TeacherSource):
+class CheckpointTeacher(TeacherSource):
     """An alias, a folder or a hub id of a model."""
 
     tuned = True

@@ -11,13 +11,13 @@ from compress.data.task import TaskData
 from compress.jobs.checks import reads_scores
 from compress.models import checkpoints
 from compress.models.teacher import Teacher, is_reranker
-from compress.teachers.checkpoint import Checkpoint
+from compress.teachers.checkpoint import CheckpointTeacher
 from compress.teachers.vectors import cut_out_of
 from compress.training.reranker import load_reranker, score_passages
 
 
 @dataclass(frozen=True)
-class CrossEncoder(Checkpoint):
+class CrossEncoder(CheckpointTeacher):
     """A cross-encoder that scores the passages of queries; its student is cut out of
     the start."""
 

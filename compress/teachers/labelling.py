@@ -29,7 +29,7 @@ from compress.prompting.labels import (
     check_labels,
     list_texts,
 )
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 from compress.teachers.prompted import estimate_answers
 
 
@@ -99,7 +99,7 @@ class AskForLabels(Phase[LabelJob]):
             print_note(job.console, note)
         return replace(job, labels=soft)
 
-    def estimate(self, job: LabelJob) -> tuple[LabelJob, list[Estimate]]:
+    def estimate(self, job: LabelJob) -> tuple[LabelJob, list[PhaseEstimate]]:
         rows = list_texts(job.texts.rows)
         found = estimate_answers(job.labeller, rows, seed=job.seed, console=job.console)
         written_mb = sum(len(text) for row in rows for text in row) / 1e6

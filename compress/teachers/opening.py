@@ -17,7 +17,7 @@ from compress.models.teacher import is_reranker
 from compress.prompting.labels import starting_checkpoint
 from compress.prompting.prompt import Prompt
 from compress.prompting.vectors import gives_vectors, open_source
-from compress.teachers.checkpoint import Checkpoint
+from compress.teachers.checkpoint import CheckpointTeacher
 from compress.teachers.cross_encoder import CrossEncoder, is_cross_encoder
 from compress.teachers.prompted import PromptedModel
 from compress.teachers.source import MINILM, TeacherSource
@@ -41,7 +41,7 @@ def open_teacher(
     if is_cross_encoder(name, recipe, allow_pickle=allow_pickle):
         start = starting_checkpoint(recipe, default=MINILM)
         return CrossEncoder(name, start, allow_pickle)
-    return Checkpoint(name, name, allow_pickle)
+    return CheckpointTeacher(name, name, allow_pickle)
 
 
 def choose_recipe(candidates: CandidateRecipes, request: DistillRequest) -> Recipe:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import yaml
 from accelerate import PartialState
 from rich.console import Console
 
@@ -18,13 +19,14 @@ from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
     PromptedTeacher,
     build_task_prompt,
+    check_labels,
     list_texts,
     open_language_model,
-    prompt_teacher,
 )
 from compress.prompting.prompt import Prompt
-from compress.records.forecast import Estimate, size_mb
+from compress.records.forecast import PhaseEstimate, size_mb
 from compress.teachers.source import TeacherSource
+from compress.training.finetune import TeacherCheck, check_logits
 
 
 @dataclass(frozen=True)
@@ -40,39 +42,100 @@ class AskLanguageModel(Phase[Job]):
         return {"": f"ask {job.models.base_teacher.name}"}
 
     def run(self, job: Job) -> Job:
-        models = job.models
-        context = models.context
         # the other processes find its answers in the cache
         with PartialState().main_process_first():
-            teacher, check = prompt_teacher(
-                self.name,
-                self.prompt,
-                models.base_teacher,
-                context.data,
-                seed=models.run.seed,
-                bf16=context.bf16,
-                strict=self.strict,
-                allow_pickle=self.allow_pickle,
-                console=context.console,
-            )
-        models.run.confirm(teacher=teacher.digest)
+            teacher, check = self.ask(job)
+        job.models.run.confirm(teacher=teacher.digest)
         return job.with_teacher(teacher, check)
 
-    def estimate(self, job: Job) -> tuple[Job, list[Estimate]]:
-        models = job.models
-        data, seed = models.context.data, models.run.seed
-        prompt = build_task_prompt(self.prompt, data.task, train=data.train, seed=seed)
-        language_model = open_language_model(
-            self.name, allow_pickle=self.allow_pickle, bf16=models.context.bf16
+    def open(self, job: Job) -> PromptedTeacher:
+        """Open the language model with the prompt for the task."""
+        context = job.models.context
+        task_prompt = build_task_prompt(
+            self.prompt,
+            context.data.task,
+            train=context.data.train,
+            seed=job.models.run.seed,
         )
-        labeller = PromptedTeacher(language_model, prompt, models.context.console)
+        language_model = open_language_model(
+            self.name, allow_pickle=self.allow_pickle, bf16=context.bf16
+        )
+        return PromptedTeacher(language_model, task_prompt, context.console)
+
+    def ask(self, job: Job) -> tuple[Teacher, TeacherCheck]:
+        """Return the base teacher with the answers of the language model as its logits,
+        and the check of its quality.
+
+        The validation split is labelled first, so that an unsuitable model costs no
+        more than that. The labels of the training split are used only for the examples
+        that the prompt asks for. Raises CompressError.
+        """
+        prompted = self.open(job)
+        data = job.models.context.data
+        soft = {"validation": prompted.label_split(data.validation)}
+        check = check_logits(
+            prompted.name,
+            soft["validation"].log_p_NC,
+            data,
+            strict=self.strict,
+            remedy="Try other words for the labels, more examples, calibration or a larger "
+            "model; to continue: --gate warn",
+        )
+        soft["train"] = prompted.label_split(data.train)
+        warnings = check_labels(
+            soft["train"], prompted.name, "training", strict=self.strict
+        )
+        if data.test is not None:
+            soft["test"] = prompted.label_split(data.test)
+        splits = {"validation": data.validation, "train": data.train, "test": data.test}
+        logits = {
+            splits[name]._fingerprint: labels.log_p_NC for name, labels in soft.items()
+        }
+        settings = yaml.safe_dump(
+            self.prompt.model_dump(mode="json"),
+            sort_keys=False,
+            allow_unicode=True,
+            width=120,
+        )
+        notes = [
+            *check.notes,
+            *warnings,
+            *(
+                f"{name}: {note}"
+                for name, labels in soft.items()
+                for note in labels.notes
+            ),
+            *(
+                soft[name].balance(f"{prompted.name}, asked about {name}")
+                for name in ("train", "validation")
+            ),
+        ]
+        asked, seconds = (
+            sum(labels.asked for labels in soft.values()),
+            sum(labels.seconds for labels in soft.values()),
+        )
+        if asked:
+            notes.append(
+                f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
+                f"{seconds / asked:.3f} s each."
+            )
+        recorded = RecordedLogits(logits, settings, prompted.language_model.parameters)
+        teacher = replace(
+            job.models.base_teacher,
+            name=prompted.name,
+            digest=prompted.digest,
+            recorded=recorded,
+        )
+        return teacher, replace(check, notes=tuple(notes))
+
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+        models, labeller = job.models, self.open(job)
+        data, console = models.context.data, models.context.console
         splits = [data.validation, data.train]
         if data.test is not None:
             splits.append(data.test)
         texts = [each for split in splits for each in list_texts(split)]
-        found = estimate_answers(
-            labeller, texts, seed=seed, console=models.context.console
-        )
+        found = estimate_answers(labeller, texts, seed=models.run.seed, console=console)
         logits = {
             split._fingerprint: np.zeros((len(split), data.task.outputs), np.float32)
             for split in splits
@@ -107,16 +170,18 @@ def estimate_answers(
     *,
     seed: int,
     console: Console,
-) -> list[Estimate]:
+) -> list[PhaseEstimate]:
     """Estimate the answers to these texts or pairs, by asking for some of them; these
     are kept."""
     model, answers = labeller.language_model, labeller.task_prompt.answers
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
     left = list_unanswered(model, prompts, answers)
     random.Random(seed).shuffle(left)
-    phases, before = list[Estimate](), len(prompts) - len(left)
+    phases, before = list[PhaseEstimate](), len(prompts) - len(left)
     if before:
-        phases.append(Estimate("answered before", cached=True, note=f"{before:,} rows"))
+        phases.append(
+            PhaseEstimate("answered before", cached=True, note=f"{before:,} rows")
+        )
     concurrency = model.endpoint.concurrency if isinstance(model, RemoteModel) else 0
     count, took, speed, most = 1, 0.0, None, 0.0
     seconds_of_trial = 6.0
@@ -140,5 +205,5 @@ def estimate_answers(
     )
     return [
         *phases,
-        Estimate(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb),
+        PhaseEstimate(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb),
     ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from compress.config.options import RunOptions
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import check_logits
 
@@ -30,7 +30,7 @@ class CheckAnswers(Phase[Job]):
         )
         return job.with_teacher(teacher, check)
 
-    def estimate(self, job: Job) -> tuple[Job, list[Estimate]]:
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         return job.with_teacher(job.models.base_teacher), []
 
 

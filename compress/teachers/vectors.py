@@ -15,7 +15,7 @@ from compress.jobs.job import Job
 from compress.jobs.phase import Phase
 from compress.models.teacher import Teacher
 from compress.prompting.vectors import CachedVectors, VectorFile
-from compress.records.forecast import Estimate
+from compress.records.forecast import PhaseEstimate
 from compress.teachers.recorded import CheckAnswers
 from compress.teachers.source import TeacherSource
 from compress.training.teacher_vectors import with_vectors
@@ -64,7 +64,7 @@ class TrialVectors:
             .astype(np.float16)
         )
 
-    def forecast(self) -> list[Estimate]:
+    def forecast(self) -> list[PhaseEstimate]:
         """Forecast the requests for the missing texts: all concurrent ones at the same
         time, to one after another."""
         if not self.missing:
@@ -79,7 +79,9 @@ class TrialVectors:
             (seconds / endpoint.concurrency, seconds),
             f"{self.missing:,} texts",
         )
-        return [Estimate(f"asking {self.name}", (0, 0), times, speed, note, disk_mb)]
+        return [
+            PhaseEstimate(f"asking {self.name}", (0, 0), times, speed, note, disk_mb)
+        ]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class AskForVectors(Phase[Job]):
 
     source: TrialVectors
 
-    def estimate(self, job: Job) -> tuple[Job, list[Estimate]]:
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         return job, self.source.forecast()
 
 

@@ -31,7 +31,7 @@ from compress.nas.config import Budget, Space
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.prompting.vectors import open_source
 from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
-from compress.records.forecast import Estimate, Forecast, size_mb
+from compress.records.forecast import Forecast, PhaseEstimate, size_mb
 from compress.reporting.terminal import forecast_lines
 from compress.teachers import prompted
 from compress.teachers.checkpoint import CheckTeacher
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_shipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export and race nothing, for tests of other phases."""
-    monkeypatch.setattr(shipping, "estimate_shipping", lambda *_: Estimate("export and measure"))
+    monkeypatch.setattr(shipping, "estimate_shipping", lambda *_: PhaseEstimate("export and measure"))
 
 
 def given(tmp_path: Path, recipe: str = tiny.RECIPE) -> dict[str, Any]:
@@ -171,23 +171,25 @@ def test_a_budget_is_not_raced_for(tmp_path: Path, home: Path, monkeypatch: pyte
 
 
 def test_a_time_limit_bounds_the_total() -> None:
-    phases = (Estimate("one", (10, 20), (60.0, 600.0)), Estimate("two", (0, 0), (30.0, 30.0)))
+    phases = (PhaseEstimate("one", (10, 20), (60.0, 600.0)), PhaseEstimate("two", (0, 0), (30.0, 30.0)))
     assert Forecast("", phases, 100.0).minutes == (1.5, 10.5)
     assert Forecast("", phases, 100.0, limit=3.0).minutes == (1.5, 3.0)
     assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
 
 
 def test_the_probable_time_is_between_the_least_and_the_most() -> None:
-    phases = (Estimate("one", seconds=(60.0, 600.0)), Estimate("two", seconds=(30.0, 150.0), likely=0.25))
+    phases = (PhaseEstimate("one", seconds=(60.0, 600.0)), PhaseEstimate("two", seconds=(30.0, 150.0), likely=0.25))
     found = Forecast("", phases, 100.0)
     assert found.likely_minutes == pytest.approx((330 + 60) / 60)
     assert json.loads(found.to_json())["likely_minutes"] == pytest.approx(6.5)
     assert list(forecast_lines(found))[-1].startswith("together 1.5 to 12.5 min, probably 6.5, ")
     assert Forecast("", phases, 100.0, limit=3.0).likely_minutes == 3.0
-    assert "probably" not in list(forecast_lines(Forecast("", (Estimate("one", seconds=(60.0, 60.0)),), 100.0)))[-1]
+    assert (
+        "probably" not in list(forecast_lines(Forecast("", (PhaseEstimate("one", seconds=(60.0, 60.0)),), 100.0)))[-1]
+    )
 
 
-def plan(**flat: Any) -> dict[str, Estimate]:
+def plan(**flat: Any) -> dict[str, PhaseEstimate]:
     """The phases of a forecast by name, each of which takes time."""
     found = tiny.call(forecast, **flat).phases
     assert all(0 < phase.seconds[0] <= phase.seconds[1] for phase in found)
@@ -289,7 +291,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
 
 
-def by_name(found: Forecast) -> dict[str, Estimate]:
+def by_name(found: Forecast) -> dict[str, PhaseEstimate]:
     return {phase.name: phase for phase in found.phases}
 
 
@@ -332,7 +334,7 @@ def test_phases_of_a_plain_search(tmp_path: Path, home: Path, weighed: None) -> 
     assert share.seconds == (396.0, 396.0) and share.note == "198 shapes or more"
 
 
-def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimate]:
+def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, PhaseEstimate]:
     monkeypatch.setattr(labelling, "open_language_model", lambda *_, **__: speaker)
     (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
     data = lines(tmp_path / "texts.txt", *(f"a good film {at}" for at in range(20)))

@@ -13,8 +13,8 @@ from compress.config.recipe import Recipe
 from compress.data import load_task
 from compress.errors import PromptError, RecipeError, RunError, StudentError, TeacherError
 from compress.exporters.artifact import Bundle
-from compress.prompting import labels as teaching
 from compress.prompting.prompt import Prompt
+from compress.teachers import prompted as teaching
 from compress.training import stage as stages
 from tests import command, tiny
 from tests.prompting import language_models
