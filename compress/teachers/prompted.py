@@ -78,8 +78,8 @@ class AskLanguageModel(Phase[Job]):
             soft["validation"].log_p_NC,
             data,
             strict=self.strict,
-            remedy="Try other words for the labels, more examples, calibration or a larger "
-            "model; to continue: --gate warn",
+            remedy="Try other words for the labels, more examples, calibration or a "
+            "larger model; to continue: --gate warn",
         )
         soft["train"] = prompted.label_split(data.train)
         warnings = check_labels(

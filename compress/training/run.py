@@ -152,7 +152,8 @@ class Run:
         try:
             if resumable:
                 _check_same(path, (recipe, given or recipe), identity, name)
-                _write(path / name, recipe.to_yaml())
+                if given is not None:
+                    _write(path / name, recipe.to_yaml())
                 before = _seconds(path / _SECONDS)
             else:
                 (path / _SPENT).unlink(missing_ok=True)
