@@ -11,8 +11,8 @@ ROOT = Path(compress.__file__).parent
 LAYERS = (
     "errors values arguments io outputs terminal progress console provenance kinds", "records", "config", "data",
     "families", "slicing", "models", "evaluation", "tasks", "training", "exporters", "benchmark",
-    "quantization trimming", "reporting", "latency", "tuning", "pruning", "nas", "prompting", "papers", "commands",
-    "cli", "__main__",
+    "quantization trimming", "reporting", "latency", "tuning", "pruning", "prompting", "jobs", "teachers", "nas",
+    "papers", "commands", "cli", "__main__",
 )  # fmt: skip
 """From the bottom up. Packages of one entry do not import each other, except those of the first."""
 RANK = {package: height for height, layer in enumerate(LAYERS) for package in layer.split()}

@@ -100,9 +100,7 @@ Wide = Annotated[bool, output("--wide", help="Show all columns, however wide.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
 DeviceName = Annotated[
     str,
-    device_option(
-        help="local, browser, adb[:SERIAL], ssh:[user@]host[:port], aihub:NAME."
-    ),
+    device_option(help="local, browser, adb[:SERIAL], ssh:[user@]host[:port]."),
 ]
 Lan = Annotated[
     bool, device_option("--lan", help="Let a browser on another machine connect.")
@@ -263,8 +261,8 @@ class MeasureOptions(DeviceSettingOptions):
     it predicts the others."""
 
     file: Annotated[
-        Literal["int8", "fp32", "w8a16"],
-        device_option(help="Measure and ship this file; w8a16 for NPUs."),
+        Literal["int8", "fp32"],
+        device_option(help="Measure and ship this file."),
     ] = "int8"
     shapes: Annotated[int, device_option(help="Measure this many shapes, 5 to 64.")] = (
         16

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, set_seed
 
 from compress import io
-from compress.config.recipe import Recipe
 from compress.config.stages import Head, Stage
-from compress.console import warn
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
 from compress.data.task import TaskData
@@ -271,39 +269,6 @@ class TeacherCheck:
     majority: dict[str, float]
     logits: NDArray[np.float32]
     notes: tuple[str, ...]
-
-
-def load_task_teacher(
-    teacher: Teacher,
-    recipe: Recipe,
-    context: TrainingContext,
-    run: Run,
-    *,
-    strict: bool,
-) -> tuple[Teacher, TeacherCheck]:
-    """Load the teacher with a head for the task, fine-tune it by `recipe.teacher` if it
-    has none, and check it.
-
-    Prints the warnings of the check. If `strict`, raises TeacherError for a teacher no
-    better than the majority answer.
-    """
-    task_teacher = with_head(teacher, recipe.teacher, context, run)
-    task_teacher.model.to(PartialState().device)
-    task, length = context.data.task, recipe.stages[-1].length
-    rows = Evaluator.from_split(
-        task, context.data.validation, task_teacher.tokenizer, length
-    ).rows
-    check = check_teacher(
-        task_teacher,
-        context.data,
-        rows,
-        context.collate,
-        bf16=context.bf16,
-        strict=strict,
-    )
-    for note in check.notes:
-        warn(context.console, note)
-    return task_teacher, check
 
 
 def check_teacher(
