@@ -105,7 +105,7 @@ def answers(
     """Compute each class's log-likelihood (rows, C), or decode the number (rows, 1); in
     the split's order.
 
-    `metrics.scores` takes the result. It may also serve as soft labels for students of
+    `Task.score_rows` takes the result. It may also serve as soft labels for students of
     any family, whose `hinton.soft_targets` at temperature 1 compares with the
     normalised likelihoods. Runs on the model's device, in eval mode.
     """
