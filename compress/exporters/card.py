@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from compress.data.task import Kind, Task
 from compress.errors import BundleError, did_you_mean
+from compress.exporters import formats
 from compress.models.heads import CLASSES
 
 if TYPE_CHECKING:
@@ -191,57 +192,6 @@ def revise(
     return str(found)
 
 
-NPU_OPENING = """onnxruntime.register_execution_provider_library("QNN", onnxruntime_qnn.get_library_path())
-options = onnxruntime.SessionOptions()
-devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == onnxruntime_qnn.get_ep_name()]
-options.add_provider_for_devices(devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path()}})
-session = onnxruntime.InferenceSession("{file}", options)"""  # noqa: E501
-ORT = "import onnxruntime"
-RUNTIMES: Mapping[str, tuple[str, str, str, str]] = {
-    "ort": (
-        "onnxruntime",
-        "python",
-        ORT,
-        'session = onnxruntime.InferenceSession("{file}")',
-    ),
-    "text": (
-        "onnxruntime",
-        "python",
-        ORT,
-        'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})',
-    ),
-    "web": (
-        "transformers.js",
-        "js",
-        'import { pipeline } from "@huggingface/transformers";',
-        'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});',
-    ),
-    "openvino": (
-        "openvino",
-        "python",
-        "import openvino",
-        'model = openvino.Core().compile_model("{file}", "CPU")',
-    ),
-    "executorch": (
-        "executorch",
-        "python",
-        "from executorch.runtime import Runtime",
-        'method = Runtime.get().load_program("{file}").load_method("forward")',
-    ),
-    "npu": ("onnxruntime", "python", f"{ORT}\nimport onnxruntime_qnn", NPU_OPENING),
-    "coreml": ("coreml", "swift", "import CoreML", ""),
-    "coreai": ("coreai", "swift", "import CoreAI", ""),
-    "litert": (
-        "litert",
-        "python",
-        "from ai_edge_litert.interpreter import Interpreter",
-        'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")',
-    ),
-}
-"""Formats other than the bundle: the library's name on the hub, the language, the
-imports, the line that opens a file."""
-
-
 def export_card(
     record: Mapping[str, Any],
     origin: Mapping[str, str],
@@ -252,9 +202,10 @@ def export_card(
     """Render the README.md of an export other than a bundle, from its export.json and
     fields of its model's `Card`.
 
-    code  opens the file in its runtime, where the line of RUNTIMES does not
+    code  opens the file in its runtime, where the format's `Opening` does not
     """
-    library, language, imports, opening = RUNTIMES[record["for"]]
+    opening = formats.find(record["for"]).opening
+    assert opening is not None, "a bundle has a card of its own"
     card = Card.parse({"name": record["source"], **origin})
     pipeline = (
         "feature-extraction"
@@ -265,7 +216,7 @@ def export_card(
     texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (
         task is not None and task.pair
     )
-    opened = opening.format(
+    opened = opening.code.format(
         file=record["files"][0]["file"],
         pipeline=pipeline,
         max_length=longest,
@@ -273,15 +224,15 @@ def export_card(
     )
     return render(
         "export.md.jinja",
-        front_matter=front_matter(card, library, pipeline),
-        title=f"{card.name} for {library}",
+        front_matter=front_matter(card, opening.library, pipeline),
+        title=f"{card.name} for {opening.library}",
         model_type=record["model_type"],
-        runtime=library,
+        runtime=opening.library,
         max_length=longest,
         source=card.name,
         files=[{"precision": "", "note": "", **each} for each in record["files"]],
-        language=language,
-        load=Markup(f"{imports}\n\n{code or opened}"),
+        language=opening.language,
+        load=Markup(f"{opening.imports}\n\n{code or opened}"),
         verdicts=[
             *record["verdicts"],
             *(f"warning: {warning}" for warning in record["warnings"]),

@@ -19,15 +19,16 @@ from transformers import PreTrainedModel
 from compress.benchmark.devices import Device
 from compress.config.stages import Stage, StudentSpec
 from compress.errors import SearchError
-from compress.exporters import formats
 from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.export import export
 from compress.exporters.onnx import makes_segments
 from compress.exporters.predictor import open_predictor
+from compress.exporters.writers.context import ExportOptions, FixedOptions
 from compress.io import atomic_folder
 from compress.latency.measure import FilePrecision, sample
 from compress.nas.config import describe_choice
 from compress.nas.context import ScratchEvaluator, SearchContext, score_student
-from compress.quantization.npu import limit_length, write_npu
+from compress.quantization.npu import limit_length
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.reporting.remarks import unmet
 from compress.training.run import Run
@@ -321,17 +322,13 @@ def _write_npu_file(context: SearchContext, bundle: Bundle) -> float:
     npu` does; return its score."""
     search, folder = context.search, bundle.path.parent / NPU
     shutil.rmtree(folder, ignore_errors=True)  # of a session that was interrupted
-    made = formats.export(
-        bundle,
-        folder,
-        to="npu",
-        precisions=("w8a16",),
+    options = ExportOptions(
         name=str(bundle.path),
+        fixed=FixedOptions((search.seq,), search.max_drop),
         load_data=lambda _: context.training.data,
-        writer=partial(
-            write_npu, lengths=(search.seq,), max_drop=search.max_drop, say=context.say
-        ),
+        say=context.say,
     )
+    made = export(bundle, folder, to="npu", precisions=("w8a16",), options=options)
     for line in (*made.verdicts, *made.warnings):
         context.say(line)
     evaluator = limit_length(bundle, search.seq).evaluator(

@@ -17,10 +17,11 @@ from compress.benchmark.browser import device
 from compress.benchmark.local import race
 from compress.commands import export as commands
 from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.formats import ExportResult, export
+from compress.exporters.export import export
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED, Form
 from compress.exporters.session import metadata, read_model
+from compress.exporters.writers.context import ExportResult
 from compress.records.latency import DeviceError, Setting
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, QA, bundle, names
