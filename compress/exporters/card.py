@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
     from compress.records.certificate import Certificate
 
-TEMPLATES = Path(__file__).parent
 PIPELINES: Mapping[Kind, str] = {
     "tagging": "token-classification",
     "qa": "question-answering",
@@ -119,8 +118,8 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     assert task is not None, "only bundles with a task have this card"
     pipeline = PIPELINES.get(task.kind, "text-classification")
     return render(
-        "card.md.jinja",
         card=content,
+        title=content.name,
         front_matter=front_matter(
             content,
             "sentence-transformers" if task.kind == "embedding" else "transformers",
@@ -222,22 +221,20 @@ def export_card(
         max_length=longest,
         texts=texts,
     )
-    return render(
-        "export.md.jinja",
-        front_matter=front_matter(card, opening.library, pipeline),
-        title=f"{card.name} for {opening.library}",
-        model_type=record["model_type"],
-        runtime=opening.library,
-        max_length=longest,
-        source=card.name,
-        files=[{"precision": "", "note": "", **each} for each in record["files"]],
+    about = (
+        f"{escape(record['model_type'])}, for {opening.library}; texts of at most "
+        f"{longest} tokens. Exported by compress from {escape(card.name)}."
+    )
+    warnings = [f"warning: {warning}" for warning in record["warnings"]]
+    return file_card(
+        replace(card, name=f"{card.name} for {opening.library}"),
+        opening.library,
+        pipeline,
+        about=[about],
+        load=f"{opening.imports}\n\n{code or opened}",
         language=opening.language,
-        load=Markup(f"{opening.imports}\n\n{code or opened}"),
-        verdicts=[
-            *record["verdicts"],
-            *(f"warning: {warning}" for warning in record["warnings"]),
-        ],
-        licence=licence(card),
+        files=[{"precision": "", "note": "", **each} for each in record["files"]],
+        verdicts=[*record["verdicts"], *warnings],
     )
 
 
@@ -318,9 +315,39 @@ def front_matter(
     return Markup(data.to_yaml() + "\n")
 
 
-def render(template: str, **values: Any) -> str:
-    """Render a template of this folder; values that are not marked as safe are
-    escaped."""
+def file_card(
+    card: Card,
+    library: str,
+    pipeline: str,
+    *,
+    about: Sequence[str],
+    load: str,
+    language: str = "python",
+    files: Sequence[Mapping[str, Any]] = (),
+    verdicts: Sequence[str] = (),
+) -> str:
+    """Render the card of files that are not a task's bundle.
+
+    library, pipeline   the hub's names
+    about      Markdown of the first paragraphs; load: code that opens the files
+    files      path, precision, bytes and note of each
+    verdicts   sentences on where and how to run the files
+    """
+    return render(
+        front_matter=front_matter(card, library, pipeline),
+        title=card.name,
+        task=None,
+        about=[Markup(paragraph) for paragraph in about],
+        files=files,
+        language=language,
+        load=Markup(load),
+        verdicts=verdicts,
+        licence=licence(card),
+    )
+
+
+def render(**values: Any) -> str:
+    """Render the template of cards; values that are not marked as safe are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     page = Environment(
@@ -328,9 +355,9 @@ def render(template: str, **values: Any) -> str:
         finalize=escape,
         trim_blocks=True,
         keep_trailing_newline=True,
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(Path(__file__).parent),
     )
-    return page.get_template(template).render(values)
+    return page.get_template("card.md.jinja").render(values)
 
 
 def escape(value: object) -> str:

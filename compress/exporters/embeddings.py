@@ -147,26 +147,6 @@ def _certify(exact: Floats, small: Floats, data: str) -> Certificate:
     )
 
 
-CARD = """---
-{front}---
-
-# {name}
-
-{model_type} encoder of texts of at most {max_length} tokens: {gives}. Made with compress.
-
-`onnx/model.onnx` is the model in float32, `onnx/model_quantized.onnx` in int8. Inputs: input_ids, attention_mask and,
-where the model has segments, token_type_ids.
-
-```python
-{load}
-```
-
-## Licence
-
-{licence}
-"""  # noqa: E501
-
-
 POOLED: Mapping[str, str] = {
     "cls": "the first token",
     "max": "the largest of each number over all tokens",
@@ -200,22 +180,23 @@ def _describe(settings: SentenceSettings) -> str:
 def _card(
     fields: Mapping[str, Any], manifest: Manifest, settings: SentenceSettings
 ) -> str:
-    from compress.exporters.card import Card, escape, front_matter, licence
+    from compress.exporters.card import Card, file_card
 
-    card, vectors = Card.parse(fields), settings.embeds
-    library, pipeline = (
-        ("sentence-transformers", "sentence-similarity")
-        if vectors
-        else ("transformers", "feature-extraction")
+    about = (
+        f"{manifest.model_type} encoder of texts of at most {manifest.max_length} "
+        f"tokens: {_describe(settings)}. Made with compress."
     )
-    return CARD.format(
-        front=front_matter(card, library, pipeline),
-        name=escape(card.name),
-        model_type=manifest.model_type,
-        max_length=manifest.max_length,
-        gives=_describe(settings),
-        load=VECTORS if vectors else TOKENS,
-        licence=licence(card),
+    inputs = """`onnx/model.onnx` is the model in float32, `onnx/model_quantized.onnx` in int8. Inputs: input_ids, attention_mask and,
+where the model has segments, token_type_ids."""  # noqa: E501
+    card = Card.parse(fields)
+    shown = [about, inputs]
+    if settings.embeds:
+        library = "sentence-transformers"
+        return file_card(
+            card, library, "sentence-similarity", about=shown, load=VECTORS
+        )
+    return file_card(
+        card, "transformers", "feature-extraction", about=shown, load=TOKENS
     )
 
 

@@ -194,7 +194,7 @@ def write(
     `card` has the fields of `Card`. Raises ExportError for another architecture, for a
     model of over 2 GB, and where the files do not compute what the model does.
     """
-    from compress.exporters.card import Card, escape, front_matter, licence
+    from compress.exporters.card import Card, file_card
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import as_float32, check_size
     from compress.models.checkpoints import save_checkpoint
@@ -217,11 +217,12 @@ def write(
         _finish(raw, folder / "onnx", "_quantized")
         shutil.rmtree(raw)
         (folder / "README.md").write_text(
-            CARD.format(
-                front=front_matter(content, "transformers", "text-generation"),
-                name=escape(content.name),
-                kind=plain.config.model_type,
-                licence=licence(content),
+            file_card(
+                content,
+                "transformers",
+                "text-generation",
+                about=[ABOUT.format(kind=plain.config.model_type)],
+                load=LOAD,
             ),
             encoding="utf-8",
         )
@@ -313,21 +314,8 @@ def check(model: Any, folder: Path) -> float:
     return difference / max(1.0, largest)
 
 
-CARD = """---
-{front}---
+ABOUT = """{kind}, as ONNX with the keys and values of the tokens before as inputs and outputs. Made with compress. optimum's
+ORTModelForCausalLM or ORTModelForSeq2SeqLM (`subfolder="onnx"`) and transformers.js load this folder."""  # noqa: E501
+LOAD = """from compress import Bundle
 
-# {name}
-
-{kind}, as ONNX with the keys and values of the tokens before as inputs and outputs. Made with compress. optimum's
-ORTModelForCausalLM or ORTModelForSeq2SeqLM (`subfolder="onnx"`) and transformers.js load this folder.
-
-```python
-from compress import Bundle
-
-Bundle.load(".").complete(["a text"])  # int8, without torch
-```
-
-## Licence
-
-{licence}
-"""  # noqa: E501
+Bundle.load(".").complete(["a text"])  # int8, without torch"""
