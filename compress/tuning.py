@@ -22,7 +22,7 @@ import onnx
 from onnx import ModelProto
 
 from compress.arguments import Share, check_arguments
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.int8 import (

@@ -21,7 +21,8 @@ from compress.arguments import (
     TeacherLike,
     check_arguments,
 )
-from compress.benchmark.devices import Device, open_chosen
+from compress.benchmark.device import Device
+from compress.benchmark.devices import open_chosen
 from compress.commands.distill import StageModels, compare_texts, load_inputs
 from compress.commands.forecast import ROWS, SCORED, Trials, forecast_stages
 from compress.commands.search import (

@@ -24,7 +24,8 @@ from compress.arguments import (
     Share,
     check_arguments,
 )
-from compress.benchmark.devices import Device, open_chosen
+from compress.benchmark.device import Device
+from compress.benchmark.devices import open_chosen
 from compress.commands.distill import distill
 from compress.config.options import (
     ColumnOptions,

@@ -21,7 +21,8 @@ from compress.arguments import (
     check_arguments,
     name_of,
 )
-from compress.benchmark.devices import Device, open_chosen
+from compress.benchmark.device import Device
+from compress.benchmark.devices import open_chosen
 from compress.commands import preflight
 from compress.commands.checks import (
     check_kind,

@@ -5,48 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.task import METRICS, Task
-from compress.errors import BundleError
 from compress.exporters.artifact import FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
-from compress.models.sentence_modules import VECTOR, Normalize, Pooling
+from compress.exporters.predictor import open_embedder
+from compress.models.sentence_modules import Normalize, Pooling
 from compress.models.sentence_settings import SentenceSettings
 from compress.records.certificate import Certificate
-
-if TYPE_CHECKING:
-    from compress.exporters.predictor import Predictor
 
 MAX_DROP = 0.01
 """The largest 1 - Spearman's rho of the similarities and fp32's for which an int8 file
 is certified."""
 
 Floats = NDArray[np.float32]
-
-
-def open_embedder(
-    folder: Path, file: Path, max_length: int, threads: int = 1
-) -> "Predictor":
-    """Open a file of vectors with the tokenizer and the prompts of its folder.
-
-    Raises BundleError for a file that outputs token states only.
-    """
-    from compress.exporters.predictor import open_predictor
-
-    task = Task("embedding", ("text",), "similarity", (), METRICS["embedding"][0])
-    predictor = open_predictor(
-        folder, file, task=task, max_length=max_length, threads=threads
-    )
-    if VECTOR not in [node.name for node in predictor.session.get_outputs()]:
-        raise BundleError(
-            f"{folder}: outputs token states only; for a vector per text, export it "
-            "again with a pooling"
-        )
-    return predictor
 
 
 def similarity(one: Floats, other: Floats) -> tuple[float, float]:

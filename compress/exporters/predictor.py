@@ -18,7 +18,7 @@ from compress.arguments import read_texts
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
 from compress.data.encoder import Text, TextEncoder
-from compress.data.task import Kind, Task
+from compress.data.task import METRICS, Kind, Task
 from compress.data.text_files import LONGEST
 from compress.data.text_preparation import DOCUMENT, QUERY, count_prompt_tokens, prepend
 from compress.data.vector_index import find_nearest
@@ -31,6 +31,7 @@ from compress.exporters.session import (
     runtime_reason,
 )
 from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_modules import VECTOR
 from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings
 from compress.progress import show_progress
 
@@ -662,3 +663,22 @@ def decode(raw: bytes, where: str) -> str:
             f"{where}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; "
             "convert the text, for example with: iconv -f latin1 -t utf-8"
         ) from None
+
+
+def open_embedder(
+    folder: Path, file: Path, max_length: int, threads: int = 1
+) -> Predictor:
+    """Open a file of vectors with the tokenizer and the prompts of its folder.
+
+    Raises BundleError for a file that outputs token states only.
+    """
+    task = Task("embedding", ("text",), "similarity", (), METRICS["embedding"][0])
+    predictor = open_predictor(
+        folder, file, task=task, max_length=max_length, threads=threads
+    )
+    if VECTOR not in [node.name for node in predictor.session.get_outputs()]:
+        raise BundleError(
+            f"{folder}: outputs token states only; for a vector per text, export it "
+            "again with a pooling"
+        )
+    return predictor

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.exporters import npu
