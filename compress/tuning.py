@@ -31,8 +31,8 @@ from compress.exporters.int8 import (
     quantize_learned,
     quantize_static,
 )
-from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
+from compress.exporters.rewrite.forms import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.graph import Graph, find_writer, list_floats, products
 from compress.exporters.session import (
     SESSION_KEY,

@@ -26,7 +26,7 @@ from compress.exporters.artifact import FILES, Precision
 from compress.exporters.fp16 import to_float16
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite import SHIPPED
+from compress.exporters.rewrite.forms import SHIPPED
 from compress.exporters.session import rows_for
 from compress.exporters.weight_only import quantize_weights
 from compress.latency.features import Terms

@@ -15,7 +15,7 @@ from compress.commands.bench import ABSENT, bench, choose_formats
 from compress.config.options import DeviceOptions
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import TEXT, Bundle
-from compress.exporters.tokenizer import read_proof, text_model
+from compress.exporters.tokenizer.text_model import read_proof, text_model
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Setting
 from tests import command, tiny

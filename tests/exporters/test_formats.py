@@ -25,7 +25,7 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.checkpoint import load_source
 from compress.exporters.export import OPSETS, export
 from compress.exporters.session import read_model
-from compress.exporters.tokenizer import read_proof, run_text
+from compress.exporters.tokenizer.text_model import read_proof, run_text
 from compress.exporters.writers.context import ExportOptions
 from compress.records.certificate import Certificate
 from tests import command, generative, marked, tiny

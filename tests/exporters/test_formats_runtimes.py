@@ -19,7 +19,7 @@ from compress.commands import export as commands
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.export import export
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite import FORM_KEY, SHIPPED, Form
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED, Form
 from compress.exporters.session import metadata, read_model
 from compress.exporters.writers.context import ExportResult
 from compress.records.latency import DeviceError, Setting

@@ -13,7 +13,7 @@ from compress.errors import ExportError, first_reason
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.checkpoint import Source
 from compress.exporters.predictor import pad
-from compress.exporters.rewrite import FORM_KEY, SHIPPED
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED
 from compress.exporters.session import (
     Difference,
     Feeds,

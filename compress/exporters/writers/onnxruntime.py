@@ -5,7 +5,7 @@ onnx   the bundle with fp32, int8 and the chosen precisions
 web    the layout that transformers.js loads: config.json, tokenizer.json,
        onnx/model_quantized.onnx, ...
 text   one file that takes a string and answers with a label, or the words' labels: see
-       `compress.exporters.tokenizer`
+       `compress.exporters.tokenizer.text_model`
 ort    the format of onnxruntime's small builds for phones, with the list of operators
        that such a build needs. onnxruntime writes it as it opens a file: `.ort` holds
        the graph as optimised for the CPU provider, `.with_runtime_opt.ort` one
@@ -39,7 +39,7 @@ from compress.exporters.session import (
     session_entries,
     session_options,
 )
-from compress.exporters.tokenizer import text_file
+from compress.exporters.tokenizer.text_model import text_file
 from compress.exporters.writers.context import ExportContext, ExportedFile, ExportResult
 from compress.records.run_report import REPORT
 
