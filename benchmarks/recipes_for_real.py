@@ -47,7 +47,6 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 import compress
 from benchmarks.common import make_parser, write_result
-from compress.commands.distill import StageModels, prepare
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe, Target
 from compress.config.reference import Call
@@ -59,18 +58,23 @@ from compress.data.collate import Seq2SeqCollate
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import load_corpus
 from compress.data.masking import Words, count_tokens
+from compress.data.objects import data_path
 from compress.data.task import TaskData
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import logits_at
 from compress.io import atomic_folder, hash_value
+from compress.jobs.job import Job
+from compress.jobs.phase import Phase, run_phases
+from compress.jobs.request import DistillRequest
+from compress.jobs.stages import StageModels
 from compress.models.signals import evaluating
 from compress.papers import q8bert
-from compress.prompting.labels import label_names, prompt_teacher
+from compress.prompting.labels import label_names
 from compress.prompting.prompt import Prompt
 from compress.slicing.shape import Shape
+from compress.teachers.inputs import open_job
 from compress.training import stage as training_stage
-from compress.training.finetune import load_task_teacher
 from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
 from compress.training.stage import Trained, stage_seed
@@ -346,17 +350,17 @@ def run(
         after = Stage.model_validate({"finetune": "task-after-it", "lr": "auto", "max_length": 64})
         recipe = recipe.model_copy(update={"stages": (*stages, after)})
     with tempfile.TemporaryDirectory() as folder:
-        ready = prepare(
-            teacher=teacher, data=splits, out=Path(folder) / "run", recipe=recipe.with_effort(effort), corpus=corpus,
-            prompt=proof.prompt, columns=DataOptions(), length=LengthOptions(),
-            options=RunOptions(seed=seed, gate="warn"),
-            console=Console(),
+        request = DistillRequest(
+            teacher=teacher, data=data_path(splits), out=Path(folder) / "run", recipe=recipe.with_effort(effort),
+            corpus=corpus, prompt=proof.prompt, columns=DataOptions(), length=LengthOptions(),
+            options=RunOptions(seed=seed, gate="warn"), console=Console(),
         )  # fmt: skip
-        with ready as (models, _):
+        with open_job(request) as (job, teacher_phases):
+            models = job.models
             if last.head != "task":
                 found, wrong = score_text(models, models.recipe.stages[: len(stages)], proof, untrained=untrained)
             else:
-                found, wrong = score_task(models, proof, teacher=teacher, untrained=untrained)
+                found, wrong = score_task(job, teacher_phases, proof, untrained=untrained)
             trained = {stage.name: Trained.read(models.run.result(stage.name)) for stage in models.recipe.training
                        if models.run.result(stage.name).is_dir()}  # fmt: skip
             curve = [line for line in read_log(Path(folder) / "run" / "log.jsonl") if "eval_score" in line]
@@ -375,26 +379,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def score_task(
-    models: StageModels, proof: Proof, *, teacher: str, untrained: bool
+    job: Job, teacher_phases: Sequence[Phase[Job]], proof: Proof, *, untrained: bool
 ) -> tuple[dict[str, Any], NDArray[Any]]:
     """Return the accuracy on the test split, and 1 for each row of it that is answered wrong; of questions 1 - F1."""
-    context, task_teacher, logits = models.context, None, None
+    context = job.models.context
     data = context.data
     assert data.test is not None
     if untrained:
         wrong = np.asarray(data.test["label"][:]) != np.bincount(data.train["label"][:]).argmax()
         return {"score": 1 - wrong.mean()}, wrong.astype(float)
-    if proof.prompt is not None:
-        task_teacher, check = prompt_teacher(
-            teacher, proof.prompt, models.base_teacher, data, seed=models.run.seed,
-            bf16=context.bf16, strict=False, allow_pickle=False, console=context.console,
-        )  # fmt: skip
-        logits = check.logits
-    elif proof.teacher in ("minilm", "electra"):
-        task_teacher, check = load_task_teacher(models.base_teacher, models.recipe, context, models.run, strict=False)
-        logits = check.logits
-    models = StageModels(models.recipe, models.base_teacher, task_teacher, context, models.run)
-    student = models.run_stages(models.recipe.stages, teacher_logits=logits)
+    if proof.prompt is not None or proof.teacher in ("minilm", "electra"):
+        job = run_phases(teacher_phases, job)
+    models, task_teacher = job.models, job.models.task_teacher
+    student = models.run_stages(models.recipe.stages, teacher_logits=job.teacher_logits)
     exam = Evaluator.from_split(data.task, data.test, context.tokenizer, models.recipe.stages[-1].length)
     if proof.int8:
         rows = context.rows(models.recipe.training[-1], models.run.seed)

@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compress.commands.bench import bench
     from compress.commands.demo import demo
-    from compress.commands.distill import distill
+    from compress.commands.distill import distill, forecast
     from compress.commands.doctor import doctor
     from compress.commands.export import export
-    from compress.commands.forecast import forecast, forecast_pretraining
-    from compress.commands.forecast_search import forecast_search
     from compress.commands.gate import gate
-    from compress.commands.init import init
     from compress.commands.inspect import inspect
     from compress.commands.label import forecast_labelling, label
-    from compress.commands.pretrain import pretrain
+    from compress.commands.pretrain import forecast_pretraining, pretrain
     from compress.commands.prune import prune
     from compress.commands.push import push
     from compress.commands.quantize import forecast_quantization, quantize
-    from compress.commands.search import search
+    from compress.commands.search import forecast_search, search
     from compress.commands.trim import forecast_trimming, trim
     from compress.config.options import (
         CheckpointOptions,
@@ -61,20 +58,17 @@ __version__ = "0.2.0"
 _NAMES = {
     "commands.bench": "bench",
     "commands.demo": "demo",
-    "commands.distill": "distill",
+    "commands.distill": "distill forecast",
     "commands.doctor": "doctor",
     "commands.export": "export",
-    "commands.forecast": "forecast forecast_pretraining",
-    "commands.forecast_search": "forecast_search",
     "commands.gate": "gate",
-    "commands.init": "init",
     "commands.inspect": "inspect",
     "commands.label": "forecast_labelling label",
-    "commands.pretrain": "pretrain",
+    "commands.pretrain": "forecast_pretraining pretrain",
     "commands.prune": "prune",
     "commands.push": "push",
     "commands.quantize": "forecast_quantization quantize",
-    "commands.search": "search",
+    "commands.search": "forecast_search search",
     "commands.trim": "forecast_trimming trim",
     "config.options": "CheckpointOptions ColumnOptions DataOptions DeviceOptions "
     "DeviceSettingOptions Int8Options LengthOptions MeasureOptions PruneOptions "
@@ -140,7 +134,6 @@ __all__ = [
     "forecast_search",
     "forecast_trimming",
     "gate",
-    "init",
     "inspect",
     "label",
     "load_task",

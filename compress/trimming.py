@@ -40,7 +40,6 @@ from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
-from compress.models.heads import task_class
 from compress.outputs import check_output_folder
 from compress.progress import show_progress
 from compress.slicing.shape import positions
@@ -539,7 +538,7 @@ def trimming(
     from compress.models.loader import load_model
 
     check_new(out)
-    model = load_model(bundle.path, task_class(bundle.task.kind)).model
+    model = load_model(bundle.path, bundle.task.auto_class()).model
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
         save_checkpoint(folder, model, tokenizer, bundle.manifest.max_length)

@@ -601,11 +601,10 @@ def _export(bundle: Bundle, folder: Path) -> Path:
     """Trace the fp32 file from the weights, at the opset of the bundle's own; every
     form is made from it."""
     from compress.exporters.onnx import to_onnx
-    from compress.models.heads import task_class
     from compress.models.loader import load_model
 
     own = read_model(bundle.files()["fp32"])
-    model = load_model(bundle.path, task_class(bundle.task.kind)).model
+    model = load_model(bundle.path, bundle.task.auto_class()).model
     segments = "token_type_ids" in [node.name for node in own.graph.input]
     traced = folder / "traced.onnx"
     longest = bundle.manifest.max_length

@@ -91,7 +91,7 @@ def accepted(*words: str) -> bool:
     def begin(*_: object) -> NoReturn:
         raise _BeginsError
 
-    with mock.patch("compress.training.finetune.with_head", begin):
+    with mock.patch("compress.teachers.checkpoint.with_head", begin):
         try:
             run(*words)
         except _BeginsError:

@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONGEST = (
     "tests/nas/test_pipeline.py", "tests/test_documents.py", "tests/commands/test_every_recipe.py",
-    "tests/exporters/test_text.py", "tests/commands/test_prune_budget.py", "tests/commands/test_forecast.py",
+    "tests/exporters/test_text.py", "tests/commands/test_prune_budget.py", "tests/jobs/test_phases.py",
     "tests/commands/test_demo.py", "tests/exporters/test_tune.py", "tests/exporters/test_families.py",
     "tests/quantization/test_pipeline.py", "tests/commands/test_embedding.py", "tests/commands/test_processes.py",
     "tests/commands/test_pipeline.py", "tests/exporters/test_every_teacher.py", "tests/commands/test_prune.py",
@@ -94,7 +94,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """End runs after their last stage by raising `unshipped.Trained`."""
-    monkeypatch.setattr("compress.commands.ship.Bundle", unshipped.Unshipped)
+    monkeypatch.setattr("compress.jobs.ship.Bundle", unshipped.Unshipped)
 
 
 @pytest.fixture

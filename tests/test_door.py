@@ -44,8 +44,8 @@ BEGINNINGS = (
     "compress.exporters.artifact._write_model", "compress.exporters.export.export",
     "compress.commands.bench.measure", "compress.commands.bench.export_formats",
     "compress.commands.gate.compare_latency", "compress.commands.demo.load_runtime",
-    "compress.commands.label.build_task_prompt", "compress.commands.trim.trimming",
-    "compress.commands.trim.trim_checkpoint", "compress.commands.trim.chunks",
+    "compress.commands.label.build_task_prompt", "compress.jobs.trim.trimming",
+    "compress.jobs.trim.trim_checkpoint", "compress.jobs.trim.chunks",
     "compress.commands.doctor.ThreadPoolExecutor",
     "compress.commands.prune.open_device", "compress.data.load.data_path",
 )  # fmt: skip
@@ -121,7 +121,6 @@ def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
         ("demo", {"bundle": place, "out": new} | quiet),
         ("push", {"bundle": place, "repo": "team/small", "dry_run": True}),
         ("inspect", {"thing": "tinybert"}),
-        ("init", {}),
         ("label", {"teacher": shelf.teacher, "prompt": "sentiment", "data": shelf.data, "out": out / "new.jsonl"}),
         ("forecast_labelling", {"teacher": shelf.teacher, "prompt": "sentiment", "data": shelf.data,
                                 "out": out / "new.jsonl"}),

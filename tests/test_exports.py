@@ -16,7 +16,7 @@ PUBLIC = [
     "PruneOptions", "Recipe", "Report", "RunOptions", "SettingOptions", "Shape", "Signals", "StudentSpec",
     "StudyOptions", "Task", "TaskData", "Term", "bench", "build", "demo", "distill", "doctor",
     "export", "forecast", "forecast_labelling", "forecast_pretraining", "forecast_quantization", "forecast_search",
-    "forecast_trimming", "gate", "init", "inspect", "label", "load_task", "pretrain", "prune", "push", "quantize",
+    "forecast_trimming", "gate", "inspect", "label", "load_task", "pretrain", "prune", "push", "quantize",
     "reads", "search", "trim",
 ]  # fmt: skip
 

@@ -5,20 +5,20 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 494_900,
+    "tokens": 502_300,
     "tokens a line": 7.6,
-    "packed assignments": 895,
-    "decisions per 1,000 lines": 155,
+    "packed assignments": 856,
+    "decisions per 1,000 lines": 152,
     "fmt: skip": 0,
-    "comparisons with a kind": 179,
-    "files that compare a kind": 41,
+    "comparisons with a kind": 0,
+    "files that compare a kind": 0,
     "comparisons with a family": 5,
     "files that compare a family": 4,
     "types of several meanings": 38,
-    "constants of several meanings": 138,
-    "circles": 2,
-    "files in circles": 7,
-    "functions of more than 10 parameters": 25,
+    "constants of several meanings": 133,
+    "circles": 1,
+    "files in circles": 2,
+    "functions of more than 10 parameters": 23,
 }
 
 

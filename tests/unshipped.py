@@ -24,8 +24,8 @@ class Unshipped:
 
 def hasten(patch: pytest.MonkeyPatch) -> None:
     """Use the sizes of files as their times, and fewer groups for the error of a teacher's lead."""
-    from compress.commands import ship
     from compress.evaluation import baselines
+    from compress.jobs import ship
 
     patch.setattr(ship, "race", _weigh)
     patch.setattr(baselines, "GROUPS", 4)

@@ -17,7 +17,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name: `local`, `ssh:pi`, `browser`, `adb:SERIAL`, `aihub:NAME`."""
+        """Return the name: `local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
 
     def facts(self) -> dict[str, str]:
         """Describe the machine: processor, cores, instructions, governor, temperature,

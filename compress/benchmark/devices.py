@@ -1,5 +1,5 @@
 """Open the device that files are measured on: this machine, one over ssh, a browser, an
-Android phone, a hosted one."""
+Android phone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,7 +17,7 @@ from compress.provenance import command_line
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Setting
 
-KINDS = ("local", "ssh", "browser", "adb", "aihub")
+KINDS = ("local", "ssh", "browser", "adb")
 
 
 @contextmanager
@@ -35,8 +35,7 @@ def open_device(
 ) -> Iterator[Device]:
     """Open the device of that name, and always close it at the end.
 
-    name      `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`,
-              `aihub:NAME`
+    name      `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`
     lan       browser: allow other machines on the network to open the page
     timeout   seconds to wait for a device that does not answer
     say       receives messages about progress and about what the user must do
@@ -106,15 +105,11 @@ def open_device(
                     browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu
                 )
                 device = stack.enter_context(phone_browser(phone, page, say))
-        elif kind == "aihub" and where:
-            from compress.benchmark.aihub import open_hosted
-
-            device = stack.enter_context(open_hosted(where, say=say))
         else:
+            meant = did_you_mean(kind, KINDS) if kind not in KINDS else ""
             raise DeviceError(
                 f"--device {name}: no such device; expected local, "
-                "ssh:[user@]host[:port], browser, adb[:SERIAL] or "
-                "aihub:NAME." + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
+                f"ssh:[user@]host[:port], browser or adb[:SERIAL].{meant}"
             )
         yield device
 

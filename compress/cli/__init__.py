@@ -17,7 +17,6 @@ from compress.terminal import escape_unencodable, open_closed_streams
 COMMANDS = {
     "doctor": ("start", "Check this machine for what each command needs."),
     "inspect": ("start", "Describe a checkpoint, bundle, recipe, data set or run."),
-    "init": ("start", "Ask five questions, and print the command that fits."),
     "distill": ("train", "Distil a teacher into a student, export and measure it."),
     "pretrain": ("train", "Run a recipe's stages on text alone."),
     "label": ("train", "Label texts with a prompted language model."),

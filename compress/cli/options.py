@@ -410,13 +410,14 @@ def print_forecast(
     By now the command has imported what it needs, which takes seconds: they are its
     first phase.
     """
-    from compress.records.forecast import Phase
+    from compress.records.forecast import PhaseEstimate
     from compress.reporting.terminal import forecast_lines
 
     seconds = time.perf_counter() - (_OUTPUT.get() or Output()).began
     found = forecast(**arguments, console=console(as_json))
     found = replace(
-        found, phases=(Phase("starting", seconds=(seconds, seconds)), *found.phases)
+        found,
+        phases=(PhaseEstimate("starting", seconds=(seconds, seconds)), *found.phases),
     )
     if as_json:
         print_json("plan", found.to_json())

@@ -22,7 +22,7 @@ from compress.config import options as opt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from compress.commands.trim import TrimResult
+    from compress.jobs.trim import TrimResult
 
 
 @with_option_groups()
@@ -59,7 +59,7 @@ def prune(
         from compress.commands.prune import set_target
 
         if plan:
-            from compress.commands.forecast import forecast
+            from compress.commands.distill import forecast
 
             print_forecast(
                 forecast,

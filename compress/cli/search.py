@@ -143,7 +143,7 @@ def search(
             "options": options,
         }
         if shown.plan:
-            from compress.commands.forecast_search import forecast_search
+            from compress.commands.search import forecast_search
 
             print_forecast(forecast_search, shown.as_json, **arguments)
             return

@@ -51,49 +51,38 @@ def distill(
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
-        from compress.prompting.vectors import gives_vectors
 
         loaded = preflight.load_choices(recipe, options.overrides, length)
         loaded_prompt = None if prompt is None else Prompt.load(prompt)
-        recorded = loaded_prompt is not None or gives_vectors(teacher)
         preflight.check(
             loaded,
             teacher=teacher,
             out=out,
             data=data,
             corpus=corpus,
-            prompted=recorded,
+            answers=True,
             options=options,
         )
-        if plan:
-            from compress.commands.forecast import forecast  # takes seconds: torch
-
-            print_forecast(
-                forecast,
-                as_json,
-                teacher=teacher,
-                recipe=loaded,
-                data=data,
-                corpus=corpus,
-                prompt=loaded_prompt,
-                columns=columns,
-                length=length.minutes_alone,
-                options=replace(options, overrides=None),
-            )
-            return
+        arguments: dict[str, Any] = {
+            "teacher": teacher,
+            "recipe": loaded,
+            "data": data,
+            "corpus": corpus,
+            "prompt": loaded_prompt,
+            "columns": columns,
+            "length": length.minutes_alone,
+            "options": replace(options, overrides=None),
+        }
         from compress.commands.distill import distill as run  # takes seconds: torch
+        from compress.commands.distill import forecast
 
+        if plan:
+            print_forecast(forecast, as_json, **arguments)
+            return
         bundle = run(
-            teacher=teacher,
-            recipe=loaded,
-            data=data,
+            **arguments,
             out=out,
-            corpus=corpus,
-            prompt=loaded_prompt,
-            columns=columns,
             max_drop=None if max_drop is None else max_drop / 100,
-            length=length.minutes_alone,
-            options=replace(options, overrides=None),
             console=console(as_json),
         )
         if as_json and is_first():
@@ -141,7 +130,7 @@ def pretrain(
             "options": replace(options, overrides=None),
         }
         if plan:
-            from compress.commands.forecast import forecast_pretraining
+            from compress.commands.pretrain import forecast_pretraining
 
             print_forecast(forecast_pretraining, as_json, **arguments)
             return

@@ -67,12 +67,6 @@ def bench(
     and cannot be written.
     """
     exported, kind = ExportedFormats({}, {}, {}), device.device.partition(":")[0]
-    # before the jobs of the race, which take minutes
-    if sustain is not None and kind == "aihub":
-        raise DeviceError(
-            f"--sustain: {device.device} runs jobs of a number of runs, not of a time; "
-            "leave the option out"
-        )
     with ExitStack() as stack:
         if formats:
             if kind not in ("local", "ssh"):

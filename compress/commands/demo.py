@@ -28,17 +28,6 @@ MODEL = "model_text.onnx"
 SERVICE_WORKER = "sw.js"
 """Caches the other files in the browser, if the page is served from a permanent
 host."""
-HEADLINES = {
-    "classification": "The model in this page labels what you type.",
-    "multilabel": "The model in this page says which labels fit what you type.",
-    "regression": "The model in this page gives a number to what you type.",
-    "ranking": "The model in this page says how well a passage answers a query.",
-    "tagging": "The model in this page labels the words of what you type.",
-    "qa": "The model in this page finds the answer to a question in a text.",
-    "embedding": "The model in this page finds what is nearest in meaning to what you "
-    "type.",
-}
-"""Phrases for what the model does, by the kind of its task."""
 LINES = (
     "I forgot my password and cannot log in.",
     "When will my parcel arrive?",
@@ -122,9 +111,9 @@ def demo(
             "demo/index.html.j2",
             title=title,
             context=f"{task.kind}{classes}, {loaded.manifest.model_type}",
-            headline=HEADLINES[task.kind],
+            headline=task.headline,
             inputs=task.text if task.pair else ("Text",),
-            lines=LINES if task.kind == "embedding" else (),
+            lines=LINES if task.vectors else (),
             model=model,
             engine=weight,
             total=model + weight,
@@ -150,7 +139,12 @@ def demo(
         }
         write_json(folder / "app.webmanifest", app)
         prompts = [task.preparation.prompt(name) for name in (QUERY, DOCUMENT)]
-        about = {"kind": task.kind, "labels": task.labels, "prompts": prompts}
+        about = {
+            "kind": task.kind,
+            "form": task.form,
+            "labels": task.labels,
+            "prompts": prompts,
+        }
         write_json(
             folder / NAME,
             {

@@ -25,6 +25,7 @@ from compress.errors import (
     TeacherError,
     did_you_mean,
 )
+from compress.jobs.request import DistillRequest
 from compress.models import checkpoints
 from compress.prompting import vectors
 from compress.provenance import find_missing, install_command
@@ -87,15 +88,14 @@ def check(
     out: PathName,
     data: str | None = None,
     corpus: str | None = None,
-    prompted: bool = False,
+    answers: bool = False,
     options: RunOptions = RunOptions(),
 ) -> None:
     """Raise a CompressError for anything wrong with these that can be found without
     importing torch.
 
     settings   a recipe, several to choose from, or a space
-    prompted   `teacher` is a prompted language model or an endpoint's file, or only
-               gives vectors
+    answers    whether `teacher` may be the file of an endpoint or of vectors
     """
     check_tracker(options.track)
     for each in (
@@ -104,7 +104,7 @@ def check(
         else [settings]
     ):
         user_code.check(each, options.allow_code)
-    if prompted and teacher.endswith((".yaml", ".yml", *vectors.FILES)):
+    if answers and teacher.endswith((".yaml", ".yml", *vectors.FILES)):
         if not Path(teacher).is_file():
             raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
     else:
@@ -118,6 +118,20 @@ def check(
         Run.check(Path(out), resume=options.resume)
     elif options.resume:
         check_processes(Path(out))
+
+
+def check_request(request: DistillRequest) -> None:
+    """Raise a CompressError for anything wrong with what `distill` is asked for that
+    can be found without importing torch."""
+    check(
+        request.recipe,
+        teacher=request.teacher,
+        out=request.out,
+        data=request.data,
+        corpus=request.corpus,
+        answers=True,
+        options=request.options,
+    )
 
 
 TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from accelerate import PartialState
 from rich.console import Console
@@ -20,13 +21,6 @@ from compress.arguments import (
     optional_name,
 )
 from compress.commands import preflight
-from compress.commands.checks import (
-    check_lengths,
-    join_processes,
-    load_functions,
-    measure_lengths,
-)
-from compress.commands.distill import StageModels, limit_time
 from compress.config import user_code
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
@@ -36,13 +30,26 @@ from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
 from compress.data.objects import data_path, teacher_path
 from compress.io import atomic_folder, keep_if_intact
+from compress.jobs.checks import (
+    check_lengths,
+    join_processes,
+    load_functions,
+    measure_lengths,
+)
+from compress.jobs.job import Job
+from compress.jobs.phase import Phase, estimate_phases, run_phases
+from compress.jobs.stages import StageModels
+from compress.jobs.train import RunStages
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.provenance import command_line
+from compress.records.forecast import Forecast
 from compress.training import finetune, scoring
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.run import Run
+from compress.training.schedule import TimeLimit
 from compress.training.stage import Trained, load_trained
+from compress.training.trainer import peak_rss_mb
 
 
 @check_arguments
@@ -70,26 +77,22 @@ def pretrain(
     teacher of other runs. Raises a CompressError for anything wrong with the arguments.
     """
     console = console or Console(quiet=True)
-    prepared = prepare(
-        teacher=teacher,
-        recipe=recipe,
-        out=out,
+    opened = open_pretraining(
+        teacher,
+        recipe,
+        Path(out),
         corpus=optional_name(corpus),
         data=data,
         length=length,
         options=options,
         console=console,
     )
-    with prepared as models:
-        run, stages = models.run, models.recipe.stages
-        models.run_stages(stages)
-        result = run.path / "student"
-        if run.main and not keep_if_intact(result, partial(warn, console)):
-            with atomic_folder(result, sealed=True) as folder:
-                shutil.copytree(run.result(stages[-1].name), folder, dirs_exist_ok=True)
+    with opened as job:
+        run_phases(PHASES, job)
+        run = job.models.run
         if run.main:
             run.finish()
-        for stage in stages if run.main else ():
+        for stage in job.models.recipe.stages if run.main else ():
             spent = load_trained(run, stage.name, console)
             if spent is None:
                 continue
@@ -98,9 +101,65 @@ def pretrain(
                 f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}",
                 highlight=False,
             )
-        console.print(f"checkpoint: {result}", highlight=False)
+        console.print(f"checkpoint: {run.path / RESULT}", highlight=False)
         PartialState().wait_for_everyone()
-    return result
+    return run.path / RESULT
+
+
+@check_arguments
+def forecast_pretraining(
+    *,
+    teacher: TeacherLike,
+    recipe: NameLike | Recipe,
+    corpus: NameLike | None = None,
+    data: DataLike | None = None,
+    length: LengthOptions = LengthOptions(),
+    options: RunOptions = RunOptions(),
+    console: Console | None = None,
+) -> Forecast:
+    """Forecast the minutes and the memory that `compress.pretrain` would take, like
+    `forecast`."""
+    console = console or Console(quiet=True)
+    with TemporaryDirectory() as scratch:
+        opened = open_pretraining(
+            teacher,
+            recipe,
+            Path(scratch) / "run",
+            corpus=optional_name(corpus),
+            data=data,
+            length=length,
+            options=replace(options, resume=False, track=None),
+            console=console,
+        )
+        with opened as job, console.status("trying each stage"):
+            _, estimates = estimate_phases(PHASES, job.for_trial(Path(scratch)))
+            models = job.models
+    title = (
+        f"{models.recipe.name}: {corpus or data}, tokens of {models.base_teacher.name}"
+    )
+    return Forecast(title, tuple(estimates), peak_rss_mb(), length.minutes)
+
+
+RESULT = "student"
+"""The folder of the checkpoint in the run's folder."""
+
+
+class KeepCheckpoint(Phase[Job]):
+    """Copy the model of the last stage to the run's result."""
+
+    def run(self, job: Job) -> Job:
+        models = job.models
+        run, last = models.run, models.recipe.stages[-1]
+        result = run.path / RESULT
+        if run.main and not keep_if_intact(
+            result, partial(warn, models.context.console)
+        ):
+            with atomic_folder(result, sealed=True) as folder:
+                shutil.copytree(run.result(last.name), folder, dirs_exist_ok=True)
+        return job
+
+
+PHASES: tuple[Phase[Job], ...] = (RunStages(), KeepCheckpoint())
 
 
 def describe_score(spent: Trained) -> str:
@@ -116,81 +175,82 @@ def describe_score(spent: Trained) -> str:
 
 
 @contextmanager
-def prepare(
-    *,
+def open_pretraining(
     teacher: TeacherLike,
     recipe: NameLike | Recipe,
-    out: PathName,
+    out: Path,
+    *,
     corpus: str | None,
     data: DataLike | None,
     length: LengthOptions,
     options: RunOptions,
     console: Console,
-) -> Iterator[StageModels]:
-    """Check the arguments of `pretrain`, open the run, and load its models; yield them
-    before anything is trained.
+) -> Iterator[Job]:
+    """Check the arguments of `pretrain`, load teacher and texts, and open the run;
+    yield the job before anything is trained.
 
     Raises a CompressError for anything wrong with the arguments.
     """
-    teacher, data = teacher_path(teacher), None if data is None else data_path(data)
-    recipe = preflight.load_recipe(recipe, options.overrides, length)
+    name, source = teacher_path(teacher), None if data is None else data_path(data)
+    loaded = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(
-        recipe, teacher=teacher, out=out, data=data, corpus=corpus, options=options
+        loaded, teacher=name, out=out, data=source, corpus=corpus, options=options
     )
     state = join_processes()
-    recipe = load_functions(
-        preflight.without_task(recipe, corpus, data),
+    given = load_functions(
+        preflight.without_task(loaded, corpus, source),
         state.num_processes,
         options.allow_code,
     )
     number_format = precisions.choose(options.precision)
+    with state.main_process_first():
+        folder = checkpoints.resolve(name, allow_pickle=options.allow_pickle)
+        base_teacher = finetune.load_with_head(
+            name, folder, "encoder", allow_pickle=options.allow_pickle
+        )
+        task_data = load_task(source, seed=options.seed) if source else None
+        text = load_corpus(corpus) if corpus else None
+    resolved = given
+    if task_data is not None:
+        lengths = measure_lengths(task_data, base_teacher, options.seed)
+        resolved = given.with_length(lengths.fitting)
+    check_lengths(resolved, base_teacher)
     identity = {
-        "teacher": teacher,
-        "data": data,
+        "teacher": name,
+        "data": source,
         "corpus": corpus,
         "seed": options.seed,
         "precision": number_format,
         "columns": [None, None, None, None],
-        "code": user_code.digests(recipe),
+        "code": user_code.digests(resolved),
         "command": command_line(),
         "processes": state.num_processes,
     }
     run = Run.open(
-        Path(out),
-        recipe,
+        out,
+        resolved,
         identity,
+        given=given,
         resume=options.resume,
         main=state.is_main_process,
         track=options.track,
     )
     with closing(run):
-        with state.main_process_first():
-            folder = checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
-            base_teacher = finetune.load_with_head(
-                teacher, folder, "encoder", allow_pickle=options.allow_pickle
-            )
-            task_data = load_task(data, seed=options.seed) if data else None
-            text = load_corpus(corpus) if corpus else None
         run.confirm(
             teacher=base_teacher.digest,
             **({"data": task_data.fingerprint} if task_data else {}),
             **({"corpus": text.fingerprint} if text else {}),
         )
-        if task_data is not None:
-            recipe = recipe.with_length(
-                measure_lengths(task_data, base_teacher, run.seed).fitting
-            )
-        check_lengths(recipe, base_teacher)
-        bf16 = use_bf16(number_format, recipe, base_teacher, console)
+        bf16 = use_bf16(number_format, resolved, base_teacher, console)
         tokenizer = base_teacher.tokenizer
         context = TrainingContext(
             task_data, text, tokenizer, Collate(tokenizer), bf16, console
         )
         if length.minutes is not None:
-            context = replace(
-                context, time_limit=limit_time(length.minutes, recipe.training, run)
-            )
-        models = StageModels(recipe, base_teacher, None, context, run)
+            stages = tuple(stage.name for stage in resolved.training)
+            limit = TimeLimit.from_minutes(length.minutes, stages, run.before)
+            context = replace(context, time_limit=limit)
+        models = StageModels(resolved, base_teacher, None, context, run)
         for note in models.check():
             warn(console, note)
-        yield models
+        yield Job(models)

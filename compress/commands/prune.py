@@ -18,7 +18,6 @@ from compress.arguments import (
 )
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
-from compress.commands.checks import join_processes, load_functions
 from compress.commands.distill import distill
 from compress.config.loader import names
 from compress.config.options import (
@@ -34,6 +33,7 @@ from compress.config.stages import Stage
 from compress.data.objects import data_path, teacher_path
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
+from compress.jobs.checks import join_processes, load_functions
 
 
 @check_arguments

@@ -7,6 +7,7 @@ from typing import Final
 
 from compress.config.recipe import Recipe
 from compress.config.stages import INITS
+from compress.kinds import find
 
 PURPOSES: Final = {
     "prompted": "Without labels: a prompted language model provides them",
@@ -26,7 +27,7 @@ def purpose(recipe: Recipe) -> str:
     """Return what the recipe trains on, a key of PURPOSES."""
     if "prompt" in (recipe.needs or ""):
         return "prompted"
-    if recipe.only_kind == "embedding":
+    if recipe.only_kind and find(recipe.only_kind).vectors:
         return "vectors"
     if any(stage.kind == "pretrain" for stage in recipe.stages):
         return "pretraining"

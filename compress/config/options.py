@@ -10,13 +10,13 @@ import torch.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from compress import kinds
 from compress.arguments import BUNDLES, MINUTES, NAME, SEEDS, check_arguments
 from compress.config import PANELS
-from compress.records import Kind
 
 data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
@@ -65,7 +65,13 @@ TextColumns = Annotated[
 LabelColumn = Annotated[
     str | None, data_option(help="Name the label column, or several: a,b.")
 ]
-TaskKind = Annotated[Kind | None, data_option(help="Name the kind of task")]
+if TYPE_CHECKING:
+    KindName = str
+else:
+    KindName = Literal[kinds.names()]  # the command line's help lists them
+TaskKind = Annotated[
+    KindName | None, data_option(help="Name the kind of task"), kinds.KindCheck()
+]
 Metric = Annotated[
     str | None, data_option(help="Choose the best checkpoint by this score.")
 ]
@@ -94,9 +100,7 @@ Wide = Annotated[bool, output("--wide", help="Show all columns, however wide.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
 DeviceName = Annotated[
     str,
-    device_option(
-        help="local, browser, adb[:SERIAL], ssh:[user@]host[:port], aihub:NAME."
-    ),
+    device_option(help="local, browser, adb[:SERIAL], ssh:[user@]host[:port]."),
 ]
 Lan = Annotated[
     bool, device_option("--lan", help="Let a browser on another machine connect.")
@@ -257,8 +261,8 @@ class MeasureOptions(DeviceSettingOptions):
     it predicts the others."""
 
     file: Annotated[
-        Literal["int8", "fp32", "w8a16"],
-        device_option(help="Measure and ship this file; w8a16 for NPUs."),
+        Literal["int8", "fp32"],
+        device_option(help="Measure and ship this file."),
     ] = "int8"
     shapes: Annotated[int, device_option(help="Measure this many shapes, 5 to 64.")] = (
         16

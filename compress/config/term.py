@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from compress.arguments import check_arguments, find_problems
 from compress.config.loader import plain_tree
 from compress.config.reference import check_address, is_user_code
-from compress.records import Kind
+from compress.kinds import Kind
 from compress.values import ArgumentCheck, Range
 
 LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]

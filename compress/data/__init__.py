@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from compress.data.task import METRICS, Kind, Task, TaskData
+from compress.data.task import Task, TaskData
+from compress.kinds import Kind
 
 if TYPE_CHECKING:
     from compress.data.load import load_task
 
-__all__ = ["METRICS", "Kind", "Task", "TaskData", "load_task"]
+__all__ = ["Kind", "Task", "TaskData", "load_task"]
 
 
 def __getattr__(name: str) -> object:

@@ -14,7 +14,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from compress.data.encoder import encoder_of
@@ -74,24 +73,16 @@ def audit(data: TaskData) -> TaskData:
             "another column with --text."
         )
     notes = list(data.notes)
-    if task.kind != "embedding":  # passages may be shared
+    if not task.shares_texts:
         for one, other, count, share in _shared_rows(keys):
             notes.append(
                 f"{'WARNING: ' if share >= LOUD else ''}{count:,} of "
                 f"{len(keys[other]):,} rows of {other} ({share:.1%}) are in {one} too: "
                 f"{_CONSEQUENCES[one, other]}. Remove them from {one}"
             )
-    sizes = {role: len(split_keys) for role, split_keys in keys.items()}
-    unit, units = "row", "rows"
-    if task.kind == "ranking":
-        sizes = {
-            role: len(set(split["query"][:]))
-            for role, split in splits.items()
-            if role != "train"
-        }
-        unit, units = "query", "queries"
-    for role, size in sizes.items():
-        if role != "train" and size < FEW_ROWS:
+    unit, units = task.unit
+    for role, split in splits.items():
+        if role != "train" and (size := task.count_rows(split)) < FEW_ROWS:
             notes.append(
                 f"{role} has {size} {units if size > 1 else unit}: each is "
                 f"{100 / size:.0f} points of a score, which is uncertain by up to "
@@ -99,7 +90,7 @@ def audit(data: TaskData) -> TaskData:
             )
     if task.labels:
         counts = {
-            role: class_counts(task, split)
+            role: task.count_classes(split)
             for role, split in splits.items()
             if _is_labelled(task, split)
         }
@@ -107,11 +98,7 @@ def audit(data: TaskData) -> TaskData:
             *_find_spelled_twice(task, counts),
             *_find_missing_classes(task, counts),
         ]
-    if (
-        task.kind == "classification"
-        and not task.pair
-        and "label" in data.train.column_names
-    ):
+    if task.one_label and not task.pair and "label" in data.train.column_names:
         names = np.array([_key((label,)) for label in task.labels], np.int64)
         count = int((names[data.train.data.table["label"].to_numpy()] == train).sum())
         if count / len(train) >= LOUD:
@@ -172,21 +159,7 @@ def _shared_rows(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, int, floa
 
 
 def _is_labelled(task: Task, split: Dataset) -> bool:
-    return bool(task.labels) and _label_column(task) in split.column_names
-
-
-def _label_column(task: Task) -> str:
-    return "tags" if task.kind == "tagging" else "label"
-
-
-def class_counts(task: Task, split: Dataset) -> NDArray[np.int64]:
-    """Count the rows, or words, of each class in a split."""
-    labels = split.data.table[_label_column(task)]
-    if task.kind == "multilabel":
-        flags = pc.list_flatten(labels).to_numpy().reshape(len(split), len(task.labels))
-        return np.asarray(flags.sum(axis=0, dtype=np.float64), np.int64)
-    flat = pc.list_flatten(labels) if task.kind == "tagging" else labels
-    return np.bincount(flat.to_numpy(), minlength=len(task.labels))
+    return bool(task.labels) and task.label_column in split.column_names
 
 
 def _find_spelled_twice(
@@ -247,13 +220,13 @@ def describe_splits(
     for name, split in splits.items():
         shares, conflicting = {}, 0
         if _is_labelled(task, split):
-            counts = class_counts(task, split)
-            total = counts.sum() if task.kind == "tagging" else len(split)
+            counts = task.count_classes(split)
+            total = counts.sum() if task.word_labels else len(split)
             shares = {
                 label: round(float(n / total), 6)
                 for label, n in zip(task.labels, counts, strict=True)
             }
-            if task.kind == "classification":
+            if task.one_label:
                 pairs = np.unique(
                     np.stack([keys[name], split.data.table["label"].to_numpy()]), axis=1
                 )

@@ -34,11 +34,11 @@ from compress.data.retrieval import Retrieval
 from compress.data.sources import Role
 from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import Table
-from compress.data.task import METRICS, Task, UnsavedTask
+from compress.data.task import Task, UnsavedTask
 from compress.errors import DataError, did_you_mean
+from compress.kinds import find
 
 QUERIES: Final = ("query", "anchor", "question")
-PAIR_METRICS: Final = ("spearman", "pearson")
 """Metrics of pairs; the others are those of retrieval."""
 HELD_OUT: Final = 0.1
 FEWEST: Final = 50
@@ -150,11 +150,10 @@ class EmbeddingTexts:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics that can score this split."""
-        return tuple(
-            name
-            for name in METRICS["embedding"]
-            if (name not in PAIR_METRICS) == bool(self.passages)
-        )
+        kind = find("embedding")
+        if not self.passages:
+            return tuple(kind.pair_metrics)
+        return tuple(each for each in kind.metrics if each not in kind.pair_metrics)
 
     def select(
         self, queries: Iterable[int], passages: int | None, rng: np.random.Generator

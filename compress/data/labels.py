@@ -38,8 +38,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from compress.data.schema import number
-from compress.data.task import Kind
 from compress.errors import DataError, did_you_mean
+from compress.kinds import Kind, find
 
 if TYPE_CHECKING:
     from compress.data.tables import CellKind, Table
@@ -57,6 +57,8 @@ LARGEST_EXACT: Final = 2.0**53
 MISSING_WORDS: Final = frozenset({"nan", "na", "n/a", "none", "null"})
 """Classes by these names are noted, since they may have been meant as missing
 labels."""
+
+Labels = NDArray[np.int64] | NDArray[np.float32]
 
 _BLANK: Final = pa.array(["", "nan", "-1", "-1.0"])
 _TRUE: Final = pa.array(["1", "1.0", "true"])
@@ -120,6 +122,76 @@ class LabelColumn:
             if self.typed == "number"
             else flat
         )
+
+    def class_ids(self, coding: Coding) -> NDArray[np.int64]:
+        """Return the id of each label: (rows,)."""
+        labels = _without_nan(self) if coding.numeric else self
+        values, codes = labels.encode_values()
+        ids = {name: n for n, name in enumerate(coding.names)}
+        whole = re.compile(r".*") if labels.typed == "number" else _WHOLE
+        names = [
+            value if value in ids or not whole.fullmatch(value) else _class_name(value)
+            for value in values
+        ]
+        if unknown := sorted(
+            value for value, name in zip(values, names, strict=True) if name not in ids
+        ):
+            if coding.numeric != any(number(value) is not None for value in unknown):
+                hint = (
+                    f" Its classes are {', '.join(coding.names[:10])}: write the "
+                    "labels of every split the same way."
+                )
+            else:
+                hint = did_you_mean(unknown[0], coding.names)
+            mask = pc.is_in(labels.cells, value_set=pa.array(unknown))
+            raise _unknown_class(labels, mask, unknown, hint)
+        return np.asarray([ids[name] for name in names], np.int64)[codes]
+
+    def numbers(self, coding: Coding) -> NDArray[np.float32]:
+        """Return each label as a number: (rows,)."""
+        labels = _without_nan(self)
+        values, codes = labels.encode_values()
+        numbers = [
+            number(value.replace(",", ".") if coding.decimal_comma else value)
+            for value in values
+        ]
+        for value, parsed in zip(values, numbers, strict=True):
+            if parsed is None or not abs(parsed) <= LARGEST_FLOAT:  # or NaN
+                raise DataError(
+                    f"{labels.place}, {labels.list_rows_of([value])}: {value[:60]!r} "
+                    "is not a number below 3.4e38, which a regression needs in every "
+                    "row. Correct or remove these rows; if the labels are classes, "
+                    "leave out --kind."
+                )
+        return np.asarray(numbers, np.float32)[codes]
+
+    def flags(self, coding: Coding) -> NDArray[np.float32]:
+        """Return 1 for each label that a row has, 0 for the others: (rows,
+        classes)."""
+        if self.has_lists:
+            self.refuse_missing()
+        lists = self.parts(coding.separator)
+        rows = pc.list_parent_indices(lists).to_numpy()
+        flat = self.items(coding.separator)
+        present = np.asarray(pc.not_equal(flat, ""))
+        ids = pc.index_in(flat, value_set=pa.array(coding.names, pa.string()))
+        unknown = present & np.asarray(pc.is_null(ids))
+        if unknown.any():
+            mask = np.zeros(len(lists), bool)
+            mask[rows[unknown]] = True
+            value = flat[int(unknown.argmax())].as_py()
+            hint = did_you_mean(value, coding.names)
+            raise _unknown_class(self, mask, [value], hint)
+        vectors = np.zeros((len(lists), len(coding.names)), np.float32)
+        vectors[rows[present], pc.fill_null(ids, 0).to_numpy()[present]] = 1.0
+        return vectors
+
+    def encode_values(self) -> tuple[list[str], NDArray[np.integer]]:
+        """Return the different labels, and the number of that of each row. DataError
+        if a row has none."""
+        self.refuse_missing()
+        encoded = self.cells.combine_chunks().dictionary_encode()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
     def refuse_missing(self) -> None:
         """Raise DataError if a row has no label."""
@@ -230,7 +302,7 @@ class Coding:
         if labels.has_lists != (
             self.flags
             or self.single
-            or (self.kind == "multilabel" and self.separator is None)
+            or (find(self.kind).many_labels and self.separator is None)
         ):
             raise DataError(
                 f"{labels.place}: has "
@@ -251,12 +323,12 @@ def learn(
     if labels.has_lists:
         return _learn_lists(labels, kind, declared)
     if declared:
-        if kind not in {None, "classification"}:
+        if kind is not None and not find(kind).one_label:
             raise DataError(
                 f"{labels.place}: the kind {kind} was requested, but its label column "
                 "makes it classification."
             )
-        return Coding("classification", tuple(declared))
+        return Coding(kind or "classification", tuple(declared))
     return _learn_words(_without_nan(labels), kind)
 
 
@@ -286,7 +358,7 @@ def _learn_lists(
             "as labels are not read."
         )
     one = pc.unique(pc.list_value_length(labels.cells).drop_null()).to_pylist() == [1]
-    if kind in {"classification", "regression"}:
+    if kind is not None and not find(kind).many_labels:
         inner = _unwrap(labels, kind)
         coding = learn(inner, kind, declared)
         return replace(coding, flags=flags, single=True)
@@ -302,7 +374,9 @@ def _learn_lists(
         "every row has exactly one label; if a text can only have one, ask for the "
         "kind classification"
     )
-    return Coding("multilabel", names, flags=flags, notes=(note,) if one else ())
+    return Coding(
+        kind or "multilabel", names, flags=flags, notes=(note,) if one else ()
+    )
 
 
 def _read_flags(labels: LabelColumn, names: Sequence[str]) -> LabelColumn:
@@ -358,7 +432,7 @@ def _without_nan(labels: LabelColumn) -> LabelColumn:
 def _learn_words(labels: LabelColumn, kind: Kind | None) -> Coding:
     """Determine the coding of labels that are strings or numbers."""
     values = pc.unique(labels.cells.drop_null()).to_pylist()
-    if kind in {None, "multilabel"}:
+    if kind is None or find(kind).many_labels:
         _refuse_unclear(labels, values, kind)
         parts = {part.strip() for value in values for part in value.split(",")}
         separator = None
@@ -373,13 +447,13 @@ def _learn_words(labels: LabelColumn, kind: Kind | None) -> Coding:
             labels.refuse_many(
                 names, min(MOST_CLASSES, MOST_FLAGS // max(1, len(labels.cells)))
             )
-            return Coding("multilabel", names, separator)
+            return Coding(kind or "multilabel", names, separator)
     requested = kind
     notes: tuple[str, ...] = ()
     if kind is None:
         kind, notes = _number_or_class(labels, values)
     labels.refuse_missing()
-    if kind == "regression":
+    if find(kind).scaled:
         return Coding(kind, (), decimal_comma=_has_decimal_commas(values), notes=notes)
     labels.refuse_many(
         values, min(MOST_CLASSES, max(MANY_CLASSES, len(labels.cells) // 2))
@@ -527,56 +601,14 @@ def is_labelled(labels: LabelColumn, coding: Coding) -> bool:
     return bool(cells.null_count < len(cells))
 
 
-def encode(
-    labels: LabelColumn, coding: Coding
-) -> NDArray[np.int64] | NDArray[np.float32]:
+def encode(labels: LabelColumn, coding: Coding) -> Labels:
     """Encode the labels of a split: (rows,) class ids, (rows,) numbers, or (rows,
     classes) of 0 and 1.
 
     DataError for a label that is missing, not a number, or an unknown class.
     """
-    labels = coding.arrange(labels)
-    if coding.kind == "multilabel":
-        return _encode_multilabel(labels, coding)
-    if coding.numeric or coding.kind == "regression":
-        labels = _without_nan(labels)
-    labels.refuse_missing()
-    encoded = labels.cells.combine_chunks().dictionary_encode()
-    values, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-    if coding.kind == "regression":
-        numbers = [
-            number(value.replace(",", ".") if coding.decimal_comma else value)
-            for value in values
-        ]
-        for value, parsed in zip(values, numbers, strict=True):
-            if parsed is None or not abs(parsed) <= LARGEST_FLOAT:  # or NaN
-                raise DataError(
-                    f"{labels.place}, {labels.list_rows_of([value])}: {value[:60]!r} "
-                    "is not a number below 3.4e38, which a regression needs in every "
-                    "row. Correct or remove these rows; if the labels are classes, "
-                    "leave out --kind."
-                )
-        return np.asarray(numbers, np.float32)[codes]
-    ids = {name: n for n, name in enumerate(coding.names)}
-    whole = re.compile(r".*") if labels.typed == "number" else _WHOLE
-    names = [
-        value if value in ids or not whole.fullmatch(value) else _class_name(value)
-        for value in values
-    ]
-    if unknown := sorted(
-        value for value, name in zip(values, names, strict=True) if name not in ids
-    ):
-        if coding.numeric != any(number(value) is not None for value in unknown):
-            hint = (
-                f" Its classes are {', '.join(coding.names[:10])}: write the labels of "
-                "every split the same way."
-            )
-        else:
-            hint = did_you_mean(unknown[0], coding.names)
-        raise _unknown_class(
-            labels, pc.is_in(labels.cells, value_set=pa.array(unknown)), unknown, hint
-        )
-    return np.asarray([ids[name] for name in names], np.int64)[codes]
+    encoded: Labels = find(coding.kind).encode_labels(coding.arrange(labels), coding)
+    return encoded
 
 
 def _unknown_class(
@@ -590,22 +622,3 @@ def _unknown_class(
         f"{labels.place}, {labels.list_rows(mask)}: the training split has no class "
         f"{values}.{hint} Correct these labels, or add such rows to the training split."
     )
-
-
-def _encode_multilabel(labels: LabelColumn, coding: Coding) -> NDArray[np.float32]:
-    if labels.has_lists:
-        labels.refuse_missing()
-    lists = labels.parts(coding.separator)
-    rows = pc.list_parent_indices(lists).to_numpy()
-    flat = labels.items(coding.separator)
-    present = np.asarray(pc.not_equal(flat, ""))
-    ids = pc.index_in(flat, value_set=pa.array(coding.names, pa.string()))
-    unknown = present & np.asarray(pc.is_null(ids))
-    if unknown.any():
-        mask = np.zeros(len(lists), bool)
-        mask[rows[unknown]] = True
-        value = flat[int(unknown.argmax())].as_py()
-        raise _unknown_class(labels, mask, [value], did_you_mean(value, coding.names))
-    vectors = np.zeros((len(lists), len(coding.names)), np.float32)
-    vectors[rows[present], pc.fill_null(ids, 0).to_numpy()[present]] = 1.0
-    return vectors

@@ -28,11 +28,6 @@ READ_WHOLE: Final = 0.99
 LONGEST: Final = 512
 """The longest length that is chosen: BERT's positions. Attention takes time in
 proportion to the square of it."""
-LONGEST_WINDOW: Final = 384
-"""The same for questions about a text, which longer texts answer in several rows
-(Devlin et al. 2019, their code)."""
-ENCODER_LENGTH: Final = 256
-"""The tokens that a sentence encoder reads if its checkpoint does not say."""
 MEASURED: Final = 4096
 """The most tokens that are counted."""
 
@@ -74,10 +69,10 @@ class RowLengths:
         encoder = encoder_of(tokenizer)
         limit = encoder.settings.model_max_length
         # of more it would not make the vectors it is for
-        if task.kind == "embedding" and teacher_length is not None:
+        if task.vectors and teacher_length is not None:
             limit = teacher_length
         longest = min(
-            LONGEST_WINDOW if task.kind == "qa" else LONGEST,
+            task.longest_row,
             positions or LONGEST,
             limit or LONGEST,
         )
@@ -89,21 +84,22 @@ class RowLengths:
                     )
                 )
             )
-        windowed = task.kind in ("qa", "tagging")
         rows = encode(
             split,
             encoder,
-            longest if windowed else MEASURED,
+            longest if task.tokenwise else MEASURED,
             preparation=task.preparation,
         )
         read = None
-        if task.kind == "embedding":
+        if task.usual_length is not None:
             read = min(
-                teacher_length or ENCODER_LENGTH,
+                teacher_length or task.usual_length,
                 positions or MEASURED,
                 limit or MEASURED,
             )
-        return RowLengths(np.asarray(rows["length"][:]), longest, windowed, read, limit)
+        return RowLengths(
+            np.asarray(rows["length"][:]), longest, task.tokenwise, read, limit
+        )
 
     @property
     def fitting(self) -> int:

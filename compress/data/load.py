@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -12,51 +14,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from compress.arguments import DataLike, SeedNumber, check_arguments
-from compress.data import (
-    cache,
-    conll,
-    embedding,
-    labels,
-    ranking,
-    schema,
-    sources,
-    squad,
-)
+from compress.data import cache, labels, schema, sources
 from compress.data.audit import audit
-from compress.data.labels import Coding, LabelColumn
+from compress.data.labels import Coding, LabelColumn, Labels
 from compress.data.objects import data_path
 from compress.data.schema import ChosenColumns
 from compress.data.sources import Role, Source
 from compress.data.tables import Table
-from compress.data.task import Examples, Kind, Task, TaskData, UnsavedTask, check_metric
+from compress.data.task import Examples, Task, TaskData, UnsavedTask
 from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
+from compress.kinds import Kind, find
 
 HELD_OUT: Final = 0.1
 """The share of the training rows that becomes the validation split of a source without
 one."""
 
-FORMS: Final[
-    Mapping[Kind, tuple[Callable[[Path], bool], Callable[[Path], Examples | None], str]]
-] = {
-    "qa": (
-        squad.is_squad,
-        squad.read,
-        f"the json of SQuAD, or tables with the columns {', '.join(squad.COLUMNS)}",
-    ),
-    "tagging": (
-        conll.is_conll,
-        conll.read,
-        "files with a word and its tag in each line, or tables with lists of words and "
-        "of tags, such as tokens and ner_tags",
-    ),
-}
-"""Annotated files by kind: how to recognise them, how to read them, and what to call
-them."""
+DETECTED: Final = ("ranking", "embedding", "qa", "tagging")
+"""The kinds that a source shows, in the order in which they are looked for; others show
+in the labels."""
 TABLES: Final = (".jsonl", ".ndjson", ".parquet")
 """Files that are always tables."""
-
-Labels = NDArray[np.int64] | NDArray[np.float32]
 
 
 @check_arguments
@@ -80,7 +58,7 @@ def load_task(
             columns "1", "2", ...
     label   the label column, or several 0/1 columns joined by commas; detected if None
     kind    detected from the labels if None
-    metric  one of METRICS[kind]; the first if None
+    metric  one of the metrics of the kind; the first if None
     seed    chooses the rows to hold out for validation if the source has no validation
             split
     unlabelled  accept a training split without labels, and leave out its column
@@ -92,48 +70,18 @@ def load_task(
     the top of `squad`, `conll`, `embedding` and `ranking`; guesses become notes. If no
     test split has labels, a second validation split takes its place. Raises DataError.
     """
-    if kind is not None:
-        check_metric(kind, None)
-    source = data_path(source)
-    detect = kind is None and text is None and label is None
-    unsaved: UnsavedTask | None = None
-    if kind == "ranking" or (detect and ranking.is_ranking(source)):
-        unsaved = _load_ranking(source, text, label, metric=metric, seed=seed)
-    elif kind == "embedding" or (detect and embedding.is_embedding(source)):
-        unsaved = embedding.load_embedding(
-            source, text=text, label=label, metric=metric, seed=seed
-        )
-    elif (
-        text is None
-        and label is None
-        and (annotated := _find_annotated(source, kind)) is not None
-    ):
-        unsaved = _load_annotated(annotated, metric=metric, seed=seed)
-    else:
-        named = [
-            *(text or ()),
-            *(part.strip() for part in (label or "").split(",") if part),
-        ]
-        opened = sources.find(source, named)
-        if (annotated := _read_annotated(opened, kind, text, label)) is not None:
-            unsaved = _load_annotated(annotated, metric=metric, seed=seed)
+    request = DataRequest(
+        data_path(source), text, label, kind, metric, seed, unlabelled
+    )
+    unsaved = _read_detected(request)
     with cache.scratch(cache.home() / "data") as folder:
         if unsaved is None:
-            unsaved = _load_texts(
-                opened,
-                folder,
-                text,
-                label,
-                kind,
-                metric=metric,
-                seed=seed,
-                unlabelled=unlabelled,
-            )
+            unsaved = _load_texts(request, folder)
         name, task, batches, notes = unsaved
         identity = (
             task.kind,
             *task.labels,
-            *([str(task.unanswerable)] if task.kind in FORMS else []),
+            *([str(task.unanswerable)] if task.tokenwise else []),
         )
         splits, fingerprint = cache.keep_splits(folder, batches, *identity)
     return audit(
@@ -149,6 +97,49 @@ def load_task(
     )
 
 
+@dataclass(frozen=True)
+class DataRequest:
+    """What `load_task` was asked for: see there."""
+
+    source: str
+    text: Sequence[str] | None
+    label: str | None
+    kind: Kind | None
+    metric: str | None
+    seed: int
+    unlabelled: bool
+
+    @property
+    def names_columns(self) -> bool:
+        return self.text is not None or self.label is not None
+
+    @property
+    def detects(self) -> bool:
+        """Check whether nothing is said about the columns and the kind."""
+        return self.kind is None and not self.names_columns
+
+    @cached_property
+    def opened(self) -> Source:
+        """Open the tables of the source."""
+        label = [part.strip() for part in (self.label or "").split(",") if part]
+        return sources.find(self.source, [*(self.text or ()), *label])
+
+
+def _read_detected(request: DataRequest) -> UnsavedTask | None:
+    """Read the task of a kind that the source shows, or of the requested kind; None if
+    it is a kind that only labels show."""
+    offered = [find(kind) for kind in DETECTED]
+    if request.kind is not None:
+        offered = [find(request.kind)]
+    for each in offered:
+        if (unsaved := each.read_files(request)) is not None:
+            return cast("UnsavedTask", unsaved)
+    for each in offered:
+        if (unsaved := each.read_tables(request)) is not None:
+            return cast("UnsavedTask", unsaved)
+    return None
+
+
 class _Split(NamedTuple):
     """Hold the columns `text`, and for pairs `text_pair`, of a split, on disk, and its
     labels, if any."""
@@ -158,42 +149,33 @@ class _Split(NamedTuple):
     labels: LabelColumn | None
 
 
-def _load_texts(
-    source: Source,
-    folder: Path,
-    text: Sequence[str] | None,
-    label: str | None,
-    kind: Kind | None,
-    *,
-    metric: str | None,
-    seed: int,
-    unlabelled: bool,
-) -> UnsavedTask:
-    """Load a classification, multilabel or regression task; `folder` holds its columns
-    until they are saved."""
+def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
+    """Load a task whose rows are texts with labels; `folder` holds its columns until
+    they are saved."""
+    source = request.opened
     guide = source.train  # determines columns and classes
-    if unlabelled and not schema.has_label(guide, label):
+    if request.unlabelled and not schema.has_label(guide, request.label):
         guide = next(
             (
                 split
                 for split in source.validation[:1]
-                if schema.has_label(split, label)
+                if schema.has_label(split, request.label)
             ),
             guide,
         )
-    columns = schema.choose(guide, text, label)
+    columns = schema.choose(guide, request.text, request.label)
     notes = [*source.notes, *columns.notes]
     labelled = _read(guide, columns, folder, notes)
     assert labelled.labels is not None
     declared = (
         columns.label if len(columns.label) > 1 else guide.classes.get(columns.label[0])
     )
-    coding = labels.learn(labelled.labels, kind, declared)
-    metric = check_metric(coding.kind, metric)
+    coding = labels.learn(labelled.labels, request.kind, declared)
+    metric = find(coding.kind).choose_metric(request.metric)
     task = Task(
         coding.kind, columns.text, ",".join(columns.label), coding.names, metric
     )
-    _refuse_constant(guide.place, labels.encode(labelled.labels, coding), coding)
+    _refuse_constant(guide.place, labels.encode(labelled.labels, coding), task)
     notes += coding.notes
     splits: dict[Role, _Split] = {"train": labelled}
     if guide is not source.train:
@@ -212,13 +194,13 @@ def _load_texts(
     }
     masks: dict[Role, NDArray[np.bool_]] = {}
     if "validation" not in splits:
-        held_out = hold_out(encoded["train"], coding.kind, seed)
+        held_out = hold_out(encoded["train"], task, request.seed)
         if not held_out.any():
             raise DataError(
                 f"{guide.place}: {len(held_out)} rows are too few to hold some out; "
                 "add a validation split."
             )
-        notes.append(_held_out_note(held_out, seed))
+        notes.append(_held_out_note(held_out, request.seed))
         masks = {"train": ~held_out, "validation": held_out}
         splits["validation"], encoded["validation"] = splits["train"], encoded["train"]
     batches = {
@@ -274,17 +256,13 @@ def _read(
     return _Split(split.name, texts, column)
 
 
-def _refuse_constant(place: str, encoded: Labels, coding: Coding) -> None:
+def _refuse_constant(place: str, encoded: Labels, task: Task) -> None:
     if not (encoded == encoded[0]).all():
         return
-    only = (
-        "the same labels" if coding.kind == "multilabel" else f"the number {encoded[0]}"
-    )
-    if coding.kind == "classification":
-        only = f"the class {coding.names[int(encoded[0])]!r}"
     raise DataError(
-        f"{place}: every training row has {only}, so there is nothing to learn. Add "
-        "rows with other labels, or name the label column with --label."
+        f"{place}: every training row has {task.describe_label(encoded[0])}, so there "
+        "is nothing to learn. Add rows with other labels, or name the label column "
+        "with --label."
     )
 
 
@@ -342,14 +320,14 @@ def _batches(
         start = rows.stop
 
 
-def hold_out(encoded: Labels, kind: Kind, seed: int) -> NDArray[np.bool_]:
+def hold_out(encoded: Labels, task: Task, seed: int) -> NDArray[np.bool_]:
     """Mask every tenth row in the order of the labels, ties in random order; no class
     loses its only row."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(encoded))
-    if kind != "multilabel":
+    if not task.many_labels:
         order = order[np.argsort(encoded[order], kind="stable")]
-    if kind == "classification":
+    if task.one_label:
         _, classes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
         order = order[counts[classes[order]] > 1]
     step = round(1 / HELD_OUT)
@@ -366,50 +344,52 @@ def _held_out_note(held_out: NDArray[np.bool_], seed: int) -> str:
     )
 
 
-class _Annotated(NamedTuple):
+class AnnotatedSplits(NamedTuple):
     """Hold the splits of a source of questions or tagged words; None is a split without
     answers."""
 
     name: str
-    kind: Kind
     splits: Mapping[Role, Examples | None]
     places: Mapping[Role, str]
     notes: Sequence[str] = ()
 
 
-def _find_annotated(source: str, kind: Kind | None) -> _Annotated | None:
+def read_annotated_files(
+    request: DataRequest,
+    matches: Callable[[Path], bool],
+    read: Callable[[Path], Examples | None],
+) -> AnnotatedSplits | None:
     """Read the annotated files of a source; None if it has none.
 
-    Files are not checked for a `kind` that was requested. DataError if there is no
-    training split.
+    Files are not checked if the kind was requested. DataError if there is no training
+    split.
     """
-    found = sources.local_files(source)
+    found = None if request.names_columns else sources.local_files(request.source)
     name, files = found or ("", {})
-    for form, (matches, read, _) in FORMS.items():
-        if kind not in (None, form):
-            continue
-        usable = {
-            role: [
-                p
-                for p in paths
-                if not p.is_dir() and (matches(p) or (kind and not _is_table(p)))
-            ]
-            for role, paths in files.items()
-        }
-        chosen = {role: paths[0] for role, paths in usable.items() if paths}
-        if chosen and "train" not in chosen:
-            given = ", ".join(f"{role}={path}" for role, path in chosen.items())
-            raise DataError(
-                f"{source}: {given} but no training split. Name one: a file with "
-                "'train' as a word of its name, or --data "
-                f"train={next(iter(chosen.values()))}"
-            )
-        if chosen:
-            examples = {role: read(path) for role, path in chosen.items()}
-            return _Annotated(
-                name, form, examples, {role: str(path) for role, path in chosen.items()}
-            )
-    return None
+    usable = {
+        role: [
+            path
+            for path in paths
+            if not path.is_dir()
+            and (matches(path) or (request.kind and not _is_table(path)))
+        ]
+        for role, paths in files.items()
+    }
+    chosen = {role: paths[0] for role, paths in usable.items() if paths}
+    if not chosen:
+        return None
+    if "train" not in chosen:
+        given = ", ".join(f"{role}={path}" for role, path in chosen.items())
+        raise DataError(
+            f"{request.source}: {given} but no training split. Name one: a file with "
+            "'train' as a word of its name, or --data "
+            f"train={next(iter(chosen.values()))}"
+        )
+    return AnnotatedSplits(
+        name,
+        {role: read(path) for role, path in chosen.items()},
+        {role: str(path) for role, path in chosen.items()},
+    )
 
 
 def _is_table(path: Path) -> bool:
@@ -418,117 +398,65 @@ def _is_table(path: Path) -> bool:
     )
 
 
-def _read_annotated(
-    source: Source, kind: Kind | None, text: Sequence[str] | None, label: str | None
-) -> _Annotated | None:
-    """Read tables with questions or tagged words; None if they have neither, or
-    DataError if `kind` requests one."""
+def read_annotated_tables(
+    source: Source, read: Callable[[Table], Examples | None]
+) -> AnnotatedSplits:
+    """Read tables with questions or tagged words."""
     offered: dict[Role, Sequence[Table]] = {
         "train": [source.train],
         "validation": source.validation,
         "test": [*source.test, *source.validation[1:]],
     }
     raw = {role: splits[0] for role, splits in offered.items() if splits}
-    form: Kind
-    splits: dict[Role, Examples | None]
-    if (
-        kind in (None, "qa")
-        and text is None
-        and label is None
-        and squad.is_table(source.train)
-    ):
-        form, splits = (
-            "qa",
-            {role: squad.read_table(split) for role, split in raw.items()},
-        )
-    elif kind in (None, "tagging") and (
-        columns := conll.table_columns(source.train, text, label)
-    ):
-        form, splits = (
-            "tagging",
-            {role: conll.read_table(split, columns) for role, split in raw.items()},
-        )
-    elif kind is not None and kind in FORMS:
-        nested = ", ".join(map(repr, source.train.nested))
-        found = (
-            f" Its columns {nested} have lists of lists or objects, which are not read."
-            if nested
-            else ""
-        )
-        raise DataError(
-            f"{source.train.place}: expected {FORMS[kind][2]}, for the kind "
-            f"{kind}.{found}"
-        )
-    else:
-        return None
-    return _Annotated(
+    return AnnotatedSplits(
         source.name,
-        form,
-        splits,
+        {role: read(split) for role, split in raw.items()},
         {role: split.place for role, split in raw.items()},
         source.notes,
     )
 
 
-def _load_annotated(
-    annotated: _Annotated, *, metric: str | None, seed: int
-) -> UnsavedTask:
-    kind, places, notes = annotated.kind, annotated.places, list(annotated.notes)
-    metric = check_metric(kind, metric)
+def refuse_tables(request: DataRequest, expected: str) -> None:
+    """Raise DataError if this kind was requested, for tables that have none of it."""
+    if request.kind is None:
+        return
+    table = request.opened.train
+    nested = ", ".join(map(repr, table.nested))
+    found = (
+        f" Its columns {nested} have lists of lists or objects, which are not read."
+        if nested
+        else ""
+    )
+    raise DataError(
+        f"{table.place}: expected {expected}, for the kind {request.kind}.{found}"
+    )
+
+
+def collect(
+    annotated: AnnotatedSplits, groups: str, seed: int
+) -> tuple[dict[Role, pa.Table], list[str]]:
+    """Return the tables of the splits, one for validation among them, and notes.
+
+    groups   what is held out as a whole, in the plural
+
+    DataError for a training split without answers.
+    """
+    notes = list(annotated.notes)
     splits: dict[Role, Examples] = {}
     for role, examples in annotated.splits.items():
+        place = annotated.places[role]
         if examples is not None:
             notes += examples.notes
             splits[role] = examples
         elif role == "train":
-            raise _no_answers(places[role])
+            raise no_answers(place)
         else:
-            notes.append(f"skipped {Path(places[role]).name}: it has no answers")
-    tables = _with_validation(
-        splits, places["train"], "texts" if kind == "qa" else "sentences", notes, seed
-    )
-    if kind == "qa":
-        unanswerable = _count_unanswerable(tables, places["train"], notes)
-        task = Task(kind, ("question", "context"), "answers", (), metric, unanswerable)
-    else:
-        names = conll.labels(tables["train"]["tags"].to_pylist())
-        task = Task(kind, ("words",), "tags", names, metric)
-        tables = {
-            role: _encode_tags(table, names, places.get(role, places["train"]))
-            for role, table in tables.items()
-        }
-    return _unsaved(annotated.name, task, tables, notes)
+            notes.append(f"skipped {Path(place).name}: it has no answers")
+    place = annotated.places["train"]
+    return with_validation(splits, place, groups, notes, seed), notes
 
 
-def _load_ranking(
-    source: str,
-    text: Sequence[str] | None,
-    label: str | None,
-    *,
-    metric: str | None,
-    seed: int,
-) -> UnsavedTask:
-    metric = check_metric("ranking", metric)
-    rankings = ranking.read(source, text, label)
-    notes = [
-        *rankings.notes,
-        *(note for examples in rankings.splits.values() for note in examples.notes),
-    ]
-    tables = _with_validation(rankings.splits, source, "queries", notes, seed)
-    for role, table in tables.items():
-        scorable, more = ranking.keep_scorable(table, f"{rankings.name} [{role}]")
-        if role != "train":
-            tables[role] = scorable
-            notes += more
-    return _unsaved(
-        rankings.name,
-        Task("ranking", rankings.text, rankings.label, (), metric),
-        tables,
-        notes,
-    )
-
-
-def _unsaved(
+def unsaved(
     name: str, task: Task, tables: Mapping[Role, pa.Table], notes: Sequence[str]
 ) -> UnsavedTask:
     return UnsavedTask(
@@ -542,7 +470,7 @@ def _unsaved(
     )
 
 
-def _with_validation(
+def with_validation(
     splits: Mapping[Role, Examples],
     place: str,
     groups: str,
@@ -569,34 +497,14 @@ def _with_validation(
     return tables
 
 
-def _no_answers(place: str) -> DataError:
+def no_answers(place: str) -> DataError:
     return DataError(
         f"{place}: no training question has an answer, so there is nothing to learn. "
         "Add some that have."
     )
 
 
-def _count_unanswerable(
-    tables: Mapping[Role, pa.Table], place: str, notes: list[str]
-) -> bool:
-    """Return whether some training questions have no answer, and note evaluation
-    questions that none teaches."""
-    none = {
-        role: pc.sum(pc.equal(pc.list_value_length(table["answers"]), 0)).as_py()
-        for role, table in tables.items()
-    }
-    if none["train"] == len(tables["train"]):
-        raise _no_answers(place)
-    for role, count in none.items():
-        if count and not none["train"]:
-            notes.append(
-                f"{role}: {count} of {len(tables[role])} questions have no answer, but "
-                "every training question has one, so each of them will count as wrong"
-            )
-    return bool(none["train"])
-
-
-def _encode_tags(table: pa.Table, names: tuple[str, ...], place: str) -> pa.Table:
+def encode_tags(table: pa.Table, names: tuple[str, ...], place: str) -> pa.Table:
     """Replace the tags of a table by class ids."""
     tags = table["tags"].combine_chunks()
     ids = pc.index_in(tags.flatten(), value_set=pa.array(names))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from compress.data.task import Examples
 from compress.data.text_files import head, parse_json, whole
@@ -248,3 +249,21 @@ def _nearest(context: str, text: str, start: int) -> int:
         key=lambda at: abs(at - start),
         default=-1,
     )
+
+
+def count_unanswerable(tables: Mapping[Any, pa.Table], notes: list[str]) -> bool | None:
+    """Return whether some training questions have no answer, None if none has one; note
+    evaluation questions that none teaches."""
+    none = {
+        role: pc.sum(pc.equal(pc.list_value_length(table["answers"]), 0)).as_py()
+        for role, table in tables.items()
+    }
+    if none["train"] == len(tables["train"]):
+        return None
+    for role, count in none.items():
+        if count and not none["train"]:
+            notes.append(
+                f"{role}: {count} of {len(tables[role])} questions have no answer, but "
+                "every training question has one, so each of them will count as wrong"
+            )
+    return bool(none["train"])

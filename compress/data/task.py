@@ -2,57 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from compress import records
+from compress import kinds
 from compress.arguments import check_arguments
 from compress.data.text_preparation import AS_IT_IS, TextPreparation
 from compress.errors import DataError, did_you_mean
+from compress.kinds import Kind
+from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     from datasets import Dataset
+    from numpy.typing import NDArray
 
-Kind = records.Kind
+    from compress.data.answers import Outcome, Prediction
 
-METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
-    {
-        "classification": ("accuracy", "f1", "matthews"),
-        "multilabel": ("f1", "f1_macro", "accuracy"),
-        "regression": ("pearson", "spearman"),
-        "tagging": ("f1", "precision", "recall", "accuracy"),
-        "qa": ("f1", "exact"),
-        "embedding": (
-            "spearman",
-            "pearson",
-            "ndcg@10",
-            "mrr@10",
-            "map",
-            "recall@10",
-            "recall@100",
-        ),
-        "ranking": ("ndcg@10", "mrr@10", "map"),
-    }
-)
-"""The metrics that can choose a checkpoint, by kind; the first is the default."""
+    Array = NDArray[Any]
 
-
-def check_metric(kind: Kind, metric: str | None) -> str:
-    """Return the metric, or the default of the kind if it is None. Raises DataError for
-    an unknown kind or metric."""
-    if kind not in METRICS:
-        raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
-    if metric is not None and metric not in METRICS[kind]:
-        raise DataError(
-            f"metric {metric!r} does not score a {kind} "
-            f"task.{did_you_mean(metric, METRICS[kind])}"
-        )
-    return metric or METRICS[kind][0]
+Thresholds = tuple[float | None, float | None]
+"""The thresholds of two models: see `Task.scores`."""
 
 
 @check_arguments
@@ -60,6 +34,10 @@ def check_metric(kind: Kind, metric: str | None) -> str:
 class Task:
     """Describe a prediction task over a text, a pair of texts, the words of a sentence,
     or a question and its context.
+
+    This is the base of the kinds of task, one class each in `compress/tasks/`: what
+    differs between them is a method or a class variable here, and nobody else compares
+    kinds. `Task("ranking", ...)` makes an object of the class of rankings.
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression
             (a number), tagging (one of `labels` for every word), qa (a span of the
@@ -72,7 +50,7 @@ class Task:
     labels  the class names in the order of the logits, for tagging IOB2 tags; empty for
             other kinds
     metric  the score that chooses the best checkpoint, higher is better: one of
-            METRICS[kind]
+            `metrics`
     unanswerable    qa: some questions have no answer in their context, and the model
                     may give none
     width   embedding: the size of a vector, as the teacher's; 0 until the teacher is
@@ -90,26 +68,399 @@ class Task:
     width: int = 0
     preparation: TextPreparation = AS_IT_IS
 
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """The metrics that can choose a checkpoint; the first is the default."""
+    tokenwise: ClassVar[bool] = False
+    """Whether the model predicts for every token instead of once for the row."""
+    numeric: ClassVar[bool] = False
+    """Whether the model predicts a number."""
+
+    has_labels: ClassVar[bool] = False
+    """Whether the task has `labels`."""
+
+    def __new__(cls, kind: str = "", *_: object, **__: object) -> Task:
+        """Make an object of the kind's own class, which `__init__` then fills."""
+        known = cls is Task and kind in kinds.names()
+        return super().__new__(kinds.find(kind) if known else cls)
+
+    @classmethod
+    def choose_metric(cls, metric: str | None) -> str:
+        """Return the metric, or the default if it is None. Raises DataError for an
+        unknown one."""
+        if metric is not None and metric not in cls.metrics:
+            raise DataError(
+                f"metric {metric!r} does not score a {cls.kind} "  # type: ignore[misc]
+                f"task.{did_you_mean(metric, cls.metrics)}"
+            )
+        return metric or cls.metrics[0]
+
     @property
     def outputs(self) -> int:
         """Count the logits per row, or per token if the task is `tokenwise`; for
         embeddings the size of the vector."""
-        return 2 if self.kind == "qa" else self.width or len(self.labels) or 1
+        return self.width or len(self.labels) or 1
 
     @property
     def pair(self) -> bool:
         return len(self.text) == 2
 
-    @property
-    def numeric(self) -> bool:
-        """Check whether the model predicts a number."""
-        return self.kind in ("regression", "ranking")
+    # How a source is read: see `data.load`, whose `DataRequest` is passed.
+
+    many_labels: ClassVar[bool] = False
+    """Whether each row has any number of `labels`."""
+    label_column: ClassVar[str] = "label"
+    """The column of a split that has the labels."""
+    shares_texts: ClassVar[bool] = False
+    """Whether splits may have texts in common."""
+    longest_row: ClassVar[int] = 512
+    """The longest length in tokens that is chosen, if not BERT's positions."""
+    usual_length: ClassVar[int | None] = None
+    """The tokens that a model reads if its checkpoint does not say; None if its rows
+    decide."""
+
+    @classmethod
+    def read_files(cls, request: Any) -> UnsavedTask | None:
+        """Read the files of a source that can only be of this kind, or that were
+        requested as it; None for others."""
+        return None
+
+    @classmethod
+    def read_tables(cls, request: Any) -> UnsavedTask | None:
+        """Read the tables of a source, likewise; None for texts with labels."""
+        return None
+
+    @classmethod
+    def encode_labels(cls, labels: Any, coding: Any) -> Array:
+        """Encode a `data.labels.LabelColumn`: (rows,) class ids, (rows,) numbers, or
+        (rows, classes) of 0 and 1."""
+        raise NotImplementedError
+
+    def describe_label(self, label: Any) -> str:
+        """Name the label that every row has."""
+        return f"the number {label}"
+
+    def count_classes(self, split: Dataset) -> NDArray[np.int64]:
+        """Count the rows, or words, of each class in a split."""
+        import numpy as np
+
+        labels = split.data.table[self.label_column]
+        return np.bincount(labels.to_numpy(), minlength=len(self.labels))
+
+    # Heads, losses and rows. Class methods, for only the kind may be known.
+
+    head: ClassVar[str] = "AutoModelForSequenceClassification"
+    """The Auto class of models for the task."""
+    problem: ClassVar[str | None] = None
+    """The `problem_type` of a sequence classifier's config; other heads have none."""
+    vectors: ClassVar[bool] = False
+    """Whether the answer is a vector, and there are no labels."""
+    one_label: ClassVar[bool] = False
+    """Whether each row has one of `labels`."""
+    word_labels: ClassVar[bool] = False
+    """Whether each word has one of `labels`."""
+    one_word: ClassVar[bool] = False
+    """Whether a word, or a number, is the whole answer."""
+    takes_texts: ClassVar[bool] = True
+    """Whether a single text that a teacher labels can be a row."""
+    scaled: ClassVar[bool] = False
+    """Whether labels are numbers of any size, in whose unit a new head begins."""
+    own_loss: ClassVar[str] = "bert.labels"
+    """The loss that stands for `bert.labels`, the task's own."""
+
+    @classmethod
+    def auto_class(cls) -> Any:
+        """Return the Auto class of models for the task, which `loader.load_model`
+        takes."""
+        import transformers
+
+        return getattr(transformers, cls.head)
+
+    @classmethod
+    def count_outputs(cls, config: Any) -> int:
+        """Count the outputs of a model of this config."""
+        return len(config.id2label or {})
 
     @property
-    def tokenwise(self) -> bool:
-        """Check whether the model predicts for every token instead of once for the
-        row."""
-        return self.kind in ("tagging", "qa")
+    def output_names(self) -> tuple[str, ...]:
+        """Name the outputs of the head for a config."""
+        return self.labels or ("score",)
+
+    @classmethod
+    def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
+        """Write the labels of a checkpoint, or of a file, as `labels` are."""
+        return tuple(names)
+
+    @classmethod
+    def spread(cls, values: Any, mask_BL: Any) -> Any:
+        """Reshape the logits of a batch, or the labels, to those of which a loss per
+        example takes the mean."""
+        return values
+
+    @classmethod
+    def distributions(cls, logits: Any, mask_BL: Any) -> Any:
+        """Return one distribution, or one number, per row: per example, per token, or
+        per start and end."""
+        return logits[mask_BL.bool()] if logits.dim() == 3 else logits
+
+    def explain_errors(self, exam: Any, logits: Array) -> str:
+        """Say what is wrong with a teacher that teaches nothing, if its answers show
+        it."""
+        return ""
+
+    # What a bundle writes and answers. `predictor` is an
+    # `exporters.predictor.Predictor`.
+
+    graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    """The outputs of an exported file that hold the answer."""
+    graph_spans: ClassVar[tuple[str, ...]] = ()
+    """The outputs of a text file on characters, beside the answer."""
+    form: ClassVar[str] = "number"
+    """The function of `exporters.tokenizer.forms` that adds the answer to a graph."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """The columns that a file of answers has beside `prediction`."""
+    json_columns: ClassVar[tuple[str, ...]] = ()
+    """Further columns, with objects, that only jsonl has room for."""
+    shows: ClassVar[bool] = True
+    """Whether the rows of a source show this kind."""
+    pipeline: ClassVar[str] = "text-classification"
+    """The hub's pipeline tag."""
+    hub_tag: ClassVar[str] = ""
+    """The hub's tag of tasks for which its libraries have no pipeline."""
+    headline: ClassVar[str] = "The model in this page labels what you type."
+    """What the page of a demo says."""
+
+    @property
+    def answer_outputs(self) -> tuple[str, ...] | None:
+        """Return the outputs of a file to compute if it has others too; None for all of
+        them."""
+        return self.graph_outputs if self.vectors else None
+
+    @property
+    def example(self) -> str:
+        """Write example texts in Python, for the card."""
+        return '"first text", "second text"' if self.pair else '"a text"'
+
+    @property
+    def shell(self) -> str:
+        """Write example texts for the command line."""
+        return "'a text' --pair 'another'" if self.pair else "'a text'"
+
+    def describe(self, threshold: float | None) -> str:
+        """Say in a sentence what the model reads and answers, for the card."""
+        reads = "a pair of texts" if self.pair else "one text"
+        return f"It reads {reads} and {self.describe_answer()}"
+
+    def describe_answer(self) -> str:
+        """Say what the model answers."""
+        return f"answers with one number ({self.label})."
+
+    @classmethod
+    def from_checkpoint(
+        cls, source: Any, problem: str | None, text: tuple[str, ...]
+    ) -> Task:
+        """Read the task of a head from its config (`models.folder.ModelFolder`). Raises
+        ExportError."""
+        raise NotImplementedError
+
+    def configure(self, config: Any, max_length: int) -> None:
+        """Add to the config of a model what its bundle needs for this task."""
+
+    def predict(self, predictor: Any, texts: Sequence[Any]) -> list[Outcome]:
+        """Predict for each text, or pair of texts."""
+        from compress.data.answers import check_finite
+
+        logits = predictor.logits(predictor.encode(texts))
+        return [
+            self.answer(check_finite(row, f" for {text!r}"))
+            for text, row in zip(texts, logits, strict=True)
+        ]
+
+    def answer(self, logits: NDArray[np.float64]) -> Prediction:
+        """Turn the logits of a text into an answer."""
+        from compress.data.answers import Prediction
+
+        return Prediction("", float(logits[0]), {})
+
+    @classmethod
+    def longest_question(cls, max_length: int) -> int | None:
+        """Return the most tokens of the first text of a row, if it is cut by itself."""
+        return None
+
+    @classmethod
+    def graph_row(cls, encoder: Any, frame: Any, text: Any) -> Mapping[str, Any]:
+        """Encode a text as the row of a text file (`exporters.tokenizer.build`): if it
+        takes several rows, as the one that a truncated text would have."""
+        (row,) = encoder.encode([text], frame.max_length)
+        found: Mapping[str, Any] = row
+        return found
+
+    @classmethod
+    def read_graph(
+        cls, text: Any, outputs: Mapping[str, Any], labels: Sequence[str]
+    ) -> Outcome:
+        """Read the answer of a text file."""
+        from compress.data.answers import Prediction
+
+        return Prediction("", float(outputs["score"]), {})
+
+    # What scores are computed over. `exam` is an `evaluation.evaluator.Evaluator`: a
+    # split, its rows, and views of both.
+
+    unit: ClassVar[tuple[str, str]] = ("row", "rows")
+    """What a split consists of, in the singular and the plural."""
+    class_word: ClassVar[str] = "class"
+    """What `by_class` scores, in the singular."""
+    naive: ClassVar[str] = "always giving the most frequent answer"
+    """What the baseline `majority` does."""
+    ranks: ClassVar[bool] = False
+    """Whether only the order of the answers to the rows of a query counts."""
+
+    @classmethod
+    def scored_unit(cls, metric: str) -> str:
+        """Return what a metric is computed over, in the plural."""
+        return "rows"
+
+    @classmethod
+    def averages_classes(cls, metric: str, labels: int) -> bool:
+        """Check whether a metric is the mean F1 of these many classes."""
+        return False
+
+    def count_rows(self, split: Dataset) -> int:
+        """Count what `unit` names."""
+        return len(split)
+
+    def count_examples(self, split: Dataset) -> int:
+        """Count the examples of a split that the metric is computed over."""
+        return len(split)
+
+    def choose_examples(self, exam: Any, count: int) -> Array:
+        """Choose at most `count` examples, evenly spaced."""
+        import numpy as np
+
+        return np.unique(
+            np.linspace(0, len(exam) - 1, min(count, len(exam)), dtype=int)
+        )
+
+    def take_few(self, split: Dataset, count: int) -> Dataset:
+        """Take at most `count` rows of a split, the first ones."""
+        return split.select(range(min(len(split), count)))
+
+    def subsample(self, exam: Any, count: int) -> Array:
+        """Choose examples of at most `count` rows, evenly spaced."""
+        return self.choose_examples(exam, count)
+
+    def select(self, exam: Any, examples: Array) -> tuple[Dataset, Array]:
+        """Select examples; return them as a split, and the numbers of their rows."""
+        return exam.split.select(examples), examples
+
+    def scores(
+        self, exam: Any, logits: Array, threshold: float | None
+    ) -> dict[str, float]:
+        """Compute every metric by name.
+
+        threshold   qa: the margin over the best span from which no answer is given
+        """
+        return self.score_rows(logits, exam.labels)
+
+    def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
+        """Compute every metric by name, from the labels of the rows.
+
+        Raises CompressError for logits that are not finite or do not match the labels,
+        DataError for invalid labels. A metric that constant predictions leave undefined
+        is 0.0.
+        """
+        raise NotImplementedError
+
+    def by_class(self, exam: Any, logits: Array) -> tuple[ClassScore, ...]:
+        """Score each label, or each type of entity; () for tasks without labels."""
+        return ()
+
+    def decide(self, exam: Any, logits: Array, threshold: float | None) -> Array | None:
+        """Return what the model decides for each example, or each part of one: (N,) or
+        (N, parts); None if every answer differs slightly."""
+        return None
+
+    def agreement(
+        self, exam: Any, student: Array, teacher: Array, thresholds: Thresholds
+    ) -> float:
+        """Measure how much the student predicts what the teacher predicts: by default
+        the share of decisions that are the same."""
+        one = self.decide(exam, student, thresholds[0])
+        same: Any = one == self.decide(exam, teacher, thresholds[1])
+        return float(same.mean())
+
+    def count_changed(
+        self, exam: Any, student: Array, teacher: Array, thresholds: Thresholds
+    ) -> int | None:
+        """Count the examples with a different decision; None if every prediction
+        differs slightly."""
+        one = self.decide(exam, student, thresholds[0])
+        other = self.decide(exam, teacher, thresholds[1])
+        if one is None or other is None:
+            return None
+        return int((one != other).reshape(len(one), -1).any(axis=1).sum())
+
+    def distance(self, exam: Any, student: Array, teacher: Array) -> float:
+        """Measure how far the student's logits are from the teacher's; smooth, where
+        `agreement` counts."""
+        raise NotImplementedError
+
+    def list_answers(
+        self, exam: Any, logits: Array, threshold: float | None
+    ) -> list[Any]:
+        """List the answer to each example: the tags of a sentence, or the text that
+        answers a question."""
+        raise NotImplementedError
+
+    def example_scores(
+        self, exam: Any, logits: Array, threshold: float | None
+    ) -> Array | None:
+        """Compute the value of each example if the metric is their mean, else None."""
+        return None
+
+    def metric_of_examples(
+        self, exam: Any, logits: Array
+    ) -> tuple[Callable[[Array], float], int]:
+        """Return a function that computes the metric over the examples of these
+        numbers, which may repeat, and the number of examples."""
+
+        def score(drawn: Array) -> float:
+            return self.score_rows(logits[drawn], exam.labels[drawn])[self.metric]
+
+        return score, len(exam)
+
+    def choose_threshold(self, exam: Any, logits: Array) -> float:
+        """Choose the threshold with the highest score: see `scores`."""
+        return 0.0
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        """Score predictions without a neural model, by the name that tables show."""
+        return {"majority": self.majority(data, split)}
+
+    def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
+        """Score a constant prediction, which the labelled split determines."""
+        import numpy as np
+
+        known = np.asarray(data.labelled["label"][:])
+        labels = np.asarray(split["label"][:])
+        constant = np.tile(self.constant(known), (len(labels), 1))
+        return self.score_rows(constant, labels)
+
+    def constant(self, labels: Array) -> Array:
+        """Return the logits of the best constant prediction for these labels."""
+        raise NotImplementedError
+
+    def fit_linear(self, features: Any, labels: Array, inputs: Any) -> Array:
+        """Fit linear models to sparse features and labels; return the logits of
+        `inputs`."""
+        raise NotImplementedError
+
+    def lead(
+        self, data: TaskData, exam: Any, logits: Array
+    ) -> tuple[float, float] | None:
+        """Return by how much the logits score above `majority`, and the standard error
+        of that; None if it is found by leaving examples out."""
+        return None
 
 
 @check_arguments
@@ -121,7 +472,7 @@ class TaskData:
 
     text, text_pair (pairs only), label    the label is an int class id, a float, or a
                                            list of 0.0/1.0 floats (one per class),
-                                           depending on `task.kind`
+                                           depending on the task
     words, tags                            tagging: lists of strings and of int class
                                            ids
     query                                  ranking: an int, the same for all passages of
@@ -153,11 +504,15 @@ class TaskData:
     notes: tuple[str, ...] = ()
 
     @property
+    def labelled(self) -> Dataset:
+        """Return the training split, or the validation split if that has no labels."""
+        return self.train if "label" in self.train.column_names else self.validation
+
+    @property
     def label_scale(self) -> tuple[float, float]:
         """Return the mean and the standard deviation of a regression's labels; 1 if
         they are all the same."""
-        known = self.train if "label" in self.train.column_names else self.validation
-        labels = known["label"][:]
+        labels = self.labelled["label"][:]
         mean = fmean(labels)
         return mean, sqrt(fmean((label - mean) ** 2 for label in labels)) or 1.0
 

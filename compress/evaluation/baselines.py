@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.retrieval import WordIndex
-from compress.data.task import METRICS
 from compress.errors import DataError
-from compress.evaluation import embedding, metrics, qa
-from compress.evaluation.ranking import Candidates
+from compress.evaluation import metrics, qa
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -34,76 +32,13 @@ EXAMPLES = 2000
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
-def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-    """Score baselines on `split`, by the name that tables show; the first is
-    `majority`'s, but for vectors."""
-    match data.task.kind:
-        case "embedding":
-            return {
-                "BM25"
-                if any(split["passage"][:])
-                else "shared words": embedding.word_scores(split)
-            }
-        case "tagging":
-            return {
-                "majority": majority(data, split),
-                "tag of each word": tag_of_each_word(data, split),
-            }
-        case "qa":
-            return {
-                "majority": majority(data, split),
-                "nearest sentence": nearest_sentence(split),
-            }
-        case "ranking":
-            texts, numbers = np.unique(
-                np.asarray(split["text_pair"][:], dtype=object), return_inverse=True
-            )
-            bm25 = WordIndex.from_texts(texts.tolist()).score(split["text"][:], numbers)
-            return {
-                "random order": majority(data, split),
-                "BM25": _ranking_scores(split, bm25),
-            }
-    found = {"majority": majority(data, split)}
-    return found | (
-        {"bag of words": bag_of_words(data, split)}
-        if "label" in data.train.column_names
-        else {}
-    )
-
-
-def majority(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score a constant prediction: the training set's most frequent class or tag, its
-    mean, or its frequent labels; no answer to any question; passages in random order. A
-    training set without labels is replaced by the validation set.
-    """
-    match data.task.kind:
-        case "ranking":
-            # ties are broken at random
-            return _ranking_scores(split, np.zeros(len(split)))
-        case "qa":
-            return qa.answer_scores(
-                [""] * len(split), split["answers"][:], split["context"][:]
-            )
-        case "tagging":
-            commonest = Counter(
-                tag for tags in data.train["tags"] for tag in tags
-            ).most_common(1)[0][0]
-            return _tag_scores(
-                data, [[commonest] * len(tags) for tags in split["tags"][:]], split
-            )
-        case "embedding":  # the same vector for all
-            return dict.fromkeys(METRICS["embedding"], 0.0)
-    known, labels = (
-        _labels(data.train if "label" in data.train.column_names else data.validation),
-        _labels(split),
-    )
-    if data.task.kind == "regression":
-        constant = np.array([known.mean()])
-    elif data.task.kind == "multilabel":
-        constant = known.mean(axis=0) - 0.5
-    else:
-        constant = np.bincount(known, minlength=data.task.outputs).astype(np.float64)
-    return metrics.scores(data.task, np.tile(constant, (len(labels), 1)), labels)
+def of_labels(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    """Score the constant prediction, and the bag of words if the training texts have
+    labels."""
+    found = {"majority": data.task.majority(data, split)}
+    if "label" in data.train.column_names:
+        found["bag of words"] = bag_of_words(data, split)
+    return found
 
 
 def lead_over_majority(
@@ -119,12 +54,11 @@ def lead_over_majority(
 
     def difference(part: Evaluator, part_logits: Array) -> float:
         metric = data.task.metric
-        return part.scores(part_logits)[metric] - majority(data, part.split)[metric]
+        constant = data.task.majority(data, part.split)
+        return part.scores(part_logits)[metric] - constant[metric]
 
-    # texts are compared with each other, so no group can be left out
-    if data.task.kind == "embedding":
-        low, high = evaluator.interval(logits)
-        return evaluator.scores(logits)[data.task.metric], (high - low) / (2 * 1.96)
+    if (found := data.task.lead(data, evaluator, logits)) is not None:
+        return found
     groups = min(GROUPS, len(evaluator))
     if groups < 2:
         return difference(evaluator, logits), math.inf
@@ -150,7 +84,6 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
     texts without a word.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import Ridge
 
     texts, known = _bag(data)
     words = TfidfVectorizer(
@@ -164,21 +97,8 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
             "columns."
         ) from error
     features, inputs = _features(words, texts), _features(words, _texts(split))
-    if data.task.kind == "regression":
-        logits = Ridge(alpha=1.0).fit(features, known).predict(inputs)[:, None]
-    elif data.task.kind == "multilabel":
-        logits = np.stack(
-            [_log_odds(features, column > 0.5, inputs) for column in known.T], axis=1
-        )
-    elif data.task.outputs == 2:
-        log_odds = _log_odds(features, known == 1, inputs)
-        logits = np.stack([-log_odds, log_odds], axis=1)
-    else:
-        logits = np.stack(
-            [_log_odds(features, known == n, inputs) for n in range(data.task.outputs)],
-            axis=1,
-        )
-    return metrics.scores(data.task, logits, _labels(split))
+    logits = data.task.fit_linear(features, known, inputs)
+    return data.task.score_rows(logits, _labels(split))
 
 
 def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
@@ -190,7 +110,7 @@ def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
             counts.setdefault(word.lower(), Counter())[tag] += 1
     commonest = sum(counts.values(), Counter()).most_common(1)[0][0]
     tag_of = {word: of_word.most_common(1)[0][0] for word, of_word in counts.items()}
-    return _tag_scores(
+    return tag_scores(
         data,
         [
             [tag_of.get(word.lower(), commonest) for word in words]
@@ -200,9 +120,10 @@ def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
     )
 
 
-def _tag_scores(
+def tag_scores(
     data: TaskData, predicted: Sequence[Sequence[int]], split: Dataset
 ) -> dict[str, float]:
+    """Score a tag for every word of a split, by its number."""
     names = data.task.labels
     return metrics.entity_scores(
         *(
@@ -235,11 +156,12 @@ def nearest_sentence(split: Dataset) -> dict[str, float]:
     return qa.answer_scores(nearest, split["answers"][:], split["context"][:])
 
 
-def _ranking_scores(split: Dataset, score_R: Array) -> dict[str, float]:
-    return {
-        name: float(values.mean())
-        for name, values in Candidates.from_split(split).scores(score_R).items()
-    }
+def best_matches(split: Dataset) -> Array:
+    """Score the passages of a ranking by BM25: (rows,)."""
+    texts, numbers = np.unique(
+        np.asarray(split["text_pair"][:], dtype=object), return_inverse=True
+    )
+    return WordIndex.from_texts(texts.tolist()).score(split["text"][:], numbers)
 
 
 def _labels(split: Dataset) -> Array:
@@ -279,7 +201,7 @@ def _features(words: Any, texts: Sequence[list[str]]) -> Any:
     ).tocsr()
 
 
-def _log_odds(features: Any, inside: Array, inputs: Any) -> Array:
+def log_odds(features: Any, inside: Array, inputs: Any) -> Array:
     """Predict the log odds of a class for the rows of `inputs`; certain if all training
     rows have it, or none."""
     from sklearn.linear_model import LogisticRegression

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.retrieval import WordIndex
 from compress.data.vector_index import TYPES, pack, unpack
 from compress.errors import CompressError, DataError
 from compress.evaluation.metrics import check_finite
@@ -116,6 +115,8 @@ def word_scores(split: Dataset) -> dict[str, float]:
 
     Raises DataError for texts without words.
     """
+    from compress.data.retrieval import WordIndex
+
     asks, related, relevance = _list_judgements(split)
     passages_P, texts = _find_passages(split), np.array(split["text"][:], dtype=object)
     if len(passages_P):

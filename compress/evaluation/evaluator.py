@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from compress.data.collate import Batching
 from compress.data.conll import OUTSIDE
+from compress.data.task import Task, Thresholds
 from compress.data.tokenize import encode
-from compress.evaluation import embedding, metrics, qa
+from compress.evaluation import metrics, qa
 from compress.evaluation.qa import Spans, Windows
 from compress.evaluation.ranking import Candidates
 from compress.evaluation.statistics import bootstrap_interval, wilson_interval
@@ -31,23 +32,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from compress.data.encoder import Encoder
-    from compress.data.task import Task
 
 Array = NDArray[Any]
 RESAMPLES = 200
 """Resamples for the interval of an F1 or a correlation: each takes some
 milliseconds."""
-
-
-def count_examples(task: Task, split: Dataset) -> int:
-    """Count the examples of a split that the task's metric is computed over: see
-    `Evaluator.__len__`."""
-    match task.kind:
-        case "ranking":
-            return len(Candidates.from_split(split))
-        case "embedding":
-            return embedding.count_examples(split)
-    return len(split)
 
 
 def count_differing(
@@ -90,14 +79,12 @@ class Evaluator:
     def __len__(self) -> int:
         """Count the examples that are scored: texts, sentences, questions, queries with
         their passages, or pairs."""
-        return count_examples(self.task, self.split)
+        return self.task.count_examples(self.split)
 
     def subsample(self, count: int) -> Evaluator:
         """Keep at most `count` rows of the split, evenly spaced; of a ranking, whole
         queries."""
-        if self.task.kind == "ranking":
-            count = max(1, count * len(self) // len(self.split))
-        return self._select(self._evenly_spaced(count))[0]
+        return self._select(self.task.subsample(self, count))[0]
 
     def leave_groups_out(
         self, logits: Array, groups: int, most: int
@@ -105,43 +92,27 @@ class Evaluator:
         """Divide at most `most` examples, evenly spaced and shuffled the same way every
         time, into groups, and return for each group an evaluator of all other examples,
         with their logits."""
-        chosen = np.random.default_rng(0).permutation(self._evenly_spaced(most))
+        examples = self.task.choose_examples(self, most)
+        chosen = np.random.default_rng(0).permutation(examples)
         parts = []
         for group in range(groups):
             part, rows = self._select(
                 np.sort(np.delete(chosen, np.arange(group, len(chosen), groups)))
             )
             mask = np.isin(np.arange(len(self.rows)), rows)
-            parts.append(
-                (
-                    part,
-                    logits[
-                        np.repeat(mask, self._lengths) if self.task.tokenwise else mask
-                    ],
-                )
-            )
+            if self.task.tokenwise:
+                mask = np.repeat(mask, self.lengths)
+            parts.append((part, logits[mask]))
         return parts
-
-    def _evenly_spaced(self, count: int) -> Array:
-        if self.task.kind == "embedding":
-            return embedding.subsample(self.split, count)
-        return np.unique(
-            np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int)
-        )
 
     def _select(self, examples: Array) -> tuple[Evaluator, Array]:
         """Select examples, and return the numbers of their rows too."""
-        if self.task.kind == "embedding":
-            return Evaluator(
-                self.task,
-                embedding.select(self.split, examples),
-                self.rows.select(examples),
-            ), examples
-        rows = examples
-        if self.task.tokenwise or self.task.kind == "ranking":
-            rows = np.flatnonzero(np.isin(self._examples, examples))
-        split = self.split.select(rows if self.task.kind == "ranking" else examples)
+        split, rows = self.task.select(self, examples)
         return Evaluator(self.task, split, self.rows.select(rows)), rows
+
+    def rows_of(self, examples: Array) -> Array:
+        """Return the numbers of the rows of these examples."""
+        return np.flatnonzero(np.isin(self.examples, examples))
 
     def scores(
         self, logits: Array, *, threshold: float | None = None
@@ -149,193 +120,61 @@ class Evaluator:
         """Compute every metric of the task's kind by name; `task.metric` is always one
         of them.
 
-        classification, multilabel, regression    see `metrics.scores`
-        tagging    f1, precision and recall of entities, accuracy of words; see
-                   `metrics.entity_scores`
-        embedding  see `embedding.scores`
-        qa         f1, exact, and more if some questions have no answer; see
-                   `qa.answer_scores`, `f1_of_spans`. No answer is given if it beats the
-                   best span by more than `threshold`; None: the best threshold here
-        ranking    the mean over queries of each of `ranking.MEASURES`
+        threshold   qa: the margin over the best span from which no answer is given;
+                    None: the best threshold here
 
         Raises CompressError for logits that are not finite or do not match the rows.
         """
-        match self.task.kind:
-            case "embedding":
-                return embedding.scores(self.split, logits)
-            case "ranking":
-                return {
-                    name: float(values.mean())
-                    for name, values in self._query_scores(logits).items()
-                }
-            case "tagging":
-                return metrics.entity_scores(self.tags(logits), self._true_tags)
-            case "qa":
-                spans = self.spans(logits)
-                contexts, answers = self.split["context"][:], self.split["answers"][:]
-                values = qa.answer_scores(
-                    self._texts(spans, threshold), answers, contexts
-                )
-                if (
-                    self.task.unanswerable
-                    and (always := qa.f1_of_spans(spans, contexts, answers)) is not None
-                ):
-                    values["f1_of_spans"] = always
-                return values
-            case _:
-                return metrics.scores(self.task, logits, self._labels)
+        return self.task.scores(self, logits, threshold)
 
     def by_class(self, logits: Array) -> tuple[ClassScore, ...]:
         """Score each label, or each type of entity; () for tasks without labels."""
-        if self.task.kind == "tagging":
-            return metrics.scores_by_label(self.tags(logits), self._true_tags)
-        return (
-            metrics.scores_by_class(self.task, logits, self._labels)
-            if self.task.labels
-            else ()
-        )
+        return self.task.by_class(self, logits)
 
     def agreement(
         self,
         student: Array,
         teacher: Array,
         *,
-        thresholds: tuple[float | None, float | None] = (None, None),
+        thresholds: Thresholds = (None, None),
     ) -> float:
-        """Measure how much the student predicts what the teacher predicts.
-
-        For vectors see `embedding.similarity`; for tagging it is the share of words
-        with the same tag; for qa the share of questions with the same answer, each
-        model with its own threshold; for rankings the share of pairs of a query's
-        passages in the same order; for other tasks see `metrics.agreement`.
-        """
-        match self.task.kind:
-            case "embedding":
-                return embedding.similarity(student, teacher)
-            case "ranking":
-                return self.candidates.pair_agreement(
-                    *map(self._row_scores, (student, teacher))
-                )
-            case "tagging":
-                return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
-            case "qa":
-                return (
-                    len(self) - self._count_other_texts(student, teacher, thresholds)
-                ) / len(self)
-            case _:
-                return metrics.agreement(self.task, student, teacher)
+        """Measure how much the student predicts what the teacher predicts; each model
+        has its own threshold. Raises CompressError for logits of different rows."""
+        if not self.task.vectors:
+            metrics.check_same_shape(student, teacher)
+        return self.task.agreement(self, student, teacher, thresholds)
 
     def count_changed(
         self,
         student: Array,
         teacher: Array,
         *,
-        thresholds: tuple[float | None, float | None] = (None, None),
+        thresholds: Thresholds = (None, None),
     ) -> int | None:
         """Count the examples with different predictions: the class, any label, any
         word's tag, the answer, or the first passage. None for regression and vectors,
         where every prediction differs slightly."""
-        match self.task.kind:
-            case "regression" | "embedding":
-                return None
-            case "ranking":
-                one, other = (
-                    self.candidates.first(self._row_scores(logits))
-                    for logits in (student, teacher)
-                )
-                return int((one != other).sum())
-            case "qa":
-                return self._count_other_texts(student, teacher, thresholds)
-            case "tagging":
-                return count_differing(self.tags(student), self.tags(teacher))
-            case "multilabel":
-                return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
-            case "classification":
-                return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
-
-    def _count_other_texts(
-        self,
-        student: Array,
-        teacher: Array,
-        thresholds: tuple[float | None, float | None],
-    ) -> int:
-        own, other = thresholds
-        answers = zip(
-            self.texts(student, threshold=own),
-            self.texts(teacher, threshold=other),
-            map(qa.is_unspaced, self.split["context"][:]),
-            strict=True,
-        )
-        return sum(
-            qa.normalise_answer(one, unspaced=unspaced)
-            != qa.normalise_answer(another, unspaced=unspaced)
-            for one, another, unspaced in answers
-        )
+        return self.task.count_changed(self, student, teacher, thresholds)
 
     def distance(self, student: Array, teacher: Array) -> float:
-        """Measure how far the student's logits are from the teacher's: see
-        `metrics.distance`. For rankings, a constant added to all scores of a query does
-        not count."""
-        if self.task.kind == "ranking":
-            difference = self.candidates.centre(
-                student[:, 0].astype(np.float64) - teacher[:, 0]
-            )
-            return float(np.square(difference).mean())
-        return metrics.distance(self.task, student, teacher)
+        """Measure how far the student's logits are from the teacher's; smooth, where
+        `agreement` counts."""
+        return self.task.distance(
+            self, student.astype(np.float64), teacher.astype(np.float64)
+        )
 
     def example_scores(
         self, logits: Array, *, threshold: float | None = None
     ) -> Array | None:
         """Compute the value of each example if the task's metric is their mean; None
         for other metrics."""
-        metric = self.task.metric
-        if self.task.kind == "ranking":
-            return self._query_scores(logits)[metric]
-        if self.task.kind == "embedding":
-            return embedding.example_values(self.split, logits).get(metric)
-        if self.task.kind == "qa":
-            answers, score = (
-                map(qa.right_answers, self.split["answers"][:]),
-                {"f1": qa.f1, "exact": qa.exact}[metric],
-            )
-            questions = zip(
-                self.texts(logits, threshold=threshold),
-                answers,
-                self.split["context"][:],
-                strict=True,
-            )
-            return np.array(
-                [score(text, right, context) for text, right, context in questions]
-            )
-        if metric != "accuracy" or self.task.tokenwise:
-            return None
-        if self.task.kind == "multilabel":
-            return ((logits > 0) == (self._labels > 0.5)).all(axis=1).astype(float)
-        return (logits.argmax(axis=1) == self._labels).astype(float)
+        return self.task.example_scores(self, logits, threshold)
 
     def metric_of_examples(self, logits: Array) -> tuple[Callable[[Array], float], int]:
         """Return a function that computes the task's metric over the examples of these
         numbers, which may repeat, and the number of examples. It serves metrics that
         are not a mean over examples: see `example_scores`."""
-        metric = self.task.metric
-        if self.task.kind == "embedding":
-            values = embedding.example_values(self.split, logits)
-            return lambda drawn: embedding.mean(values, drawn)[metric], len(
-                next(iter(values.values()))
-            )
-        if self.task.kind == "tagging":
-            tags, true = self.tags(logits), self._true_tags
-
-            def score(drawn: Array) -> float:
-                return metrics.entity_scores(
-                    [tags[n] for n in drawn], [true[n] for n in drawn]
-                )[metric]
-
-            return score, len(self)
-        labels = self._labels
-        return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[
-            metric
-        ], len(self)
+        return self.task.metric_of_examples(self, logits)
 
     def interval(
         self, logits: Array, *, threshold: float | None = None
@@ -359,11 +198,19 @@ class Evaluator:
 
         It is infinite if every question has an answer, so that one is always given.
         """
-        return (
-            self._best_threshold(self.spans(logits)) if self.task.kind == "qa" else 0.0
-        )
+        return self.task.choose_threshold(self, logits)
 
-    def _best_threshold(self, spans: Spans) -> float:
+    def texts(self, logits: Array, *, threshold: float | None = None) -> list[str]:
+        """Return the answers of a qa task."""
+        return self.texts_of(self.spans(logits), threshold)
+
+    def texts_of(self, spans: Spans, threshold: float | None) -> list[str]:
+        """Return the answers of a qa task that has these best spans."""
+        threshold = self.best_threshold(spans) if threshold is None else threshold
+        return spans.texts(self.split["context"][:], threshold)
+
+    def best_threshold(self, spans: Spans) -> float:
+        """Choose the threshold of a qa task with the highest score: see `threshold`."""
         if not self.task.unanswerable:
             return math.inf
         return qa.best_threshold(
@@ -373,24 +220,16 @@ class Evaluator:
             metric=self.task.metric,
         )
 
-    def texts(self, logits: Array, *, threshold: float | None = None) -> list[str]:
-        """Return the answers of a qa task."""
-        return self._texts(self.spans(logits), threshold)
-
-    def _texts(self, spans: Spans, threshold: float | None) -> list[str]:
-        threshold = self._best_threshold(spans) if threshold is None else threshold
-        return spans.texts(self.split["context"][:], threshold)
-
     def spans(self, logits: Array) -> Spans:
         """Find the best span of every question of a qa task."""
         return qa.best_spans(self._check_tokens(logits), self._windows)
 
     def tags(self, logits: Array) -> list[list[str]]:
         """Return a tag for every word of every sentence of a tagging task."""
-        ends = np.cumsum([len(tags) for tags in self._true_tags])
-        return [self._names(ids) for ids in np.split(self._tag_ids(logits), ends[:-1])]
+        ends = np.cumsum([len(tags) for tags in self.true_tags])
+        return [self._names(ids) for ids in np.split(self.tag_ids(logits), ends[:-1])]
 
-    def _tag_ids(self, logits: Array) -> Array:
+    def tag_ids(self, logits: Array) -> Array:
         """Return the tag of every word of all sentences: "O" for a word that has no
         token, and so no logits."""
         predicted_T = self._check_tokens(logits).argmax(axis=1)
@@ -411,15 +250,15 @@ class Evaluator:
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         word_T = self._column("word")
         return np.where(
-            word_T >= 0, begins[np.repeat(self._examples, self._lengths)] + word_T, -1
+            word_T >= 0, begins[np.repeat(self.examples, self.lengths)] + word_T, -1
         ), int(sizes.sum())
 
     @cached_property
-    def _true_tags(self) -> list[list[str]]:
+    def true_tags(self) -> list[list[str]]:
         return [self._names(ids) for ids in self.split["tags"][:]]
 
     @cached_property
-    def _labels(self) -> Array:
+    def labels(self) -> Array:
         return np.asarray(self.split["label"][:])
 
     def _names(self, ids: Sequence[int] | Array) -> list[str]:
@@ -428,7 +267,7 @@ class Evaluator:
     def _check_tokens(self, logits: Array) -> Array:
         logits = np.asarray(logits, dtype=np.float64)
         metrics.check_finite(
-            logits, (int(self._lengths.sum()), self.task.outputs), "tokens"
+            logits, (int(self.lengths.sum()), self.task.outputs), "tokens"
         )
         return logits
 
@@ -437,20 +276,14 @@ class Evaluator:
         """Group the rows of a ranking by query."""
         return Candidates.from_split(self.split)
 
-    def _query_scores(self, logits: Array) -> dict[str, Array]:
-        return self.candidates.scores(self._row_scores(logits))
-
-    def _row_scores(self, logits: Array) -> Array:
-        return metrics.check_logits(self.task, logits, self.candidates.label_R)[0][:, 0]
-
     @cached_property
-    def _lengths(self) -> Array:
+    def lengths(self) -> Array:
         return np.asarray(self.rows["length"][:], dtype=np.int64)
 
     @cached_property
-    def _examples(self) -> Array:
+    def examples(self) -> Array:
         """Return the example of each row, counted from 0 without gaps."""
-        if self.task.kind == "ranking":
+        if "query" in self.rows.column_names:
             return self.candidates.query_R
         return np.unique(self.rows["example"][:], return_inverse=True)[1]
 
@@ -460,9 +293,9 @@ class Evaluator:
         return Windows(
             self._column("starts"),
             self._column("ends"),
-            self._lengths,
+            self.lengths,
             nulls_R,
-            self._examples,
+            self.examples,
         )
 
     def _column(self, name: str) -> Array:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from compress.data.conll import Entity, entities
 from compress.errors import CompressError, DataError
@@ -28,128 +27,57 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from compress.data.task import Task
-
 Array = NDArray[Any]
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
-def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
-    """Compute every metric of a classification, multilabel or regression task, by name.
+def pearson(one: Array, other: Array) -> float:
+    """Compute Pearson's r; 0.0 where either is constant."""
+    from scipy.stats import pearsonr
 
-    classification  accuracy, f1 (with two classes, of the last; with more, macro over
-                    the classes that occur), matthews
-    multilabel      f1 (micro), f1_macro, accuracy (rows with every label right); a
-                    label is predicted where logit > 0
-    regression      pearson, spearman, mse
-
-    `labels` are those of the split. A metric that constant predictions leave undefined
-    is 0.0. Raises CompressError for logits that are not finite or do not match the
-    labels, DataError for invalid labels.
-    """
-    logits, labels = check_logits(task, logits, labels)
-    if task.kind == "regression":
-        from scipy.stats import rankdata
-
-        predicted = logits[:, 0]
-        return {
-            "pearson": _pearson(predicted, labels),
-            "spearman": _pearson(rankdata(predicted), rankdata(labels)),
-            "mse": float(np.square(predicted - labels).mean()),
-        }
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    if task.kind == "multilabel":
-        predicted, labels = logits > 0, labels > 0.5
-        # Column by column: scikit-learn takes a (rows, 1) array for a binary task and
-        # would count the zeros as a class.
-        columns = [
-            f1_score(labels[:, n], predicted[:, n], zero_division=0.0)
-            for n in range(labels.shape[1])
-        ]
-        return {
-            "f1": float(f1_score(labels.ravel(), predicted.ravel(), zero_division=0.0)),
-            "f1_macro": float(np.mean(columns)),
-            "accuracy": float((predicted == labels).all(axis=1).mean()),
-        }
-    predicted = logits.argmax(axis=1)
-    average = "binary" if task.outputs == 2 else "macro"
-    constant = _is_constant(predicted) or _is_constant(labels)
-    return {
-        "accuracy": float(accuracy_score(labels, predicted)),
-        "f1": float(f1_score(labels, predicted, average=average, zero_division=0.0)),
-        "matthews": 0.0 if constant else float(matthews_corrcoef(labels, predicted)),
-    }
+    if is_constant(one) or is_constant(other):
+        return 0.0
+    return float(pearsonr(one.astype(np.float64), other.astype(np.float64)).statistic)
 
 
-def scores_by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
-    """Score each class of a classification or multilabel task; () for other tasks.
-    Raises as `scores` does."""
-    if task.numeric:
-        return ()
-    logits, labels = check_logits(task, logits, labels)
-    if task.kind == "multilabel":
-        predicted, true = logits > 0, labels > 0.5
-    else:
-        predicted, true = (
-            ids[:, None] == np.arange(task.outputs)
-            for ids in (logits.argmax(axis=1), labels)
-        )
+def is_constant(values: Array) -> bool:
+    """Check that all values are equal up to the rounding of float64: scipy would warn,
+    or return noise."""
+    return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
+
+
+def count_classes(
+    labels: Sequence[str], predicted: Array, true: Array
+) -> tuple[ClassScore, ...]:
+    """Score each class by which rows are predicted to have it, and which do, each bool
+    (rows, classes)."""
     columns = ((predicted & true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0))
-    counts = zip(task.labels, *columns, strict=True)
     return tuple(
-        ClassScore.from_counts(label, *map(int, numbers)) for label, *numbers in counts
+        ClassScore.from_counts(label, *map(int, numbers))
+        for label, *numbers in zip(labels, *columns, strict=True)
     )
 
 
-def agreement(task: Task, student: Array, teacher: Array) -> float:
-    """Measure how often student and teacher predict the same, from their logits for the
-    same rows.
-
-    classification: the share of rows with the same class; multilabel: the share of
-    (row, label) decisions that are the same; regression: Pearson's r, 0.0 where either
-    is constant.
-    """
+def check_same_shape(student: Array, teacher: Array) -> None:
+    """Raise CompressError for logits of two models that cannot be of the same rows."""
     if student.shape != teacher.shape:
         raise CompressError(
             f"agreement: the student's logits have shape {student.shape}, the "
             f"teacher's {teacher.shape}; both must come from the same rows and the "
             "same labels."
         )
-    if task.kind == "regression":
-        return _pearson(student[:, 0], teacher[:, 0])
-    if task.kind == "multilabel":
-        return float(((student > 0) == (teacher > 0)).mean())
-    return float((student.argmax(axis=1) == teacher.argmax(axis=1)).mean())
 
 
-def distance(task: Task, student: Array, teacher: Array) -> float:
-    """Measure how far the student's logits are from the teacher's; smooth, where
-    `agreement` counts.
+def divergence(student: Array, teacher: Array) -> Array:
+    """Compute the KL divergence from the teacher's probabilities to the student's, in
+    nats, over the last axis of their logits."""
+    from scipy.special import logsumexp
 
-    For classes it is the mean KL divergence from the teacher's probabilities to the
-    student's, in nats, summed over the labels of a multilabel task; for numbers and
-    spans the mean squared difference; for vectors 1 minus the mean cosine.
-    """
-    student, teacher = student.astype(np.float64), teacher.astype(np.float64)
-    if task.kind == "embedding":
-        lengths = np.linalg.norm(student, axis=1) * np.linalg.norm(teacher, axis=1)
-        return float(
-            1 - ((student * teacher).sum(1) / np.maximum(lengths, 1e-12)).mean()
-        )
-    if task.kind in ("regression", "qa"):
-        return float(np.square(student - teacher).mean())
-    if task.kind == "multilabel":
-        student, teacher = (
-            np.stack([values, np.zeros_like(values)], axis=-1)
-            for values in (student, teacher)
-        )
     student, teacher = (
         values - logsumexp(values, axis=-1, keepdims=True)
         for values in (student, teacher)
     )
-    divergence = (np.exp(teacher) * (teacher - student)).sum(axis=-1)
-    return float(divergence.sum(axis=tuple(range(1, student.ndim - 1))).mean())
+    return np.asarray((np.exp(teacher) * (teacher - student)).sum(axis=-1))
 
 
 def logits(
@@ -222,29 +150,29 @@ def split_rows(logits: Array, attention_mask: Tensor | None) -> list[Array]:
     return list(logits[:, None])
 
 
-def check_logits(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Return logits, as float64, and labels. Raises as `scores` does."""
-    labels = np.asarray(labels)
+def check_logits(logits: Array, expected: tuple[int, ...]) -> Array:
+    """Return the logits of rows, as float64. Raises as `check_finite` does."""
     logits = np.asarray(logits, dtype=np.float64)
-    check_finite(
-        logits,
-        labels.shape if task.kind == "multilabel" else (len(labels), task.outputs),
-        "rows",
-    )
-    if (
-        task.kind == "classification"
-        and not ((labels >= 0) & (labels < task.outputs)).all()
-    ):
+    check_finite(logits, expected, "rows")
+    return logits
+
+
+def check_classes(labels: Array, count: int) -> None:
+    """Raise DataError for class ids that are none of `count` classes."""
+    if not ((labels >= 0) & (labels < count)).all():
         raise DataError(
-            f"scores: labels from {labels.min()} to {labels.max()}, but {task.outputs} "
-            f"classes allow 0 to {task.outputs - 1}; a split with hidden labels (-1) "
+            f"scores: labels from {labels.min()} to {labels.max()}, but {count} "
+            f"classes allow 0 to {count - 1}; a split with hidden labels (-1) "
             "cannot be scored, choose another."
         )
-    if task.kind != "classification" and not np.isfinite(labels).all():
+
+
+def check_numbers(labels: Array) -> None:
+    """Raise DataError for labels that are not finite numbers."""
+    if not np.isfinite(labels).all():
         raise DataError(
             "scores: some labels are not finite numbers; remove or correct these rows."
         )
-    return logits, labels
 
 
 def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
@@ -262,20 +190,6 @@ def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
             "finite, so its weights or its precision are broken. Look at the training "
             "loss; try a lower learning rate or fp32."
         )
-
-
-def _pearson(one: Array, other: Array) -> float:
-    from scipy.stats import pearsonr
-
-    if _is_constant(one) or _is_constant(other):
-        return 0.0
-    return float(pearsonr(one.astype(np.float64), other.astype(np.float64)).statistic)
-
-
-def _is_constant(values: Array) -> bool:
-    """Check that all values are equal up to the rounding of float64: scipy would warn,
-    or return noise."""
-    return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
 
 
 def scores_by_label(

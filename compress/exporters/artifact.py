@@ -47,9 +47,7 @@ from compress.exporters import manifest as manifests
 from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import atomic_file, atomic_folder
-from compress.models.heads import PROBLEMS, count_outputs, output_names
 from compress.models.sentence_folder import SentenceFolder
-from compress.models.sentence_settings import set_settings, settings_of
 from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
@@ -62,17 +60,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from compress.data.answers import Outcome
     from compress.data.encoder import Text
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import (
-        Answer,
-        Marked,
-        Outcome,
-        Prediction,
-        Predictor,
-        Vector,
-    )
+    from compress.exporters.predictor import Predictor
     from compress.exporters.session import EncodedRow
 
 SplitLike = Annotated[
@@ -162,7 +154,7 @@ class Bundle:
         folder = manifests.find_bundle(given) or given
         manifest = Manifest.read(folder)
         manifest.check(folder)
-        if manifest.task is not None and manifest.task.kind == "embedding":
+        if manifest.task is not None and manifest.task.vectors:
             preparation = SentenceFolder.read(folder).settings.preparation
             manifest = replace(
                 manifest, task=replace(manifest.task, preparation=preparation)
@@ -237,7 +229,7 @@ class Bundle:
         *,
         precision: Precision = "int8",
         threads: int = 1,
-    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector]": ...
+    ) -> "list[Outcome]": ...
 
     @overload
     def predict(
@@ -255,7 +247,7 @@ class Bundle:
         *,
         precision: Precision = "int8",
         threads: ThreadCount = 1,
-    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":  # noqa: E501
+    ) -> "list[Outcome] | Iterator[Outcome]":
         """Predict for each text, or pair of texts (a question and its context), in
         order: see `Predictor.predict`.
 
@@ -303,7 +295,7 @@ class Bundle:
         """
         from compress.exporters.predictor import open_embedder
 
-        if self.manifest.task is None or self.manifest.task.kind != "embedding":
+        if self.manifest.task is None or not self.manifest.task.vectors:
             self._check_kind("embeddings")
         self.check_has(precision)
         predictor = open_embedder(
@@ -577,7 +569,7 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
     from compress.data.encoder import TextEncoder, TokenizerSettings, tokenizer_name
 
     kind = type(model).__name__
-    outputs = count_outputs(model.config, task.kind)
+    outputs = task.count_outputs(model.config)
     if outputs != task.outputs:
         raise BundleError(f"{kind}: {outputs} outputs; the task has {task.outputs}")
     if getattr(tokenizer, "backend_tokenizer", None) is None:
@@ -624,22 +616,11 @@ def _write_model(
     from compress.models.checkpoints import save_checkpoint
 
     plain = as_float32(model)
-    labels = (task.label,) if task.numeric else output_names(task)
-    plain.config.problem_type = PROBLEMS.get(task.kind)
+    labels = (task.label,) if task.numeric else task.output_names
+    plain.config.problem_type = task.problem
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
-    if task.kind == "embedding":
-        settings = replace(
-            settings_of(plain.config),
-            max_length=max_length,
-            preparation=task.preparation,
-        )
-        set_settings(plain.config, settings)
-    # else sentence-transformers puts the score through a sigmoid
-    if task.kind == "ranking":
-        plain.config.sentence_transformers = {
-            "activation_fn": "torch.nn.modules.linear.Identity"
-        }
+    task.configure(plain.config, max_length)
     save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(
         plain,

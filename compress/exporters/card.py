@@ -9,23 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.exporters import formats
-from compress.models.heads import CLASSES
 
 if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
     from compress.records.certificate import Certificate
 
-PIPELINES: Mapping[Kind, str] = {
-    "tagging": "token-classification",
-    "qa": "question-answering",
-    "embedding": "sentence-similarity",
-}
-"""The hub's pipeline tags, where they are not text-classification."""
-TAGS: Mapping[Kind, str] = {"ranking": "text-ranking"}
-"""The hub's tags of tasks for which its libraries have no pipeline."""
 METRICS = {
     "matthews": "matthews_correlation",
     "pearson": "pearsonr",
@@ -33,11 +24,6 @@ METRICS = {
     "exact": "exact_match",
 }
 """The hub's names of metrics, where they are not ours."""
-EXAMPLES: Mapping[Kind, str] = {
-    "tagging": '"a sentence"',
-    "qa": '"a question", "the text it is about"',
-    "ranking": '"a query", "a passage"',
-}
 MARKS = re.compile(r"[\\`*_\[\]|#]")
 
 
@@ -116,31 +102,21 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
 
     content, task = Card.parse(card), manifest.task
     assert task is not None, "only bundles with a task have this card"
-    pipeline = PIPELINES.get(task.kind, "text-classification")
     return render(
         card=content,
         title=content.name,
         front_matter=front_matter(
             content,
-            "sentence-transformers" if task.kind == "embedding" else "transformers",
-            TAGS.get(task.kind, pipeline),
+            "sentence-transformers" if task.vectors else "transformers",
+            task.hub_tag or task.pipeline,
             ("distillation",) if content.teacher else (),
         ),
         made=manifest,
         task=task,
-        pipeline=pipeline,
-        example=Markup(
-            EXAMPLES.get(
-                task.kind, '"first text", "second text"' if task.pair else '"a text"'
-            )
-        ),
-        head=Markup(CLASSES[task.kind]),
-        shell=Markup(
-            {
-                "qa": "'a question' --pair 'the text'",
-                "ranking": "'a query' --pair 'a passage'",
-            }.get(task.kind, "'a text'" + " --pair 'another'" * task.pair)
-        ),
+        pipeline=task.pipeline,
+        example=Markup(task.example),
+        head=Markup(task.head),
+        shell=Markup(task.shell),
         command=Markup(" ".join(content.command.split())),  # in a block of code
         licence=licence(content),
         session=[
@@ -206,11 +182,7 @@ def export_card(
     opening = formats.find(record["for"]).opening
     assert opening is not None, "a bundle has a card of its own"
     card = Card.parse({"name": record["source"], **origin})
-    pipeline = (
-        "feature-extraction"
-        if task is None
-        else PIPELINES.get(task.kind, "text-classification")
-    )
+    pipeline = "feature-extraction" if task is None else task.pipeline
     longest = record["max_length"]
     texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (
         task is not None and task.pair

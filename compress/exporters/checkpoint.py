@@ -11,13 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from compress.data.conll import standard_labels
 from compress.data.encoder import TokenizerSettings
-from compress.data.task import METRICS, Kind, Task
+from compress.data.task import Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BundleKind
+from compress.kinds import Kind, find
 from compress.models import checkpoints
 from compress.models.folder import CONFIG, MODULES, ModelFolder
 from compress.models.sentence_folder import SentenceFolder
@@ -275,12 +275,11 @@ def _load_encoder(
     pooler that its files lack."""
     import transformers
 
-    from compress.models.heads import task_class
     from compress.models.loader import check_vocabulary, load_model, load_tokenizer
 
     auto = transformers.AutoModel
     if settings.embeds:
-        auto = task_class("embedding")
+        auto = find("embedding").auto_class()
         set_settings(config, settings)
     tokenizer = load_tokenizer(folder)
     loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle)
@@ -310,30 +309,11 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
             f"tensors of the head fit {head.name}; expected one of them: name it in "
             "architectures"
         )
-    if pair and kind != "classification":
+    task: type[Task] = find(kind)
+    if pair and task.tokenwise:
         raise ExportError(f"{source.path}: pair does not apply to {head.name}")
-    if kind == "qa":
-        return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
-    names = source.labels()
-    if kind == "tagging":
-        return Task(
-            "tagging",
-            ("words",),
-            "tags",
-            standard_labels(names, str(source.path)),
-            METRICS["tagging"][0],
-        )
     text = ("text", "text_pair") if pair else ("text",)
-    if config.problem_type == "multi_label_classification":
-        return Task("multilabel", text, "labels", names, METRICS["multilabel"][0])
-    if config.problem_type == "regression" or len(names) == 1:
-        if len(names) != 1:
-            raise ExportError(
-                f"{source.where}: a regression of {len(names)} numbers; expected one"
-            )
-        label = "score" if names[0].startswith("LABEL_") else names[0]
-        return Task("regression", text, label, (), METRICS["regression"][0])
-    return Task(kind, text, "label", names, METRICS[kind][0])
+    return task.from_checkpoint(source, config.problem_type, text)
 
 
 def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int:

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import BundleError
 from compress.io import atomic_file
+from compress.kinds import Kind, names
 from compress.provenance import versions
 
 NAME = "manifest.json"
@@ -84,15 +85,19 @@ class Manifest:
                 "others"
             )
         if self.task is not None:
-            kind, texts, labels = (
-                self.task.kind,
-                len(self.task.text),
-                len(self.task.labels),
-            )
-            if not 0 < texts <= 2 or (
-                kind not in ("regression", "qa", "embedding", "ranking") and not labels
-            ):
-                raise ValueError(f"task: {kind} of {texts} texts and {labels} labels")
+            self._check_task(self.task)
+
+    def _check_task(self, task: Task) -> None:
+        """Raise ValueError for a task that no model can have; a task that was read from
+        JSON becomes one of its kind's class."""
+        if task.kind not in names():
+            raise ValueError(f"task: no kind {task.kind!r} among {', '.join(names())}")
+        own = Task(**vars(task))
+        object.__setattr__(self, "task", own)
+        texts = len(own.text)
+        labels = len(own.labels)
+        if not 0 < texts <= 2 or (own.has_labels and not labels):
+            raise ValueError(f"task: {own.kind} of {texts} texts and {labels} labels")
 
     @classmethod
     def from_model(
@@ -223,15 +228,11 @@ def list_input_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def kind_of_bundle(folder: Path) -> Kind | None:
-    """Return "embedding" or "ranking" for a bundle of that task, whose rows look like
-    other kinds'; None otherwise."""
+    """Return the kind of a bundle's task if its rows look like those of other kinds;
+    None otherwise."""
     place = find_bundle(folder, "task")
     task = Manifest.read(place).task if place else None
-    return (
-        task.kind
-        if task is not None and task.kind in ("embedding", "ranking")
-        else None
-    )
+    return task.kind if task is not None and not task.shows else None
 
 
 def stamp_files(folder: Path) -> dict[str, Stamp]:

@@ -5,7 +5,6 @@ in 8 or 16 bits.
               processor (GELU as one)
     fix       -> one row of a fixed number of tokens, int32 ids; shapes are constants
     quantize  -> QuantizeLinear and DequantizeLinear around every operator (QDQ)
-    quantize_uncalibrated   all three with made-up ranges: a file to time, not to ask
 
 Weights are int8, symmetric, a scale per output; embedding tables uint8 with one scale;
 activations uint16, or uint8 in the `narrow` operators. Operators that only move data
@@ -74,8 +73,6 @@ MOVES = frozenset(
 WHOLE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
 """Operators whose integers must all be of one type."""
 LEAST_RANGE = 1e-4
-UNCALIBRATED = (-8.0, 8.0)
-"""The range of every activation of a file that is only timed."""
 
 
 def prepare(source: Path, target: Path) -> None:
@@ -339,26 +336,6 @@ def quantize(
     model = read_model(source)
     _Writer(model, ranges, narrow).rewrite()
     save_changed(model, target, {PRECISION_KEY: precision})
-
-
-def quantize_uncalibrated(source: Path, target: Path, tokens: int, name: str) -> None:
-    """Write a w8a16 file of `tokens` tokens as slow as that of a trained model: ranges
-    change answers, not operators.
-
-    source  an fp32 file in the form FORM; name: the model's, for errors
-
-    Raises ExportError for a model that an NPU file cannot be made for.
-    """
-    exact = target.with_suffix(".exact.onnx")
-    prepare(source, exact)
-    model = read_model(exact)
-    ranges = bound_mask(
-        model, dict.fromkeys(activations(exact), UNCALIBRATED), *find_mask(model, name)
-    )
-    onnx.save_model(model, exact)
-    fix(exact, exact, tokens)
-    quantize(exact, target, ranges, precision="w8a16")
-    exact.unlink()
 
 
 class _Writer:

@@ -2,7 +2,7 @@
 imported."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.arguments import read_texts
-from compress.data import windows
-from compress.data.conll import OUTSIDE, entities
+from compress.data.answers import Nearest, Outcome, check_finite
 from compress.data.encoder import Text, TextEncoder
-from compress.data.task import METRICS, Kind, Task
+from compress.data.task import Task
 from compress.data.text_files import LONGEST
 from compress.data.text_preparation import DOCUMENT, QUERY, count_prompt_tokens, prepend
 from compress.data.vector_index import find_nearest
 from compress.errors import ArgumentError, BundleError, DataError
-from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import (
     UNOPENED,
     EncodedRow,
@@ -34,99 +32,6 @@ from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import VECTOR
 from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings
 from compress.progress import show_progress
-
-VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
-"""The outputs of a file that hold the answer, where it has others too."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for one text.
-
-    classification  label: the most probable; score: its probability; scores: every
-                    label's probability, sum 1
-    multilabel      label: all labels with probability >= 0.5, joined by ", " ('' for
-                    none); score: the highest probability; scores: every label's own
-                    probability
-    regression      label: ''; score: the number; scores: empty
-    ranking         as for regression: the higher the score, the better the passage
-                    answers the query
-    """
-
-    label: str
-    score: float
-    scores: dict[str, float]
-
-    def __str__(self) -> str:
-        return f"{self.label}\t{self.score:.4f}" if self.label else f"{self.score:.4f}"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to a question: `text`, the characters `start` to `end` of the context;
-    '' for no answer.
-
-    score   the probability of its first times that of its last token, over all tokens
-            of the context and "no answer"
-    """
-
-    text: str
-    score: float
-    start: int
-    end: int
-
-    def __str__(self) -> str:
-        return f"{self.text or '(no answer)'}\t{self.score:.4f}"
-
-
-@dataclass(frozen=True)
-class Mark:
-    """An entity: `text`, the characters `start` to `end`; `score`, the mean probability
-    of its words' tags."""
-
-    text: str
-    label: str
-    score: float
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Marked:
-    """The entities of a text, in order."""
-
-    marks: tuple[Mark, ...]
-
-    def __str__(self) -> str:
-        return (
-            ", ".join(
-                f"{mark.label}: {mark.text} ({mark.score:.4f})" for mark in self.marks
-            )
-            or "(none)"
-        )
-
-
-@dataclass(frozen=True)
-class Vector:
-    """The vector of a text."""
-
-    numbers: tuple[float, ...]
-
-    def __str__(self) -> str:
-        return " ".join(f"{number:.6g}" for number in self.numbers)
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The texts nearest to a text, the nearest first, each with its cosine."""
-
-    texts: tuple[tuple[str, float], ...]
-
-    def __str__(self) -> str:
-        return " | ".join(f"{text} ({cosine:.4f})" for text, cosine in self.texts)
-
-
-Outcome = Prediction | Answer | Marked | Vector | Nearest
 
 
 class Answering(Protocol):
@@ -163,27 +68,12 @@ class Predictor:
         """Return the tokenizer of the `tokenizers` library."""
         return self.encoder.backend
 
-    def predict(
-        self, texts: Sequence[Text]
-    ) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
+    def predict(self, texts: Sequence[Text]) -> list[Outcome]:
         """Predict for each text, or pair of texts, in order: an Answer for (question,
         context) pairs, Marked for tagging, a Vector for embedding, a Prediction
         otherwise."""
         checked = list(read_texts(texts, self.task.text, where="Predictor.predict"))
-        if self.task.kind == "qa":
-            return self._answer([(text[0], text[1]) for text in checked])
-        if self.task.kind == "tagging":
-            return self._mark([text for text in checked if isinstance(text, str)])
-        if self.task.kind == "embedding":
-            return [
-                Vector(tuple(each))
-                for each in self.embed([str(text) for text in checked]).tolist()
-            ]
-        rows = self.encode(checked)
-        return [
-            _predict(self.task, *row)
-            for row in zip(checked, self.logits(rows), strict=True)
-        ]
+        return self.task.predict(self, checked)
 
     def embed(
         self,
@@ -214,7 +104,7 @@ class Predictor:
             length = count_prompt_tokens(alone["input_ids"], self.encoder.special_ids())
             rows = [{**row, "prompt_length": length} for row in rows]
         vectors = self.logits(rows)
-        _check_finite(vectors)
+        check_finite(vectors)
         return vectors
 
     def with_prompt(self, name: str) -> "Predictor":
@@ -249,100 +139,9 @@ class Predictor:
             self.session,
             rows,
             threads=self.threads,
-            outputs=VECTORS.get(self.task.kind),
+            outputs=self.task.answer_outputs,
         )
         return join_answers(self.task, found)
-
-    def _answer(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
-        """Answer (question, context) pairs."""
-        if not pairs:
-            return []
-        questions, contexts = zip(*pairs, strict=True)
-        found = self.encoder.questions(questions, contexts, self.max_length)
-        rows = [window for each in found for window in each]
-        question_R = np.repeat(np.arange(len(found)), [len(each) for each in found])
-        lengths_R = np.array([len(window.row.ids) for window in rows])
-        where = Windows(
-            np.concatenate([window.starts for window in rows]),
-            np.concatenate([window.ends for window in rows]),
-            lengths_R,
-            np.array([window.null for window in rows]),
-            question_R,
-        )
-        values_T2 = _check_finite(
-            self.logits(self.encoder.row(window.row) for window in rows)
-        )
-        spans = best_spans(values_T2, where)
-        nulls_T = np.concatenate([[0], np.cumsum(lengths_R)[:-1]]) + where.nulls_R
-        possible_T = where.starts_T >= 0
-        possible_T[nulls_T] = True
-        starts = np.flatnonzero(np.diff(np.repeat(question_R, lengths_R), prepend=-1))
-        log_p_T2 = _log_softmax(
-            np.where(possible_T[:, None], values_T2, -np.inf), starts
-        )
-        texts = spans.texts([context for _, context in pairs], self.threshold)
-        answers = []
-        for n, text in enumerate(texts):
-            if text:
-                first, last = int(spans.first_Q[n]), int(spans.last_Q[n])
-                start = pairs[n][1].index(text, int(spans.starts_Q[n]))
-                score = float(np.exp(log_p_T2[first, 0] + log_p_T2[last, 1]))
-                answers.append(Answer(text, score, start, start + len(text)))
-            else:
-                none = nulls_T[question_R == n]
-                answers.append(
-                    Answer("", float(np.exp(log_p_T2[none].sum(1).max())), 0, 0)
-                )
-        return answers
-
-    def _mark(self, texts: Sequence[str]) -> list[Marked]:
-        """Find the entities of each text, split into words by `windows.WORDS`."""
-        words = [
-            [match.span() for match in windows.WORDS.finditer(text)] for text in texts
-        ]
-        split = [
-            [text[start:end] for start, end in spans]
-            for text, spans in zip(texts, words, strict=True)
-        ]
-        read = self.encoder.words(split, self.max_length)
-        values_TV = _check_finite(
-            self.logits(
-                self.encoder.row(window.row) for each in read for window in each
-            )
-        )
-        at, answers = 0, []
-        for text, spans, each in zip(texts, words, read, strict=True):
-            tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
-            for window in each:
-                for word, row_V in zip(
-                    window.word, values_TV[at : at + len(window.word)], strict=True
-                ):
-                    if word >= 0:
-                        best = int(row_V.argmax())
-                        tags[word], shares[word] = (
-                            self.task.labels[best],
-                            1 / np.exp(row_V - row_V[best]).sum(),
-                        )
-                at += len(window.word)
-            answers.append(mark(text, spans, tags, shares))
-        return answers
-
-
-def mark(
-    text: str,
-    words: Sequence[tuple[int, int]],
-    tags: Sequence[str],
-    shares: NDArray[np.floating],
-) -> Marked:
-    """Find the entities of a text whose words (first character, end) have these tags
-    and probabilities."""
-    marks = []
-    for label, first, last in entities(tags):
-        start, end = words[first][0], words[last - 1][1]
-        marks.append(
-            Mark(text[start:end], label, float(shares[first:last].mean()), start, end)
-        )
-    return Marked(tuple(marks))
 
 
 def join_answers(
@@ -447,11 +246,7 @@ def open_predictor(
     encoder = TextEncoder.from_folder(folder)
     if not task.tokenwise:  # long texts are read in several rows there
         encoder.truncate(max_length, pair=task.pair)
-    sentence = (
-        SentenceFolder.read(folder).settings
-        if task.kind == "embedding"
-        else TOKENS_ONLY
-    )
+    sentence = SentenceFolder.read(folder).settings if task.vectors else TOKENS_ONLY
     return Predictor(
         task,
         encoder,
@@ -461,54 +256,6 @@ def open_predictor(
         threshold,
         sentence,
     )
-
-
-def _predict(task: Task, text: Text, logits: NDArray[np.float32]) -> Prediction:
-    if not np.isfinite(logits).all():
-        raise BundleError(
-            f"predict: the model's output for {text!r} is not finite; its weights are "
-            "broken"
-        )
-    if task.numeric:
-        return Prediction("", float(logits[0]), {})
-    wide = logits.astype(np.float64)
-    if task.kind == "multilabel":
-        values = 0.5 * (1.0 + np.tanh(0.5 * wide))  # a sigmoid; exp(-x) would overflow
-    else:
-        powers = np.exp(wide - wide.max())
-        values = powers / powers.sum()
-    scores = {
-        label: float(value) for label, value in zip(task.labels, values, strict=True)
-    }
-    best = max(scores, key=lambda label: scores[label])
-    if task.kind == "multilabel":
-        return Prediction(
-            ", ".join(label for label in scores if scores[label] >= 0.5),
-            scores[best],
-            scores,
-        )
-    return Prediction(best, scores[best], scores)
-
-
-def _check_finite(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    if not np.isfinite(values).all():
-        raise BundleError(
-            "predict: the model's output is not finite; its weights are broken"
-        )
-    return values.astype(np.float64)
-
-
-def _log_softmax(
-    values_T2: NDArray[np.float64], starts: NDArray[np.integer]
-) -> NDArray[np.float64]:
-    """Compute log softmax of each column, over the segments of tokens that begin at
-    `starts`."""
-    sizes = np.diff(starts, append=len(values_T2))
-    shifted = values_T2 - np.repeat(
-        np.maximum.reduceat(values_T2, starts), sizes, axis=0
-    )
-    sums = np.log(np.add.reduceat(np.exp(shifted), starts))
-    return np.asarray(shifted - np.repeat(sums, sizes, axis=0))
 
 
 @dataclass(frozen=True)
@@ -567,7 +314,7 @@ class NearestTexts:
 
 def check_vectors(predictor: Predictor) -> None:
     """Raise BundleError for a model that does not compute vectors."""
-    if predictor.task.kind != "embedding":
+    if not predictor.task.vectors:
         raise BundleError(
             f"this bundle is for {predictor.task.kind}; expected one for embedding, to "
             "compare texts by vectors"
@@ -672,7 +419,7 @@ def open_embedder(
 
     Raises BundleError for a file that outputs token states only.
     """
-    task = Task("embedding", ("text",), "similarity", (), METRICS["embedding"][0])
+    task = Task("embedding", ("text",), "similarity", (), "spearman")
     predictor = open_predictor(
         folder, file, task=task, max_length=max_length, threads=threads
     )

@@ -17,7 +17,6 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
 from compress.data import schema
+from compress.data.answers import Outcome
 from compress.data.encoder import Text
 from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import Row, Table
@@ -33,14 +33,9 @@ from compress.data.text_files import Position, stripped_lines
 from compress.data.vector_index import TYPES, Form, load_texts, pack, read_index
 from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import (
-    Answer,
     Answering,
-    Marked,
-    Nearest,
     NearestTexts,
-    Outcome,
     Predictor,
-    Vector,
     check_search,
     iterate_batches,
 )
@@ -78,7 +73,7 @@ def predict_file(
     check_files(source, target)
     suffix = target.suffix.lower()
     if suffix == ".npy" and (
-        predictor.task.kind != "embedding" or not hasattr(predictor, "logits")
+        not predictor.task.vectors or not hasattr(predictor, "logits")
     ):
         raise DataError(
             f"--output {target}: holds vectors, which this model does not predict; "
@@ -296,42 +291,14 @@ def choose_columns(
 
 
 def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
-    names = ["prediction"]
-    if task.kind in ("classification", "multilabel", "qa"):
-        names.append("prediction_score")
-    if task.kind == "qa":
-        names += ["prediction_start", "prediction_end"]
-    if suffix == ".jsonl" and task.kind in ("classification", "multilabel"):
-        names.append("prediction_scores")
+    names = ["prediction", *task.columns]
+    if suffix == ".jsonl":
+        names += task.json_columns
     return [*names, *(["prediction_error"] if errors else [])]
 
 
 def _to_columns(answer: Outcome, added: Sequence[str]) -> Values:
-    if isinstance(answer, Marked):
-        return {"prediction": [asdict(mark) for mark in answer.marks]}
-    if isinstance(answer, Answer):
-        values: Values = {
-            "prediction": answer.text,
-            "prediction_start": answer.start,
-            "prediction_end": answer.end,
-        }
-        return {**values, "prediction_score": answer.score}
-    if isinstance(answer, Vector):
-        return {"prediction": list(answer.numbers)}
-    if isinstance(answer, Nearest):
-        return {
-            "prediction": [
-                {"text": text, "score": cosine} for text, cosine in answer.texts
-            ]
-        }
-    if not answer.scores:
-        return {"prediction": answer.score}
-    columns = {
-        "prediction": answer.label,
-        "prediction_score": answer.score,
-        "prediction_scores": answer.scores,
-    }
-    return {name: value for name, value in columns.items() if name in added}
+    return {name: value for name, value in answer.columns().items() if name in added}
 
 
 @contextmanager

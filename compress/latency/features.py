@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress import families
-from compress.data.task import Kind
+from compress.kinds import Kind, find
 from compress.records.latency import Setting
 from compress.slicing.shape import Shape
-
-READS_ONE = ("classification", "multilabel", "regression", "ranking")
-"""Kinds whose head reads only the first token, unless it pools by a mean."""
 
 ACTIVATIONS = (
     "hidden_act",
@@ -71,14 +68,14 @@ def _count(config: Any, setting: Setting, kind: Kind | None) -> Terms:
     tokens = rows * setting.seq
     embedded = family.embedding_work(config, shape)
     head = _head(config, kind)
-    heads = rows if kind in READS_ONE else tokens
+    heads = rows if _reads_one(kind) else tokens
     activation = next(
         (found for name in ACTIVATIONS if (found := getattr(config, name, None))),
         "none",
     )
     norm = getattr(config, "normalization_type", "layer_norm")
     cut = (
-        kind in READS_ONE
+        _reads_one(kind)
         and family.counted
         and getattr(config, "classifier_pooling", "cls") == "cls"
     )
@@ -120,13 +117,21 @@ def _static(config: Any, setting: Setting) -> Terms:
     )
 
 
+def _reads_one(kind: Kind | None) -> bool:
+    """Check whether the head reads only the first token, unless it pools by a mean."""
+    if kind is None:
+        return False
+    task = find(kind)
+    return not (task.tokenwise or task.vectors)
+
+
 def _head(config: Any, kind: Kind | None) -> int:
     """Count the multiply-adds of one application of the head: of its pooler, if any,
     and its classifier."""
     # a linear map of one vector per text is negligible
-    if kind is None or kind == "embedding":
+    if kind is None or find(kind).vectors:
         return 0
     shape = Shape.from_config(config)
-    pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)
+    pooled = _reads_one(kind) and getattr(config, "classifier_activation", True)
     pooled = pooled or families.find(config.model_type).always_pools
     return shape.hidden * (shape.hidden * bool(pooled) + shape.classes)

@@ -13,32 +13,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from compress.benchmark.device import Device
-from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
-from compress.exporters import npu
 from compress.exporters.artifact import FILES, Precision
 from compress.exporters.fp16 import to_float16
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite.forms import SHIPPED
 from compress.exporters.session import rows_for
 from compress.exporters.weight_only import quantize_weights
+from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.models import heads
 from compress.models.sharing import share_again
 from compress.progress import show_progress
 from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
-
-FilePrecision = Precision | Literal["w8a16"]
-"""The precision of a file that is timed; w8a16: of a file for NPUs, which is not a part
-of a bundle."""
 
 AGREE = 1.05
 """The largest ratio between a file's p10 in its best two races for both to count as
@@ -69,7 +63,7 @@ def sample(
     device: Device,
     setting: Setting,
     *,
-    precision: FilePrecision | Mapping[str, FilePrecision] = "int8",
+    precision: Precision | Mapping[str, Precision] = "int8",
     kind: Kind | None = "classification",
     segments: bool = True,
     files: Mapping[str, Path] = MappingProxyType({}),
@@ -108,7 +102,7 @@ def exported(
     configs: Mapping[str, Any],
     setting: Setting,
     *,
-    precision: FilePrecision | Mapping[str, FilePrecision] = "int8",
+    precision: Precision | Mapping[str, Precision] = "int8",
     kind: Kind | None = "classification",
     segments: bool = True,
     say: Callable[[str], None] = lambda _: None,
@@ -123,11 +117,10 @@ def exported(
     precisions = (
         dict.fromkeys(configs, precision) if isinstance(precision, str) else precision
     )
-    known = (*FILES, "w8a16")
     for each in precisions.values():
-        if each not in known:
+        if each not in FILES:
             raise SearchError(
-                f"precision {each}: no such precision.{did_you_mean(each, known)}"
+                f"precision {each}: no such precision.{did_you_mean(each, FILES)}"
             )
     if not configs:
         raise SearchError("no shapes to measure; expected at least one config")
@@ -140,14 +133,12 @@ def exported(
             files[name] = Path(scratch) / f"{number}.onnx"
             model = _build_model(name, config, setting, kind)
             full = files[name].with_suffix(".fp32.onnx")
-            form = npu.FORM if precisions[name] == "w8a16" else SHIPPED
-            to_onnx(model, full, segments=segments, form=form, max_length=setting.seq)
+            to_onnx(model, full, segments=segments, max_length=setting.seq)
             _convert(
                 full,
                 files[name],
                 setting,
                 precisions[name],
-                name=f"{name}: {config.model_type}",
             )
             full.unlink(missing_ok=True)
         yield files
@@ -258,17 +249,13 @@ def _build_model(name: str, config: Any, setting: Setting, kind: Kind | None) ->
     return model
 
 
-def _convert(
-    full: Path, path: Path, setting: Setting, precision: FilePrecision, *, name: str
-) -> None:
+def _convert(full: Path, path: Path, setting: Setting, precision: Precision) -> None:
     if precision == "int8":
         quantize_dynamic(full, path)
     elif precision == "fp16":
         to_float16(full, path, rows_for(full, setting.seq))
     elif precision in ("w8", "q4"):
         quantize_weights(full, path, bits=8 if precision == "w8" else 4)
-    elif precision == "w8a16":
-        npu.quantize_uncalibrated(full, path, setting.seq, name)
     else:
         full.replace(path)
 

@@ -28,11 +28,12 @@ from transformers import CONFIG_MAPPING
 from compress import io
 from compress.benchmark.device import Device
 from compress.data.cache import home, is_whole, load_or_create
-from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
+from compress.exporters.artifact import Precision
 from compress.io import write_json
+from compress.kinds import Kind
 from compress.latency.features import Terms
-from compress.latency.measure import FilePrecision, Sample, choose_spread, sample
+from compress.latency.measure import Sample, choose_spread, sample
 from compress.models import heads
 from compress.models.sharing import share, share_again
 from compress.records import search_report
@@ -108,7 +109,7 @@ class LatencyModel:
 
     samples: tuple[Sample, ...]
     setting: Setting
-    precision: FilePrecision
+    precision: Precision
     kind: Kind | None = "classification"
     device: str = "local"
     machine: Mapping[str, str] = field(default_factory=dict)
@@ -145,7 +146,7 @@ class LatencyModel:
     def fit(
         samples: Sequence[Sample],
         setting: Setting,
-        precision: FilePrecision,
+        precision: Precision,
         *,
         kind: Kind | None = "classification",
         device: Device | None = None,
@@ -359,7 +360,7 @@ class ShapeTimer:
 
     device: Device
     setting: Setting
-    precision: FilePrecision
+    precision: Precision
     kind: Kind | None
     segments: bool
     say: Callable[[str], None]
@@ -434,13 +435,12 @@ class ShapeTimer:
         )
 
 
-MATRICES: Final[Mapping[FilePrecision, float]] = MappingProxyType(
+MATRICES: Final[Mapping[Precision, float]] = MappingProxyType(
     {
         "fp32": 4.0,
         "fp16": 2.0,
         "w8": 1.0 + 4 / 128,
         "int8": 1.0,
-        "w8a16": 1.0,
         "q4": 0.5 + 4.5 / 32,
     }
 )
@@ -468,7 +468,7 @@ class ModelCost:
 
 def model_cost(
     config: Any,
-    precision: FilePrecision = "int8",
+    precision: Precision = "int8",
     *,
     kind: Kind | None = "classification",
     seq: int = 128,
@@ -528,7 +528,7 @@ class LatencyTable:
     """Measurements of one device. models: by precision; others: the teacher's files and
     the anchors, by name."""
 
-    models: Mapping[FilePrecision, LatencyModel]
+    models: Mapping[Precision, LatencyModel]
     others: Mapping[str, Sample]
 
     def save(self, folder: Path) -> None:
@@ -540,9 +540,7 @@ class LatencyTable:
         )
 
     @staticmethod
-    def load(
-        folder: Path, precisions: Sequence[FilePrecision]
-    ) -> "LatencyTable | None":
+    def load(folder: Path, precisions: Sequence[Precision]) -> "LatencyTable | None":
         """Load what `save` wrote; None if it was not completed. Raises DamagedError."""
         if not (folder / OTHERS).is_file():
             return None
@@ -575,5 +573,5 @@ class LatencyTable:
             {},
         )
 
-    def teacher(self, precision: FilePrecision) -> Sample | None:
+    def teacher(self, precision: Precision) -> Sample | None:
         return self.others.get(f"teacher {precision}")

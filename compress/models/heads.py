@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from compress import families
-from compress.data.task import Kind, Task
 from compress.errors import StudentError
-from compress.models.sentence_settings import width_of
+from compress.kinds import Kind, find
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,27 +15,6 @@ if TYPE_CHECKING:
 
     from compress.config.stages import Head
 
-CLASSES: Final[Mapping[Kind, str]] = {
-    "classification": "AutoModelForSequenceClassification",
-    "multilabel": "AutoModelForSequenceClassification",
-    "regression": "AutoModelForSequenceClassification",
-    "tagging": "AutoModelForTokenClassification",
-    "qa": "AutoModelForQuestionAnswering",
-    "embedding": "AutoModelForSentenceEmbedding",
-    "ranking": "AutoModelForSequenceClassification",
-}
-ENDINGS: Final[Mapping[Kind, str]] = {
-    kind: name.removeprefix("AutoModel") for kind, name in CLASSES.items()
-}
-"""The endings of the `architectures` of a checkpoint with such a head:
-ForSequenceClassification, ..."""
-PROBLEMS: Final[Mapping[Kind, str]] = {
-    "classification": "single_label_classification",
-    "multilabel": "multi_label_classification",
-    "regression": "regression",
-    "ranking": "regression",
-}
-"""The `problem_type` of a sequence classifier's config; other heads have none."""
 OTHERS: Final[Mapping["Head", str]] = {
     "encoder": "AutoModel",
     "masked_lm": "AutoModelForMaskedLM",
@@ -53,31 +31,6 @@ LANGUAGE: Final[tuple["Head", ...]] = (
 """Heads that predict tokens, and are scored by perplexity."""
 
 
-def task_class(kind: Kind) -> Any:
-    """Return the Auto class of a kind of task, which `loader.load_model` takes."""
-    import transformers
-
-    from compress.models import sentence_encoder
-
-    return getattr(
-        sentence_encoder if kind == "embedding" else transformers, CLASSES[kind]
-    )
-
-
-def output_names(task: Task) -> tuple[str, ...]:
-    """Name the outputs of the task's head for a config; an embedding has no labels, but
-    its config keeps two."""
-    if task.kind in ("qa", "embedding"):
-        return ("start", "end") if task.kind == "qa" else ("LABEL_0", "LABEL_1")
-    return task.labels or ("score",)
-
-
-def count_outputs(config: "PreTrainedConfig", kind: Kind) -> int:
-    """Count the outputs of a model of this config: its labels, or the width of its
-    vectors."""
-    return width_of(config) if kind == "embedding" else len(config.id2label or {})
-
-
 def auto(head: "Head", kind: Kind | None) -> Any:
     """Return transformers' Auto class of a head; `task` is the head of that kind of
     task. Raises StudentError."""
@@ -87,7 +40,7 @@ def auto(head: "Head", kind: Kind | None) -> Any:
         return getattr(transformers, OTHERS[head])
     if kind is None:
         raise StudentError("a stage with `head: task` needs a task: give --data")
-    return task_class(kind)
+    return find(kind).auto_class()
 
 
 def model_class(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from compress.data.task import Kind
 from compress.errors import TeacherError
+from compress.kinds import Kind
 from compress.models import heads
 from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
 from compress.models.padding import align_padding

@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import compress.models.own_classes  # noqa: F401  # registers our models with transformers
-from compress.data.task import Kind
 from compress.errors import TeacherError
+from compress.kinds import Kind, find
 from compress.models import heads
 from compress.models.folder import ModelFolder, explain_load_errors
 from compress.models.tensors import (
@@ -61,7 +61,7 @@ class SavedHead:
 
     def serves(self, kind: Kind) -> bool:
         """Check whether it may be the head of this kind of task."""
-        return heads.CLASSES[kind] in self.autos
+        return find(kind).head in self.autos
 
 
 def find_head(

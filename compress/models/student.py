@@ -20,8 +20,8 @@ from compress.arguments import check_arguments
 from compress.config.reference import Call, options
 from compress.config.stages import INITS, Head, StudentSpec
 from compress.data.masking import Words
-from compress.data.task import Kind
 from compress.errors import ArgumentError, StudentError, TeacherError, did_you_mean
+from compress.kinds import Kind
 from compress.models import heads
 from compress.models.checkpoints import resolve
 from compress.models.init_weights import copy_from_teacher, first_position

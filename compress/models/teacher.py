@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.data.conll import standard_labels
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError
 from compress.models.fit import New
 from compress.models.folder import ModelFolder, identify
-from compress.models.heads import PROBLEMS, output_names, task_class
 from compress.models.loader import (
     check_token_types,
     check_vocabulary,
@@ -96,24 +94,11 @@ def with_scores(start: Teacher, data: TaskData) -> Teacher:
     )
 
 
-def has_head(folder: Path, task: Task, *, allow_pickle: bool = False) -> bool:
-    """Check whether the checkpoint was saved with a head for this kind of task, of this
-    many outputs.
-
-    Every plain encoder can embed texts. Raises TeacherError for one with another head,
-    such as a cross-encoder, and for a head that its config.json describes wrongly.
-    """
-    source = ModelFolder(folder)
-    config = load_config(folder)
-    head = find_head(source, config, allow_pickle=allow_pickle)
-    return _serves(source, head, config, task, allow_pickle=allow_pickle)
-
-
 def _serves(
     source: ModelFolder, head: SavedHead, config: Any, task: Task, *, allow_pickle: bool
 ) -> bool:
     """Check whether a saved head is one for this task."""
-    if task.kind == "embedding":
+    if task.vectors:
         if source.kind != "sentence_encoder" and head.part in (
             "task",
             "other",
@@ -132,12 +117,10 @@ def _serves(
     if not head.serves(task.kind):
         return False
     if source.outputs != task.outputs:
-        check_saved_head(
-            source, config, task_class(task.kind), allow_pickle=allow_pickle
-        )
+        check_saved_head(source, config, task.auto_class(), allow_pickle=allow_pickle)
         return False
     # a head that chooses one label was not trained to choose several
-    return task.outputs == 1 or config.problem_type in (None, PROBLEMS.get(task.kind))
+    return task.outputs == 1 or config.problem_type in (None, task.problem)
 
 
 def _list_tensors(head: SavedHead) -> str:
@@ -171,14 +154,14 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     if not trained or all(
         label.startswith("LABEL_") for label in config.id2label.values()
     ):
-        set_labels(config, output_names(task))
-    config.problem_type = PROBLEMS.get(task.kind)
+        set_labels(config, task.output_names)
+    config.problem_type = task.problem
     new: New = "nothing" if trained else "head"
     loaded = load_model(
         folder,
-        task_class(task.kind),
+        task.auto_class(),
         config,
-        new="pooler" if task.kind == "embedding" else new,
+        new="pooler" if task.vectors else new,
         drop_heads=not trained,
         allow_pickle=allow_pickle,
     )
@@ -186,11 +169,11 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     hide_padding(loaded.model)
     if reads_last_place(loaded.model):
         tokenizer.padding_side = "left"  # also for whoever loads the bundle
-    if task.pair or task.kind == "qa":
+    if task.pair:
         check_token_types(folder, tokenizer, config)
     if trained:
         _align_labels(loaded.model, task, name)
-    if task.kind == "embedding":
+    if task.vectors:
         limit_length(loaded.model, folder, tokenizer)
     other = head.name if head.part in ("task", "other") and not trained else ""
     return Teacher(
@@ -212,11 +195,7 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
         return
     names: Any = model.config.id2label
     written = [str(names[index]) for index in range(task.outputs)]
-    theirs = (
-        list(standard_labels(written, f"teacher {name}"))
-        if task.kind == "tagging"
-        else written
-    )
+    theirs = list(task.standard_labels(written, f"teacher {name}"))
     if theirs == list(task.labels):
         model.config.id2label = dict(enumerate(theirs))
         model.config.label2id = {label: i for i, label in enumerate(theirs)}

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from compress import io
-from compress.arguments import check_arguments
+from compress.arguments import NameLike, check_arguments, name_of
 from compress.config import loader, user_code
 from compress.config.loader import parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
@@ -242,6 +242,15 @@ class Space(Frozen):
         )
 
     @staticmethod
+    def from_argument(
+        space: "NameLike | Space", overrides: Sequence[str] = ()
+    ) -> "Space":
+        """Load what a function was given: a name, a path or a Space."""
+        if isinstance(space, Space):
+            return space
+        return Space.load(name_of(space), overrides)
+
+    @staticmethod
     def load(name: str, overrides: Sequence[str] = ()) -> "Space":
         """Load `recipes/spaces/<name>.yaml` (or the .yaml file `name`) with
         `path=value` overrides, and check it.
@@ -422,8 +431,7 @@ class SearchConfig(Frozen):
                 `device` in one forward of `batch` texts of `seq` tokens, and a speed-up
                 is over the teacher's own file of that precision
     objectives  the objectives of the front, including the score
-    precision   precision of the file, unless the space varies it; w8a16: a file for
-                NPUs, of `seq` tokens
+    precision   precision of the file, unless the space varies it
     training    number format of training
     max_drop    share of the score that a shipped int8 file may lose
     shapes      shapes to measure, from which the others are predicted
@@ -441,7 +449,7 @@ class SearchConfig(Frozen):
     threads: int = Field(1, gt=0, le=1024)
     batch: int = Field(1, gt=0, le=100_000)
     seq: int = Field(128, gt=0, le=1_000_000)
-    precision: Literal["int8", "fp32", "w8a16"] = "int8"
+    precision: Literal["int8", "fp32"] = "int8"
     training: Literal["bf16", "fp32"] = "fp32"
     max_drop: float = Field(0.005, ge=0, le=1)
     shapes: int = Field(16, ge=FEWEST_SHAPES, le=64)
@@ -463,23 +471,6 @@ class SearchConfig(Frozen):
                 f"{', '.join(names) or 'nothing'}; expected score and others, each once"
             )
         return names
-
-    @model_validator(mode="after")
-    def _check_npu(self) -> "SearchConfig":
-        if self.precision == "w8a16":
-            if not self.device.startswith("aihub:"):
-                raise ValueError(
-                    f"--file w8a16 --device {self.device}: a file for NPUs is timed on "
-                    "one; expected --device aihub:NAME. Without, search for --file "
-                    "int8, then: compress export BUNDLE --for npu"
-                )
-            if self.batch > 1 or self.anchors or "precision" in self.space.axes:
-                raise ValueError(
-                    "--file w8a16: a file for NPUs holds one text and is not a part of "
-                    "bundles; expected --batch 1, no --anchor, and a space without the "
-                    "axis `precision`"
-                )
-        return self
 
     @property
     def setting(self) -> Setting:

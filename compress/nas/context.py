@@ -21,8 +21,8 @@ from compress.data.task import TaskData
 from compress.errors import SearchError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import EvaluationBatches, Evaluator
-from compress.exporters.artifact import Bundle
 from compress.io import atomic_folder, keep_if_intact, load_json, write_json
+from compress.jobs.stages import StageModels
 from compress.models.checkpoints import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
@@ -201,10 +201,6 @@ def count_steps(stage: Stage, data: TaskData) -> int:
 
 # ---- evaluators
 
-RunStages = Callable[..., PreTrainedModel]
-"""Run stages of a recipe in a run and return the last model: (recipe, run, stages,
-teacher_logits=None)."""
-
 
 @dataclass(frozen=True)
 class SupernetEvaluator:
@@ -256,7 +252,7 @@ class ScratchEvaluator:
     """
 
     costs: CostModel
-    run_stages: RunStages
+    task_teacher: Teacher
     training: TrainingContext
     evaluator: Evaluator
     folder: Path
@@ -271,7 +267,8 @@ class ScratchEvaluator:
         run = Run(self.folder / key, self.costs.search.seed, main=True)
         run.path.mkdir(parents=True, exist_ok=True)
         recipe = space.recipe(f"trial {key}", self.legs, self.costs.shapes.spec(choice))
-        student = self.run_stages(recipe, run, recipe.stages[: rung + 1])
+        models = StageModels.from_teacher(recipe, self.task_teacher, self.training, run)
+        student = models.run_stages(recipe.stages[: rung + 1])
         if rung:
             shutil.rmtree(run.stage(self.legs[rung - 1].name), ignore_errors=True)
         return score_student(student, self.evaluator, self.training)
@@ -338,8 +335,7 @@ class StudentState:
 class SearchContext:
     """The search, its folder, and everything that trains and scores its students.
 
-    evaluator: of the validation rows; among: shapes within the budget; ship:
-    `commands.ship.ship`
+    evaluator: of the validation rows; among: shapes within the budget
     """
 
     search: SearchConfig
@@ -351,8 +347,6 @@ class SearchContext:
     costs: CostModel
     among: tuple[Choice, ...]
     time_budget: TimeBudget
-    run_stages: RunStages
-    ship: Callable[..., Bundle]
     _student_evaluator: StudentEvaluator | None = None
 
     @property

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.benchmark.device import Device
-from compress.data.task import Kind
 from compress.errors import BundleError, SearchError
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.kinds import Kind
 from compress.latency.features import Terms
-from compress.latency.measure import FilePrecision, choose_spread, sample
+from compress.latency.measure import choose_spread, sample
 from compress.latency.model import (
     Estimate,
     LatencyModel,
@@ -56,9 +56,9 @@ class CostModel:
         """Compute the teacher's own costs."""
         return model_cost(self.shapes.teacher, self.search.precision, kind=self.kind)
 
-    def precision(self, choice: Choice) -> FilePrecision:
+    def precision(self, choice: Choice) -> Precision:
         precision: Any = choice.get("precision", self.search.precision)
-        return cast("FilePrecision", precision)
+        return cast("Precision", precision)
 
     def latency(self, choice: Choice) -> Estimate:
         return self.latencies.models[self.precision(choice)].predict(
@@ -154,7 +154,6 @@ def _find_anchors(search: SearchConfig) -> dict[str, Path]:
     files = {}
     for anchor in search.anchors:
         bundle = Bundle.load(anchor)
-        assert search.precision != "w8a16", "SearchConfig refuses anchors then"
         bundle.check_has(search.precision)
         name = f"{anchor} {search.precision}"
         if name in files:

@@ -6,7 +6,6 @@ some shapes, not to choose one. A short distillation of each decides: "flash
 distillation", Zhang et al. 2022, arXiv:2201.08539, Sec. 3.
 """
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,22 +18,17 @@ from transformers import PreTrainedModel
 from compress.benchmark.device import Device
 from compress.config.stages import Stage, StudentSpec
 from compress.errors import SearchError
-from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.export import export
+from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.onnx import makes_segments
-from compress.exporters.predictor import open_predictor
-from compress.exporters.writers.context import ExportOptions, FixedOptions
-from compress.io import atomic_folder
-from compress.latency.measure import FilePrecision, sample
+from compress.jobs.ship import ship
+from compress.jobs.stages import StageModels
+from compress.latency.measure import sample
 from compress.nas.config import describe_choice
 from compress.nas.context import ScratchEvaluator, SearchContext, score_student
-from compress.quantization.npu import limit_length
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.reporting.remarks import unmet
 from compress.training.run import Run
 
-NPU = "npu"
-"""The folder of the file for NPUs, beside the bundle."""
 KEEP = 0.97
 """Without a budget the winner is the fastest student with this share of its teacher's
 score."""
@@ -152,9 +146,10 @@ def train_student(
     spec = StudentSpec.model_validate({"init": str(begin)})
     recipe = context.search.space.recipe(f"trial {point.number}", stages, spec)
     run = run or context.student_run(point.number)
-    return context.run_stages(
-        recipe, run, recipe.stages, teacher_logits=context.teacher_check.logits
+    models = StageModels.from_teacher(
+        recipe, context.task_teacher, context.training, run
     )
+    return models.run_stages(recipe.stages, teacher_logits=context.teacher_check.logits)
 
 
 def time_finalists(
@@ -166,7 +161,7 @@ def time_finalists(
     """
     search, costs, files = context.search, context.costs, dict[str, Path]()
     configs: dict[str, Any] = {"teacher": costs.shapes.teacher}
-    precisions: dict[str, FilePrecision] = {"teacher": search.precision}
+    precisions: dict[str, Precision] = {"teacher": search.precision}
     for point in points:
         name, precision = str(point.number), costs.precision(point.choice)
         bundle = context.student_state(point.number).bundle
@@ -176,7 +171,7 @@ def time_finalists(
                 precision,
             )
         else:
-            files[name] = _shipped_file(Bundle.load(bundle), precision)
+            files[name] = Bundle.load(bundle).path / FILES[precision]
     samples = sample(
         configs,
         device,
@@ -289,7 +284,7 @@ def ship_student(
         f"{describe_choice(point.choice)}."
     )
     notes = [*context.teacher_check.notes, origin, *([note] if note else [])]
-    bundle = context.ship(
+    bundle = ship(
         student,
         context.task_teacher,
         context.training,
@@ -305,58 +300,13 @@ def ship_student(
         f"{readme}\n## Found by a search\n\n{origin} {note}".rstrip() + "\n",
     )
     precision = context.costs.precision(point.choice)
-    if precision == "w8a16":
-        score = _write_npu_file(context, bundle)
-    else:
-        answers = bundle.logits(context.evaluator.rows, precision=precision)
-        score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
-    size = _shipped_file(bundle, precision).stat().st_size / 1e6
+    answers = bundle.logits(context.evaluator.rows, precision=precision)
+    score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
+    size = (bundle.path / FILES[precision]).stat().st_size / 1e6
     context.update_student(
         point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size
     )
     return bundle
-
-
-def _write_npu_file(context: SearchContext, bundle: Bundle) -> float:
-    """Write the certified w8a16 file of a bundle beside it, as `compress export --for
-    npu` does; return its score."""
-    search, folder = context.search, bundle.path.parent / NPU
-    shutil.rmtree(folder, ignore_errors=True)  # of a session that was interrupted
-    options = ExportOptions(
-        name=str(bundle.path),
-        fixed=FixedOptions((search.seq,), search.max_drop),
-        load_data=lambda _: context.training.data,
-        say=context.say,
-    )
-    made = export(bundle, folder, to="npu", precisions=("w8a16",), options=options)
-    for line in (*made.verdicts, *made.warnings):
-        context.say(line)
-    evaluator = limit_length(bundle, search.seq).evaluator(
-        context.training.data.validation
-    )
-    file = _shipped_file(bundle, "w8a16")
-    predictor = open_predictor(
-        bundle.path, file, task=bundle.task, max_length=search.seq, threads=1
-    )
-    return float(evaluator.scores(predictor.logits(evaluator.rows))[bundle.task.metric])
-
-
-def copy_student(student: Path, out: Path) -> Bundle:
-    """Copy the bundle of a shipped student, and into it the folder of its file for
-    NPUs, if it has one."""
-    bundle = Bundle.load(student).copy_to(out)
-    if (files := student.parent / NPU).is_dir():
-        with atomic_folder(bundle.path / NPU) as folder:
-            shutil.copytree(files, folder, dirs_exist_ok=True)
-    return bundle
-
-
-def _shipped_file(bundle: Bundle, precision: FilePrecision) -> Path:
-    """Return the file that a search ships of a bundle: one of its own, or the one for
-    NPUs beside it."""
-    if precision != "w8a16":
-        return bundle.path / FILES[precision]
-    return next((bundle.path.parent / NPU).glob("*.onnx"))
 
 
 def _fit_stages(

@@ -208,7 +208,6 @@ def score_anchors(context: SearchContext) -> list[Anchor]:
                 )
             )
     for path in search.anchors:
-        assert search.precision != "w8a16", "SearchConfig refuses anchors then"
         bundle, timed = (
             Bundle.load(path),
             context.costs.latencies.others[f"{path} {search.precision}"],

@@ -32,7 +32,7 @@ from optuna.samplers import (
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-import compress
+from compress import __version__
 from compress.errors import SearchError, did_you_mean
 from compress.nas.config import OBJECTIVES, describe_choice
 from compress.nas.storage import (
@@ -110,7 +110,7 @@ def make_sampler(
 def code_version() -> str:
     """Return the package's version with a digest of its files, which all processes of a
     study must share."""
-    folder = Path(compress.__file__).parent
+    folder = Path(__file__).parents[1]
     total = hashlib.sha256()
     for path in sorted(
         folder.rglob("*.py"), key=lambda each: each.relative_to(folder).as_posix()
@@ -121,7 +121,7 @@ def code_version() -> str:
             + path.read_bytes()
             + b"\0"
         )
-    return f"{compress.__version__}+{total.hexdigest()[:12]}"
+    return f"{__version__}+{total.hexdigest()[:12]}"
 
 
 def open_study(

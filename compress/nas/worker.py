@@ -5,7 +5,6 @@ Any number of workers can start at any time; the study holds their inputs. If a 
 is killed, another process runs its trial again with the same parameters.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +25,8 @@ from compress.models import teacher
 from compress.models.folder import identify
 from compress.models.loader import load_result, load_tokenizer
 from compress.models.padding import pads_left
-from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
 from compress.nas.context import (
-    RunStages,
     ScratchEvaluator,
     SearchContext,
     StudentEvaluator,
@@ -41,9 +38,6 @@ from compress.nas.study import close_study, join_study, run_trials
 from compress.provenance import redact
 from compress.training.context import TrainingContext
 
-StageRunner = Callable[[Teacher, Teacher, TrainingContext], RunStages]
-"""Make a function that runs stages with a base teacher and a task teacher:
-`commands.search.stage_runner`."""
 ATTRIBUTE = "for workers"
 """The attribute of the study that holds WorkerInputs."""
 
@@ -99,7 +93,6 @@ def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
 
 def join(
     storage: str,
-    stage_runner: StageRunner,
     *,
     name: str | None = None,
     weights: Path | None = None,
@@ -141,12 +134,7 @@ def join(
             allow_code
         )
         evaluator = _make_evaluator(
-            search,
-            inputs,
-            folder,
-            study.study_name,
-            console=console,
-            stage_runner=stage_runner,
+            search, inputs, folder, study.study_name, console=console
         )
         run_trials(
             study,
@@ -166,7 +154,6 @@ def _make_evaluator(
     study: str,
     *,
     console: Console,
-    stage_runner: StageRunner,
 ) -> StudentEvaluator:
     data = load_task(search.data, **asdict(search.columns), seed=search.seed)
     task = data.task
@@ -206,7 +193,7 @@ def _make_evaluator(
     scratch = home() / "search" / f"{study}-{digest.hash_value(inputs.search)[:12]}"
     return ScratchEvaluator(
         costs,
-        stage_runner(task_teacher, task_teacher, training),
+        task_teacher,
         training,
         evaluator,
         scratch,

@@ -37,7 +37,7 @@ Deviations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,6 @@ from compress.papers.hinton import mean_over
 from compress.training.objective import (
     Objective,
     count_items,
-    over_positions,
     weigh_part,
 )
 from compress.training.reads import reads
@@ -290,7 +289,7 @@ class ScaleInvariantFineTuning(WrappedStep):
         if "items" in batch:
             # one distribution for each token of a tagging task, one or two for each
             # example of others
-            per = "token" if self.minimise.objective.kind == "tagging" else "example"
+            per = "token" if self.minimise.objective.task.word_labels else "example"
             adversarial = weigh_part(
                 adversarial, self.items(batch)[per], batch["items"][per]
             )
@@ -326,12 +325,8 @@ class ScaleInvariantFineTuning(WrappedStep):
     def _answers(self, logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Return one distribution (or one number) per row: per example, per token, or
         per start and end."""
-        kind, mask_BL = self.minimise.objective.kind, batch["attention_mask"]
-        if kind == "qa":
-            return over_positions(logits, mask_BL)
-        if kind == "multilabel":
-            return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
-        return logits[mask_BL.bool()] if logits.dim() == 3 else logits
+        task = self.minimise.objective.task
+        return cast("Tensor", task.distributions(logits, batch["attention_mask"]))
 
     def _distance(self, perturbed: Tensor, clean: Tensor) -> Tensor:
         distance: Callable[..., Tensor] = (

@@ -64,7 +64,7 @@ def prompt(task: Task, texts: Sequence[str], *, name: str = "") -> str:
 
 def target(task: Task, label: Any) -> str:
     """Write the word or number that answers an example."""
-    return number_text(label) if task.kind == "regression" else task.labels[label]
+    return number_text(label) if task.numeric else task.labels[label]
 
 
 def text_to_text(
@@ -105,7 +105,7 @@ def answers(
     """Compute each class's log-likelihood (rows, C), or decode the number (rows, 1); in
     the split's order.
 
-    `metrics.scores` takes the result. It may also serve as soft labels for students of
+    `Task.score_rows` takes the result. It may also serve as soft labels for students of
     any family, whose `hinton.soft_targets` at temperature 1 compares with the
     normalised likelihoods. Runs on the model's device, in eval mode.
     """
@@ -132,7 +132,7 @@ def answers(
             key: source[key].to(device) for key in ("input_ids", "attention_mask")
         }
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            if task.kind == "regression":
+            if task.numeric:
                 tokens = generate(**inputs, do_sample=False, max_new_tokens=8)
                 texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
                 found[chosen] = np.array([text_number(text) for text in texts])[:, None]
@@ -248,7 +248,7 @@ def _pad(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> Ten
 
 
 def _check(task: Task) -> None:
-    if task.kind not in ("classification", "regression"):
+    if not task.one_word:
         raise DataError(
             f"t5: a {task.kind} task has no one-word answer; expected classification "
             "or regression"

@@ -25,12 +25,11 @@ them, which favours the label with more words.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
-import yaml
 from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
@@ -40,7 +39,7 @@ from compress import io as digest
 from compress.config.recipe import Recipe
 from compress.config.stages import INITS
 from compress.console import print_note
-from compress.data.task import Task, TaskData
+from compress.data.task import Task
 from compress.errors import (
     ObjectiveError,
     PromptError,
@@ -48,11 +47,9 @@ from compress.errors import (
     TeacherError,
     did_you_mean,
 )
-from compress.models.teacher import RecordedLogits, Teacher
 from compress.prompting import http_model, local_model
 from compress.prompting.answers import LanguageModel, Likelihoods, ask
 from compress.prompting.prompt import Example, Prompt
-from compress.training.finetune import TeacherCheck, check_logits
 from compress.training.objective import find_loss
 
 ENOUGH: Final = 20
@@ -486,7 +483,7 @@ def build_task_prompt(
 ) -> TaskPrompt:
     """Prepare the prompt for a task, with examples from `train` if it asks for any.
     Raises PromptError."""
-    if task.kind != "classification":
+    if not task.one_label:
         raise PromptError(
             [f"{prompt.name}: a prompt is for classification; the task is {task.kind}"]
         )
@@ -518,12 +515,6 @@ def check_labels(
     if notes and strict:
         raise TeacherError(f"{notes[0]}. To continue anyway: --gate warn")
     return notes
-
-
-REMEDY = (
-    "Try other words for the labels, more examples, calibration or a larger model; to "
-    "continue: --gate warn"
-)
 
 
 def starting_checkpoint(recipe: Recipe, *, default: str | None = None) -> str:
@@ -572,65 +563,3 @@ def starting_checkpoint(recipe: Recipe, *, default: str | None = None) -> str:
     if problems:
         raise RecipeError(problems)
     return str(init)
-
-
-def prompt_teacher(
-    name: str,
-    prompt: Prompt,
-    base_teacher: Teacher,
-    data: TaskData,
-    *,
-    seed: int,
-    bf16: bool,
-    strict: bool,
-    allow_pickle: bool,
-    console: Console,
-) -> tuple[Teacher, TeacherCheck]:
-    """Return `base_teacher` with the answers of the language model `name` as its
-    logits, and the check of its quality.
-
-    The validation split is labelled first, so that an unsuitable model costs no more
-    than that. The labels of the training split are used only for the examples that the
-    prompt asks for. Raises CompressError.
-    """
-    task_prompt = build_task_prompt(prompt, data.task, train=data.train, seed=seed)
-    language_model = open_language_model(name, allow_pickle=allow_pickle, bf16=bf16)
-    prompted = PromptedTeacher(language_model, task_prompt, console)
-    soft = {"validation": prompted.label_split(data.validation)}
-    check = check_logits(
-        prompted.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY
-    )
-    soft["train"] = prompted.label_split(data.train)
-    warnings = check_labels(soft["train"], prompted.name, "training", strict=strict)
-    if data.test is not None:
-        soft["test"] = prompted.label_split(data.test)
-    splits = {"validation": data.validation, "train": data.train, "test": data.test}
-    logits = {
-        splits[name]._fingerprint: labels.log_p_NC for name, labels in soft.items()
-    }
-    settings = yaml.safe_dump(
-        prompt.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120
-    )
-    notes = [
-        *check.notes,
-        *warnings,
-        *(f"{name}: {note}" for name, labels in soft.items() for note in labels.notes),
-        *(
-            soft[name].balance(f"{prompted.name}, asked about {name}")
-            for name in ("train", "validation")
-        ),
-    ]
-    asked, seconds = (
-        sum(labels.asked for labels in soft.values()),
-        sum(labels.seconds for labels in soft.values()),
-    )
-    if asked:
-        notes.append(
-            f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
-            f"{seconds / asked:.3f} s each."
-        )
-    recorded = RecordedLogits(logits, settings, language_model.parameters)
-    teacher = replace(
-        base_teacher, name=prompted.name, digest=prompted.digest, recorded=recorded
-    )
-    return teacher, replace(check, notes=tuple(notes))

@@ -28,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 
+from compress.arguments import NameLike, name_of
 from compress.config import loader
 from compress.config.stages import Frozen
 from compress.errors import PromptError, RecipeError, did_you_mean
@@ -86,6 +87,13 @@ class Prompt(Frozen):
     calibrate: Literal["content_free", "none"] = "content_free"
     content_free: tuple[str, ...] = Field(("N/A", "", "[MASK]"), min_length=1)
     max_length: int = Field(512, ge=16)
+
+    @staticmethod
+    def from_argument(prompt: "NameLike | Prompt | None") -> "Prompt | None":
+        """Load what a function was given: a name, a path, a Prompt or None."""
+        if prompt is None or isinstance(prompt, Prompt):
+            return prompt
+        return Prompt.load(name_of(prompt))
 
     @staticmethod
     def load(name: str) -> "Prompt":

@@ -30,11 +30,11 @@ from compress.config.recipe import Recipe, Target
 from compress.config.term import Term
 from compress.console import print_note, warn
 from compress.data.collate import Batching
-from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import write_json
+from compress.kinds import Kind
 from compress.latency.measure import choose_spread, exported, race
 from compress.latency.model import Estimate, ShapeTimer, keep_within
 from compress.models.sentence_encoder import SentenceEncoder, project

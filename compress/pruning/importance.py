@@ -36,7 +36,7 @@ from compress import io
 from compress.config.reference import Call, check, find
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
-from compress.data.constants import IGNORE_INDEX
+from compress.data.constants import IGNORE_INDEX, MASKED
 from compress.errors import PruneError, RecipeError, did_you_mean
 from compress.models.sentence_encoder import SentenceEncoder
 from compress.models.signals import Signals, evaluating, read
@@ -45,7 +45,6 @@ from compress.progress import show_progress
 from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
-from compress.training.objective import MASKED
 
 Targets = Literal["labels", "teacher", "drawn"]
 

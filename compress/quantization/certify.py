@@ -124,7 +124,9 @@ def compare_logits(
     )
     thresholds = (threshold, threshold)
     changed = evaluator.count_changed(other, exact, thresholds=thresholds)
-    ranking = evaluator.task.kind == "ranking"
+    same = None
+    if changed is not None and evaluator.task.ranks:
+        same = 1 - changed / len(evaluator)
     return ScoreDrop(
         before,
         after,
@@ -132,7 +134,7 @@ def compare_logits(
         float(np.abs(other - exact).max()),
         compare_classes(evaluator.by_class(exact), evaluator.by_class(other)),
         changed,
-        1 - changed / len(evaluator) if ranking and changed is not None else None,
+        same,
     )
 
 

@@ -32,7 +32,7 @@ from compress.exporters import npu
 from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import Ranges
 from compress.exporters.onnx import to_onnx
-from compress.exporters.predictor import VECTORS, join_answers, open_predictor, run_rows
+from compress.exporters.predictor import join_answers, open_predictor, run_rows
 from compress.exporters.rewrite.graph import layer
 from compress.exporters.session import (
     Feeds,
@@ -505,7 +505,7 @@ def certify_emulated(
     """
     evaluator, split = _proof_rows(bundle, data)
     fewest, most = EMULATED_ROWS
-    chosen, outputs = evaluator.subsample(fewest), VECTORS.get(bundle.task.kind)
+    chosen, outputs = evaluator.subsample(fewest), bundle.task.answer_outputs
     emulated = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
     if (
         rows := min(most, len(evaluator), int(EMULATED_SECONDS / emulated.seconds))

@@ -1,12 +1,1 @@
-from typing import Literal
-
-Kind = Literal[
-    "classification",
-    "multilabel",
-    "regression",
-    "tagging",
-    "qa",
-    "embedding",
-    "ranking",
-]
-"""The kinds of task."""
+"""Keep results as plain dataclasses, and write and read them as JSON."""

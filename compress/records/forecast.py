@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseEstimate:
     """The forecast of one phase of a command.
 
     steps, seconds   optimiser steps and seconds, at least and at most
@@ -40,7 +40,7 @@ class Forecast:
     """
 
     title: str
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseEstimate, ...]
     peak_rss_mb: float
     limit: float | None = None
     out_of_reach: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from typing import Literal
 
 from compress.arguments import check_arguments
 from compress.errors import BundleError
-from compress.records import Kind
+from compress.kinds import Kind, find
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.class_scores import (
     ClassChange,
@@ -24,17 +24,6 @@ from compress.records.latency import Latency
 
 REPORT = "report.json"
 Point = Mapping[str, float | None]
-
-
-def example_unit(kind: str, metric: str) -> str:
-    """Return what the examples are that a metric of this kind of task is computed over,
-    in the plural."""
-    match kind:
-        case "ranking":
-            return "queries"
-        case "embedding":
-            return "pairs" if metric in ("spearman", "pearson") else "queries"
-    return "rows"
 
 
 @dataclass(frozen=True)
@@ -141,7 +130,12 @@ class Report:
     @property
     def unit(self) -> str:
         """Return what `split_rows` counts, in the plural."""
-        return example_unit(self.kind, self.metric)
+        return str(find(self.kind).scored_unit(self.metric))
+
+    @property
+    def class_word(self) -> str:
+        """Return what `ReportRow.classes` are, in the singular."""
+        return str(find(self.kind).class_word)
 
     @check_arguments
     def score(self, row: ReportRow) -> float | None:
@@ -153,9 +147,7 @@ class Report:
     def macro_f1(self, row: ReportRow) -> float | None:
         """Average the F1 of the row's classes; None without classes, or where the
         metric of the report is the same."""
-        same = self.metric == "f1_macro" or (
-            self.metric == "f1" and self.kind == "classification" and self.labels > 2
-        )
+        same = find(self.kind).averages_classes(self.metric, self.labels)
         return None if same else macro_f1(row.classes)
 
     @property

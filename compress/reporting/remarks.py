@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from compress.evaluation.statistics import SHARES, wilson_interval
+from compress.kinds import find
 from compress.records.class_scores import ClassChange, describe_changes, select_fallen
 from compress.records.latency import NOISE_FACTOR, Latency
 from compress.records.run_report import Report, ReportRow, finite
@@ -220,20 +221,15 @@ def _remark_loss(report: Report) -> list[str]:
     )
     if row is None or kept is None or kept >= LITTLE:
         return []
-    is_choice_of_auto = report.recipe.startswith("prune") or report.kind == "embedding"
+    task = find(report.kind)
+    is_choice_of_auto = report.recipe.startswith("prune") or task.vectors
     remedy = (
         "a larger student"
         if is_choice_of_auto
         else "--recipe auto, which prunes the teacher where it can,"
     )
-    reads_texts = report.kind in (
-        "classification",
-        "multilabel",
-        "regression",
-        "tagging",
-    )
     texts = ", and similar texts without labels (--corpus) help tasks of single texts"
-    ends = texts if reads_texts and "--corpus" not in report.command else ""
+    ends = texts if task.takes_texts and "--corpus" not in report.command else ""
     return [
         f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s "
         f"{units.metric(report.metric)}: {remedy} is likely to keep more, --effort "

@@ -8,6 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from compress.kinds import find
 from compress.records.bench_result import RacedFormat
 from compress.records.certificate import Certificate, VariantResult
 from compress.records.latency import Latency, Setting
@@ -170,7 +171,7 @@ def run_table(report: Report) -> ResultTable:
     def agreement(row: ReportRow) -> str:
         return (
             units.score(row.agreement)
-            if report.kind == "regression"
+            if find(report.kind).scaled
             else units.share(row.agreement)
         )
 

@@ -18,9 +18,10 @@ from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
 from compress.data.query_groups import group_rows
-from compress.data.task import Kind, TaskData
+from compress.data.task import Task, TaskData
 from compress.data.tokenize import encode, encode_task
 from compress.errors import DataError
+from compress.kinds import Kind
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augment_split, task_text
 from compress.training.objective import compares_queries
@@ -58,6 +59,11 @@ class TrainingContext:
     @property
     def kind(self) -> Kind | None:
         return self.task_data.task.kind if self.task_data else None
+
+    @property
+    def task(self) -> type[Task]:
+        """Return the class of the task; without a task, the base of all kinds."""
+        return type(self.task_data.task) if self.task_data else Task
 
     @property
     def data(self) -> TaskData:
@@ -125,7 +131,7 @@ class TrainingContext:
                 preparation=self.data.task.preparation,
             )
             grouped = (
-                self.kind == "embedding"
+                self.task.vectors
                 and compares_queries(stage.objective, self.kind)
                 and not held_out
             )

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, set_seed
 
 from compress import io
-from compress.config.recipe import Recipe
 from compress.config.stages import Head, Stage
-from compress.console import warn
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
-from compress.data.task import Kind, TaskData
+from compress.data.task import TaskData
 from compress.errors import TeacherError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
+from compress.kinds import Kind
 from compress.models import heads
 from compress.models.folder import ModelFolder, identify
 from compress.models.loader import (
@@ -43,6 +42,12 @@ SURE = 1.645
 WEAK, USELESS = 0.5, 0.1
 """Shares of the way from the majority's score to 1: a teacher below the first is
 compared with a bag of words, and one below the second is refused."""
+
+TRAIN_IT = (
+    "Fine-tune it on this task first (give the checkpoint without its task head, and "
+    "this tool does it), or check that teacher, tokenizer and labels belong to this "
+    "data"
+)
 
 
 def with_head(
@@ -266,39 +271,6 @@ class TeacherCheck:
     notes: tuple[str, ...]
 
 
-def load_task_teacher(
-    teacher: Teacher,
-    recipe: Recipe,
-    context: TrainingContext,
-    run: Run,
-    *,
-    strict: bool,
-) -> tuple[Teacher, TeacherCheck]:
-    """Load the teacher with a head for the task, fine-tune it by `recipe.teacher` if it
-    has none, and check it.
-
-    Prints the warnings of the check. If `strict`, raises TeacherError for a teacher no
-    better than the majority answer.
-    """
-    task_teacher = with_head(teacher, recipe.teacher, context, run)
-    task_teacher.model.to(PartialState().device)
-    task, length = context.data.task, recipe.stages[-1].length
-    rows = Evaluator.from_split(
-        task, context.data.validation, task_teacher.tokenizer, length
-    ).rows
-    check = check_teacher(
-        task_teacher,
-        context.data,
-        rows,
-        context.collate,
-        bf16=context.bf16,
-        strict=strict,
-    )
-    for note in check.notes:
-        warn(context.console, note)
-    return task_teacher, check
-
-
 def check_teacher(
     teacher: Teacher,
     data: TaskData,
@@ -347,25 +319,18 @@ def check_logits(
     evaluator = Evaluator(
         data.task, data.validation, data.validation if rows is None else rows
     )
-    scores, majority = (
-        evaluator.scores(logits),
-        baselines.majority(data, data.validation),
-    )
+    scores = evaluator.scores(logits)
+    majority = data.task.majority(data, data.validation)
     metric = data.task.metric
     ahead, error = baselines.lead_over_majority(data, evaluator, logits)
-    ranking = data.task.kind == "ranking"
-    rows, other = (
-        ("queries", "a random order")
-        if ranking
-        else ("rows", "always giving the most frequent answer")
-    )
+    _, units = data.task.unit
     figures = (
-        f"{metric} {scores[metric]:.3f} on the {len(evaluator):,} validation {rows}"
+        f"{metric} {scores[metric]:.3f} on the {len(evaluator):,} validation {units}"
     )
-    figures = f"{figures}, {other} gets {majority[metric]:.3f}"
+    figures = f"{figures}, {data.task.naive} gets {majority[metric]:.3f}"
     way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
     if ahead > SURE * error and way >= USELESS:
-        others = baselines.baselines(data, data.validation) if way < WEAK else {}
+        others = data.task.baselines(data, data.validation) if way < WEAK else {}
         notes = [
             f"teacher {name} teaches little: {figures}, and {other}, without a model, "
             f"{baseline[metric]:.3f}: train a better teacher, or learn from the labels "
@@ -377,10 +342,8 @@ def check_logits(
     if 0 < ahead <= SURE * error:
         least = f"a lead below {SURE * error:.3f}" if np.isfinite(error) else "any lead"
         figures += f"; on so few rows {least} is no more than chance"
-    problem = (
-        f"teacher {name} is no teacher for this task: {figures}. "
-        f"{remedy or _suggest_remedy(evaluator, logits)}"
-    )
+    advice = remedy or data.task.explain_errors(evaluator, logits) or TRAIN_IT
+    problem = f"teacher {name} is no teacher for this task: {figures}. {advice}"
     if strict:
         raise TeacherError(
             f"{problem}. --gate warn continues with a warning"
@@ -388,35 +351,3 @@ def check_logits(
             else problem
         )
     return TeacherCheck(scores, majority, logits, (problem,))
-
-
-def _suggest_remedy(evaluator: Evaluator, logits: NDArray[np.float32]) -> str:
-    task = evaluator.task
-    if task.kind == "classification":
-        from scipy.optimize import linear_sum_assignment
-        from sklearn.metrics import confusion_matrix
-
-        labels = np.asarray(evaluator.split["label"][:])
-        counts = confusion_matrix(labels, logits.argmax(1), labels=range(task.outputs))
-        truth, output = linear_sum_assignment(-counts)
-        matched, as_is = (
-            counts[truth, output].sum() / counts.sum(),
-            np.trace(counts) / counts.sum(),
-        )
-        if (
-            matched
-            > max(np.bincount(labels.astype(int)).max() / len(labels), as_is) + 0.1
-        ):
-            pairs = ", ".join(
-                f"output {o} means {task.labels[t]}"
-                for t, o in zip(truth, output, strict=True)
-            )
-            return (
-                f"Its labels are in another order: with {pairs} it scores "
-                f"{matched:.3f}. Correct id2label in its config.json"
-            )
-    return (
-        "Fine-tune it on this task first (give the checkpoint without its task head, "
-        "and this tool does it), or check that teacher, tokenizer and labels belong to "
-        "this data"
-    )

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from compress import kinds
 from compress.arguments import check_arguments
 from compress.config.reference import check_options, find, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
+from compress.data.task import Task
 from compress.errors import ObjectiveError, did_you_mean
+from compress.kinds import Kind
 from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
-from compress.records import Kind
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
 from compress.values import Range
@@ -168,13 +170,6 @@ def pairs_of_subnet(
     return own if own or not pairs else [(len(layers) - 1, max(pairs)[1])]
 
 
-OWN_LABELS: Mapping[str, str] = MappingProxyType({"ranking": "lce.relevance"})
-"""The loss that replaces `bert.labels`, the task's own loss, for kinds of task that it
-has no formula for."""
-MASKED = -1e4
-"""Score of padding in a softmax over positions: its exp is 0 in float32, even after a
-temperature."""
-
 PROJECTABLE = frozenset({"embeddings", "layers", "encoder_layers"})
 
 
@@ -297,10 +292,12 @@ class Objective(nn.Module):
         unit: Annotated[float, Range(1e-12)] = 1.0,
     ) -> None:
         super().__init__()
-        self.kind, self.unit = kind, unit
-        own = OWN_LABELS.get(kind or "")
+        self.kind = kind
+        self.task: type[Task] = Task if kind is None else kinds.find(kind)
+        self.unit = unit
+        own = self.task.own_loss
         self.terms = [
-            replace(term, loss=own) if own and term.loss == "bert.labels" else term
+            replace(term, loss=own) if term.loss == Task.own_loss else term
             for term in terms
             if term.serves(kind)
         ]
@@ -402,7 +399,7 @@ class Objective(nn.Module):
         counts = count_items(
             batch["attention_mask"],
             batch.get("labels"),
-            per_token=self.kind == "tagging",
+            per_token=self.task.word_labels,
         )
         if "query" in batch:
             same_BB = batch["query"][:, None] == batch["query"]
@@ -552,24 +549,17 @@ class Objective(nn.Module):
         labels: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Reshape logits, target and mask to one distribution per row, for tasks that
-        have several per example.
-
-        tagging (B, L, C) -> (R, C) at the R labelled tokens; qa (B, L, 2) -> (2 B, L),
-        starts and ends, so that a mean over rows is the mean of both, as in Sanh et al.
-        and Devlin et al.
+        have several per example: of tagging the R labelled tokens, (B, L, C) -> (R, C);
+        otherwise see `Task.spread`.
         """
         chosen = None
         if reading.per == "label" and logits.dim() == 2 and labels is not None:
             chosen = labels != IGNORE_INDEX
-        elif reading.per == "example" and self.kind == "tagging":
+        elif reading.per == "example" and self.task.word_labels:
             chosen = mask_BL.bool() if labels is None else labels != IGNORE_INDEX
-        elif reading.per == "example" and self.kind == "qa":
-            target = (
-                over_positions(target, mask_BL)
-                if reading.against == "teacher"
-                else target.flatten()
-            )
-            return over_positions(logits, mask_BL), target, mask_BL
+        elif reading.per == "example":
+            logits = self.task.spread(logits, mask_BL)
+            target = self.task.spread(target, mask_BL)
         if chosen is None:
             return logits, target, mask_BL
         logits, target = (
@@ -597,18 +587,12 @@ class Objective(nn.Module):
                 f"{name} reads {reading.signal}, and this model has none: give the "
                 "stage its `head`"
             )
-        per_example = reading.per == "example" and self.kind not in ("tagging", "qa")
+        per_example = reading.per == "example" and not self.task.tokenwise
         if reading.signal == "logits" and per_example and value.dim() != 2:
             raise ObjectiveError(
                 f"{name} averages over examples, but these logits are one per token: "
                 "use a token loss, such as distilbert.soft_targets or bert.masked_lm"
             )
-
-
-def over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
-    """Reshape (B, L, 2) to (2 B, L): scores of starting, and of ending, at each
-    position; padding never wins."""
-    return logits_BL2.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
 
 
 def preferences(query_B: Tensor, labels: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ class Run:
         *,
         resume: bool = False,
         main: bool = True,
+        given: Resolved | None = None,
         name: str = "recipe.yaml",
         track: str | None = None,
     ) -> "Run":
@@ -129,6 +130,8 @@ class Run:
 
         identity   identifies the run (teacher, data, corpus, seed, precision, columns),
                    with any facts to record
+        given      the recipe before it was resolved, which earlier versions have
+                   written
         name       the file that the recipe is written to
         track      a tracker, which may be another one after a resume
 
@@ -148,17 +151,14 @@ class Run:
         lock, before = _locked(path), 0.0
         try:
             if resumable:
-                _check_same(path, recipe, identity, name)
+                _check_same(path, (recipe, given or recipe), identity, name)
+                if given is not None:
+                    _write(path / name, recipe.to_yaml())
                 before = _seconds(path / _SECONDS)
             else:
                 (path / _SPENT).unlink(missing_ok=True)
-                papers = {
-                    name: recipe.to_yaml(),
-                    _FACTS: json.dumps(dict(identity), indent=1) + "\n",
-                }
-                for paper, content in papers.items():
-                    with atomic_file(path / paper) as partial:
-                        partial.write_text(content, encoding="utf-8")
+                _write(path / name, recipe.to_yaml())
+                _write(path / _FACTS, json.dumps(dict(identity), indent=1) + "\n")
         except BaseException:
             lock.close()
             raise
@@ -429,8 +429,13 @@ def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
         ) from None
 
 
+def _write(path: Path, content: str) -> None:
+    with atomic_file(path) as partial:
+        partial.write_text(content, encoding="utf-8")
+
+
 def _check_same(
-    path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str
+    path: Path, recipes: Sequence[Resolved], identity: Mapping[str, Any], name: str
 ) -> None:
     """Raise RunError, naming every difference, if the run in the folder is not this
     one."""
@@ -444,7 +449,8 @@ def _check_same(
         for name in _IDENTITY
         if before.get(name) != identity.get(name)
     ]
-    if (path / name).read_text(encoding="utf-8", errors="replace") != recipe.to_yaml():
+    written = (path / name).read_text(encoding="utf-8", errors="replace")
+    if written not in [recipe.to_yaml() for recipe in recipes]:
         differences.append(f"the {Path(name).stem} differs (compare its {name})")
     if differences:
         raise RunError(

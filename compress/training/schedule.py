@@ -188,6 +188,17 @@ class TimeLimit:
     minutes: float
     """The limit that the user gave, for the whole run."""
 
+    @staticmethod
+    def from_minutes(
+        minutes: float, stages: tuple[str, ...], spent: float
+    ) -> "TimeLimit":
+        """Leave a share of the minutes of a run for exporting, certifying and
+        measuring. spent: seconds of its earlier sessions."""
+        training = 0.8
+        return TimeLimit(
+            time.monotonic() + training * 60 * minutes - spent, stages, minutes
+        )
+
     def seconds(self, stage: str) -> float:
         """Return the seconds that this stage may take from now on."""
         left = max(0.0, self.ends - time.monotonic())

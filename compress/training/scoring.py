@@ -131,7 +131,7 @@ def text_scorer(context: TrainingContext, stage: Stage) -> Score:
         answers = find("t5.answers")(
             student, split, task, context.tokenizer, max_length=stage.length, **options
         )
-        values = metrics.scores(task, answers, labels)
+        values = task.score_rows(answers, labels)
         return values | {"score": values[task.metric]}
 
     return score

@@ -35,9 +35,9 @@ from compress.data.collate import (
     TokenBudget,
 )
 from compress.data.masking import Words, count_tokens
-from compress.data.task import Kind
 from compress.errors import DamagedError, ObjectiveError, RecipeError
 from compress.io import atomic_folder, verify
+from compress.kinds import Kind
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import fit_new_output
 from compress.models.precision import cast_linear_layers
@@ -507,7 +507,7 @@ def run_stage(
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
     unit = 1.0
-    if stage.head == "task" and context.kind == "regression":
+    if stage.head == "task" and context.task.scaled:
         mean, unit = context.data.label_scale
         fit_new_output(student, mean, unit)
     before = copy.deepcopy(student) if stage.improve else None
@@ -733,7 +733,7 @@ def _open_cache(
         context.bf16,
     ]
     computed += [torch.__version__, transformers.__version__]
-    vectors = stage.head == "task" and context.kind == "embedding"
+    vectors = stage.head == "task" and context.task.vectors
     key = io.hash_value(
         [
             teacher.digest,

@@ -133,7 +133,7 @@ class Distillation(nn.Module):
         teacher = self.read_teacher(batch)
         if labels is not None and teacher is not None and teacher.logits is not None:
             batch["labels"] = fill_labels(
-                labels, teacher.logits, tags=self.objective.kind == "tagging"
+                labels, teacher.logits, tags=self.objective.task.word_labels
             )
         at_BL = self.find_labelled(self.student, batch)
         student = read(self.student, batch, self.objective.student_wants, at_BL=at_BL)

@@ -63,8 +63,10 @@ class VectorSource(Protocol):
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return the data with the teacher's width and prompts, and a note if some of the
-    prompts will not be used."""
+    """Return data for sentence vectors with the teacher's width and prompts, and a note
+    if some of the prompts will not be used; other data unchanged."""
+    if not data.task.vectors:
+        return data
     config = teacher.model.config
     preparation = settings_of(config).preparation
     task = replace(data.task, width=width_of(config), preparation=preparation)
@@ -86,9 +88,11 @@ def with_similarities(data: TaskData, teacher: Teacher, max_length: int) -> Task
     max_length   the tokens of a text that are read when the splits are scored, so that
                  the teacher agrees with itself
 
-    The data have the teacher's prompts: see `with_teacher`. Texts get that of texts
-    that are compared in pairs, as they do when they are scored.
+    Other data are unchanged. The data have the teacher's prompts: see `with_teacher`.
+    Texts get that of texts that are compared in pairs, as they do when they are scored.
     """
+    if not data.task.vectors:
+        return data
     same = data.task.preparation.for_pairs()
     key = cache.digest(teacher.digest, str(max_length), *same.in_turn)
     return _with_similarities(
@@ -107,7 +111,7 @@ def with_vectors(
     TeacherError for a task without vectors, and for texts for which the source has
     none.
     """
-    if data.task.kind != "embedding":
+    if not data.task.vectors:
         raise TeacherError(
             f"teacher {source.name}: gives vectors, but the data are a task of "
             f"{data.task.kind}; with --kind embedding only their texts are read"

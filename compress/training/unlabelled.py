@@ -15,11 +15,12 @@ from compress.data.constants import MISSING_TAG
 from compress.data.corpus import Corpus, split_sentences
 from compress.data.windows import WORDS
 from compress.errors import DataError
-from compress.training.augment import missing_label
+from compress.training.augment import TEXTS, add_stages, missing_label
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.config.recipe import Recipe
     from compress.data.task import TaskData
 
 ENCODING: Final = "2"
@@ -41,9 +42,22 @@ UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (
 def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
     """Return True if there is a corpus whose texts, labelled by a teacher, are rows of
     this task."""
-    return corpus is not None and not (
-        corpus.parallel or data.task.pair or data.task.kind in ("qa", "embedding")
-    )
+    if corpus is None or corpus.parallel:
+        return False
+    return data.task.takes_texts and not data.task.pair
+
+
+def add_texts(recipe: Recipe, data: TaskData, corpus: Corpus | None) -> Recipe:
+    """Let stages with `augment: auto` read more rows than the task's own; see
+    `augment.add_stages`. Raises DataError like `check_texts`."""
+    names = data.train.column_names
+    # a variant of a passage is none of the query's candidates
+    texts = 0 if data.task.ranks else sum(name in TEXTS for name in names)
+    reads = takes_texts(data, corpus)
+    recipe = add_stages(recipe, len(data.train), corpus=reads, texts=texts)
+    if any(stage.corpus for stage in recipe.training):
+        check_texts(data, corpus)
+    return recipe
 
 
 def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
@@ -89,7 +103,7 @@ def with_texts(
         str(seed),
     )
     schema = data.train.features.arrow_schema
-    tagged = data.task.kind == "tagging"
+    tagged = data.task.word_labels
 
     missing = None if tagged else missing_label(data.train[0]["label"])
 

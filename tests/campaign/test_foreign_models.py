@@ -28,9 +28,9 @@ from compress.errors import CompressError
 from compress.evaluation import metrics
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import load_source
-from compress.exporters.predictor import mark
 from compress.models import teacher as teachers
 from compress.models.padding import pads_left
+from compress.tasks.tagging import find_entities
 from tests import tiny
 from tests.campaign import cases, foreign
 from tests.campaign.cases import Record
@@ -213,7 +213,7 @@ def compare_tagger(bundle: Bundle, folder: Path, draw: foreign.Draw) -> object:
                 tags[word] = bundle.task.labels[int(shares_LV[at].argmax())]
                 scores[word] = shares_LV[at].max()
         (found,) = bundle.predict([text], precision="fp32")
-        expected = mark(text, spans, tags, scores)
+        expected = find_entities(text, spans, tags, scores)
         ours = [(each.text, each.label, each.start, each.end) for each in found.marks]  # type: ignore[union-attr]
         theirs = [(each.text, each.label, each.start, each.end) for each in expected.marks]
         gaps = [abs(a.score - b.score) for a, b in zip(found.marks, expected.marks, strict=False)]  # type: ignore[union-attr]

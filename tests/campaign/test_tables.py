@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from compress.data import load_task
+from compress.data.answers import Prediction
+from compress.data.encoder import Text
 from compress.data.task import Task, TaskData
-from compress.exporters.predictor import Prediction, Text
 from compress.exporters.row_files import predict_file
 from tests.campaign.cases import WHOLE, Record, draw, record
 

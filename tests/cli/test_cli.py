@@ -28,7 +28,6 @@ from tests.command import Shelf
 
 OPTIONS = {
     "doctor": "--json",
-    "init": "--teacher --data --goal --minutes --device --file --json",
     "inspect": "thing --as --teacher --text --label --kind --metric --json",
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "

@@ -33,9 +33,7 @@ def test_a_full_disk_behind_standard_output_is_an_error(words: str) -> None:
     assert ended.stderr.startswith("error: No space left on device")
 
 
-@pytest.mark.parametrize(
-    "words", ["recipes nope --json", "inspect nope --json", "report nowhere --json", "init --goal x"]
-)
+@pytest.mark.parametrize("words", ["recipes nope --json", "inspect nope --json", "report nowhere --json"])
 def test_errors_go_to_standard_error(words: str) -> None:
     result = command.run(*words.split())
     assert (result.code, result.out) == (2, "")

@@ -1,20 +1,21 @@
 """What is settled before anything is trained: heads that the teacher has, students that are smaller, steps worth it."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from datasets import Dataset
 from transformers import GPT2Config
 
-from compress.commands.checks import check_kind
+from compress import kinds
 from compress.commands.distill import distill
 from compress.commands.pretrain import pretrain
 from compress.config.choices import CandidateRecipes
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
-from compress.data.task import Kind
 from compress.errors import RecipeError, TeacherError
+from compress.jobs.checks import check_kind
+from compress.kinds import Kind
 from compress.models.flops import warn_if_larger
 from compress.training.stage import explain_repetition, plan_steps
 from tests import command, tiny
@@ -23,7 +24,7 @@ from tests import command, tiny
 @pytest.mark.parametrize("recipe", ["gkd", "distilgpt2", "minillm"])
 def test_an_encoder_cannot_teach_generation(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good\n" * 20, encoding="utf-8")
-    monkeypatch.setattr("compress.commands.distill.run_stage", lambda *_, **__: pytest.fail("was trained"))
+    monkeypatch.setattr("compress.jobs.stages.run_stage", lambda *_, **__: pytest.fail("was trained"))
     with pytest.raises(TeacherError, match="causal_lm head"):
         pretrain(
             teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=1024).bert), recipe=recipe,
@@ -52,7 +53,7 @@ def test_a_recipe_for_another_kind_of_task(recipe: str, kind: Kind, losses: str)
     assert "--recipe auto" in problem
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", kinds.names())
 @pytest.mark.parametrize("family", ["bert", "albert"])
 @pytest.mark.parametrize("scored", [False, True])
 def test_auto_chooses_a_recipe_for_the_kind_of_task(kind: Kind, family: str, scored: bool) -> None:
@@ -88,7 +89,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.training.finetune.with_head", interrupt)
+    monkeypatch.setattr("compress.teachers.checkpoint.with_head", interrupt)
 
 
 @pytest.mark.usefixtures("interrupted")

@@ -10,16 +10,18 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 
-from compress.commands.distill import choose_recipe, distill
+from compress.commands.distill import distill
 from compress.config.choices import CandidateRecipes
-from compress.config.options import DataOptions, RunOptions
+from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import load_task
 from compress.data.query_groups import MOST, group_rows
 from compress.data.tokenize import encode
 from compress.errors import DataError, TeacherError
 from compress.exporters.artifact import Bundle
+from compress.jobs.request import DistillRequest
 from compress.models.folder import identify
+from compress.teachers.opening import choose_recipe
 from compress.training.objective import answers
 from compress.training.reranker import load_reranker, score_passages
 from compress.training.stage import batches
@@ -166,10 +168,11 @@ def test_auto_takes_the_recipe_for_a_cross_encoder(reranker: Path, teacher: Path
         (teacher, "embedding", "prune-taylor"),
         (reranker, "ranking", "prune-taylor"),
     ):
-        recipe = choose_recipe(
-            table, str(name), data, DataOptions(kind=kind), prompted=False, recorded=False, options=RunOptions(),
-            console=Console(quiet=True),
+        request = DistillRequest(
+            teacher=str(name), data=data, out=tmp_path / "run", recipe=table, corpus=None, prompt=None,
+            columns=DataOptions(kind=kind), length=LengthOptions(), options=RunOptions(), console=Console(quiet=True),
         )  # fmt: skip
+        recipe = choose_recipe(table, request)
         assert recipe.name == expected
 
 

@@ -23,11 +23,12 @@ from benchmarks.chromium import NEEDED, Tab, open_tab
 from compress.benchmark.browser.device import WASM
 from compress.commands import demo as command
 from compress.commands.demo import NAME, SERVICE_WORKER, Demo, demo, serve
+from compress.data.answers import Answer, Marked, Prediction
 from compress.data.task import Task
 from compress.data.text_preparation import TextPreparation
 from compress.exporters import generation
 from compress.exporters.artifact import Bundle
-from compress.exporters.predictor import Answer, Marked, NearestTexts, Prediction
+from compress.exporters.predictor import NearestTexts
 from compress.models.sentence_settings import SentenceSettings
 from compress.records.latency import DeviceError
 from tests import generative, tiny

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForPreTraining
 
 import compress
-from compress.commands import ship as shipping
 from compress.config.loader import names
 from compress.config.recipe import Recipe, Target
 from compress.config.stages import Prune, Stage, StudentSpec
 from compress.config.term import Term
 from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle
+from compress.jobs import ship as shipping
 from compress.records.run_report import Report
 from compress.training.trainer import StepTrainer
 from tests import marked, tiny
@@ -134,7 +134,7 @@ def test_a_recipe_ends_in_a_student_that_answers(
             raise Trained
         return shipping.ship(student, *args, **kwargs)
 
-    monkeypatch.setattr("compress.commands.distill.ship", shipped)
+    monkeypatch.setattr("compress.jobs.shipping.ship", shipped)
     data = {"data": places["data"], "corpus": places["corpus"]}
     if name in RANKINGS:
         data = {"data": places["rankings"], "kind": "ranking"}

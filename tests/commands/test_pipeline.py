@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 import compress
-from compress.commands.distill import StageModels
 from compress.config.loader import names
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.errors import RunError, TeacherError
 from compress.exporters.artifact import FILES, Bundle
 from compress.io import verify
+from compress.jobs.stages import StageModels
 from compress.models.folder import identify
 from compress.records.run_report import Report
 from compress.reporting import compare
@@ -360,7 +360,7 @@ def test_a_bundle_appears_when_it_is_measured(
         assert Bundle.load(run / "bundle") == before, "the one before is whole all the time"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.commands.ship.measure", interrupted)
+    monkeypatch.setattr("compress.jobs.ship.measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tiny.call(compress.distill, **given, out=run, resume=True)
     assert Bundle.load(run / "bundle") == before

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import compress
-from compress.commands.distill import StageModels
 from compress.exporters.artifact import Bundle
+from compress.jobs.stages import StageModels
 from compress.pruning.stage import read_record
 from compress.slicing.plan import HIDDEN
 from tests import children, command, generative, pruning_given, tiny, unshipped
@@ -303,7 +303,7 @@ def test_a_narrower_student_starts_as_the_most_important_part_of_its_teacher(
         seen.update(student=student, teacher=teacher.model, origin=origin_D)
         raise BegunError
 
-    monkeypatch.setattr("compress.commands.distill.run_stage", begin)
+    monkeypatch.setattr("compress.jobs.stages.run_stage", begin)
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
     recipe = "\n".join(
         [

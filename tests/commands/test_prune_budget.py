@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from compress.commands import distill
 from compress.config.recipe import Target
 from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import PruneError
 from compress.io import write_json
+from compress.jobs.stages import StageModels
 from compress.latency.model import Estimate, ShapeTimer
 from compress.pruning import budget
 from compress.pruning.budget import NAME, Decision, losses
@@ -304,9 +304,9 @@ def test_a_smaller_shape_is_trained_if_the_shipped_file_is_too_slow(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        stages = distill.StageModels.run_stages
+        stages = StageModels.run_stages
         patch.setattr(
-            distill.StageModels, "run_stages",
+            StageModels, "run_stages",
             lambda models, some, **given: stages(models, some, **given) if some[0].name == "half" else interrupt(),
         )  # fmt: skip
         assert prune_to_twice_the_speed(given, run, patch, 0.6).code == 130

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from compress.commands.checks import load_functions
 from compress.commands.prune import set_target
 from compress.config.recipe import Recipe
 from compress.config.stages import Prune
 from compress.errors import PruneError, RecipeError
+from compress.jobs.checks import load_functions
 from compress.pruning.stage import interpolate_sizes, stage_sizes
 from compress.slicing.sizes import Sizes
 from tests import tiny

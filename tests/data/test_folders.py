@@ -11,7 +11,6 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from compress.data import load_task
 from compress.errors import DataError
-from compress.evaluation.baselines import baselines
 from compress.io import CHECKSUMS
 from tests.data.conftest import Folder
 
@@ -244,7 +243,7 @@ def test_unlabelled_train(folder: Folder) -> None:
     assert data.train["text"][:2] == ["a film of 0", "a film of 1"]
     assert data.validation["label"][:4] == [0, 1, 1, 0]
     assert len(set(data.notes)) == len(data.notes)
-    found = baselines(data, data.validation)
+    found = data.task.baselines(data, data.validation)
     assert list(found) == ["majority"]
     assert found["majority"]["accuracy"] == pytest.approx(8 / 12)
 

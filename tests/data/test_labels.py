@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from compress.data import Kind, TaskData, load_task
+from compress.data import TaskData, load_task
 from compress.errors import ArgumentError, DataError
+from compress.kinds import Kind
 from tests.data.conftest import Folder
 
 

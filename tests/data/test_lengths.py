@@ -7,17 +7,20 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
-from compress.commands.checks import describe_cuts
-from compress.commands.distill import distill, prepare
-from compress.commands.pretrain import prepare as prepare_pretraining
-from compress.commands.search import make_config
+from compress.commands.distill import distill
+from compress.commands.pretrain import open_pretraining
 from compress.config.options import DataOptions, LengthOptions, MeasureOptions, RunOptions, StudyOptions
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
 from compress.data.lengths import RowLengths
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import RecipeError
+from compress.jobs.checks import describe_cuts
+from compress.jobs.request import DistillRequest
+from compress.kinds import Kind
 from compress.nas.config import Budget, Space
+from compress.nas.preparation import SearchRequest
+from compress.teachers.inputs import open_job
 from tests import tiny
 
 
@@ -122,19 +125,20 @@ def test_runs_and_searches_read_what_their_rows_need(tmp_path: Path) -> None:
         lines = [f"{'film ' * 80}{('bad', 'good')[n % 2]}\t{('no', 'yes')[n % 2]}" for n in range(rows)]
         (data / f"{split}.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", encoding="utf-8")
     teacher = tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=256).bert)
-    prepared = prepare(
+    request = DistillRequest(
         teacher=teacher, data=str(data), recipe=recipe(tmp_path), out=tmp_path / "run", corpus=None, prompt=None,
         columns=DataOptions(), length=LengthOptions(), options=RunOptions(), console=Console(quiet=True),
     )  # fmt: skip
-    with prepared as (models, notes):
+    with open_job(request) as (job, _):
+        models, notes = job.models, job.notes
         lengths = {stage.length for stage in (models.recipe.teacher, *models.recipe.stages)}
-        assert (lengths, notes) == ({128}, [])
+        assert (lengths, notes) == ({128}, ())
         assert set(models.context.rows(models.recipe.training[-1], 0)["length"]) == {83}
     space = Space.load("albert", ["axes={config.num_hidden_groups: [1, 2]}"])
-    config = make_config(
-        teacher, str(data), tmp_path / "search", space, Budget(), device=MeasureOptions(), study=StudyOptions(),
-        max_drop=0.005, columns=DataOptions(), options=RunOptions(),
-    )  # fmt: skip
+    config = SearchRequest(
+        teacher, str(data), tmp_path / "search", space, Budget(), MeasureOptions(), StudyOptions(),
+        0.005, DataOptions(), RunOptions(),
+    ).make_config()  # fmt: skip
     assert ({stage.length for stage in config.space.stages.values()}, config.seq) == ({128}, 128)
 
 
@@ -153,13 +157,13 @@ def test_long_rows_that_are_cut_are_named(tmp_path: Path) -> None:
 def test_a_stage_on_text_alone_needs_no_rows(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good and the plot was warm .\n" * 40, encoding="utf-8")
     heads = [f"stages.0.objective.{term}.heads=4" for term in range(3)]  # 48 do not divide the tiny teacher's width
-    prepared = prepare_pretraining(
-        teacher=tiny.checkpoint(tmp_path / "teacher"), recipe="minilm", out=tmp_path / "run",
+    opened = open_pretraining(
+        tiny.checkpoint(tmp_path / "teacher"), "minilm", tmp_path / "run",
         corpus=str(tmp_path / "corpus.txt"), data=None, length=LengthOptions(), console=Console(quiet=True),
         options=RunOptions(overrides=["stages.0.max_length=32", "stages.0.steps=2", *heads]),
     )  # fmt: skip
-    with prepared as models:
-        assert models.recipe.stages[0].length == 32
+    with opened as job:
+        assert job.models.recipe.stages[0].length == 32
 
 
 def test_a_length_above_the_positions_is_refused(tmp_path: Path) -> None:

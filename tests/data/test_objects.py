@@ -9,12 +9,12 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from compress import distill
-from compress.commands.label import load_texts
 from compress.data import load_task
 from compress.data.objects import data_path, teacher_path
 from compress.errors import ArgumentError, DataError, RunError
 from compress.models import checkpoints
 from compress.models import teacher as teachers
+from compress.teachers.labelling import load_texts
 from tests import tiny
 
 ROWS = {"text": ["a good film", "a bad film", "fine", "dull"] * 10, "label": ["yes", "no", "yes", "no"] * 10}
@@ -110,7 +110,7 @@ def test_resume_a_run_with_objects(tmp_path: Path) -> None:
             data=frame(), out=str(tmp_path / "run"), resume=resume,
         )  # fmt: skip
 
-    with mock.patch("compress.training.finetune.with_head", side_effect=BeginsError):
+    with mock.patch("compress.teachers.checkpoint.with_head", side_effect=BeginsError):
         with pytest.raises(BeginsError):
             begin(0, resume=False)
         (tmp_path / "run" / "stages").mkdir()

@@ -1,5 +1,7 @@
 """Scores of each class: as scikit-learn has them, and which falls are told from chance."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_recall_fscore_support
@@ -22,7 +24,7 @@ MANY = Task("multilabel", ("text",), "label", ("x", "y"), "f1")
 def test_scores_by_class_equal_scikit_learn() -> None:
     draw = np.random.default_rng(0)
     logits, labels = draw.normal(size=(60, 3)), draw.integers(0, 3, 60)
-    found = metrics.scores_by_class(THREE, logits, labels)
+    found = THREE.by_class(SimpleNamespace(labels=labels), logits)
     expected = precision_recall_fscore_support(labels, logits.argmax(1), labels=[0, 1, 2], zero_division=0.0)
     assert [(one.precision, one.recall, one.f1, one.support) for one in found] == [
         pytest.approx(values) for values in zip(*expected, strict=True)
@@ -33,12 +35,9 @@ def test_scores_by_class_equal_scikit_learn() -> None:
 
 def test_scores_by_class_of_multilabel() -> None:
     truth = np.array([[1, 0], [1, 1], [0, 0], [1, 0]], dtype=np.float32)
-    found = metrics.scores_by_class(MANY, np.array([[1, -1], [-1, -1], [1, -1], [1, -1]]), truth)
+    found = MANY.by_class(SimpleNamespace(labels=truth), np.array([[1, -1], [-1, -1], [1, -1], [1, -1]]))
     assert found == (ClassScore("x", 2 / 3, 2 / 3, 2 / 3, 3), ClassScore("y", 0.0, 0.0, 0.0, 1))
-    assert (
-        metrics.scores_by_class(Task("regression", ("text",), "label", (), "pearson"), np.zeros((2, 1)), np.zeros(2))
-        == ()
-    )
+    assert Task("regression", ("text",), "label", (), "pearson").by_class(None, np.zeros((2, 1))) == ()
 
 
 def test_scores_by_label() -> None:

@@ -12,7 +12,6 @@ from compress.data import TaskData, load_task
 from compress.data.collate import Collate
 from compress.data.constants import IGNORE_INDEX
 from compress.data.task import Task
-from compress.errors import CompressError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.training.teacher_cache import teacher_cache
@@ -113,16 +112,6 @@ def test_threshold(asked: TaskData) -> None:
     assert Evaluator(certain, test.split, test.rows).threshold(logits) == np.inf
 
 
-def test_invalid_logits(words: TaskData) -> None:
-    test = exam(words)
-    with pytest.raises(CompressError, match="expected"):
-        test.scores(perfect(test)[1:])
-    broken = perfect(test)
-    broken[3] = np.nan
-    with pytest.raises(CompressError, match=r"1 of \d+ tokens are not finite"):
-        test.scores(broken)
-
-
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_logits_equal_those_of_single_rows(padding: str, words: TaskData, asked: TaskData, tmp_path: Path) -> None:
     for data, head in ((words, AutoModelForTokenClassification), (asked, AutoModelForQuestionAnswering)):
@@ -151,7 +140,7 @@ def test_logits_equal_those_of_single_rows(padding: str, words: TaskData, asked:
 
 
 def test_baselines_of_words(words: TaskData) -> None:
-    found = baselines.baselines(words, words.validation)
+    found = words.task.baselines(words, words.validation)
     assert list(found) == ["majority", "tag of each word"]
     assert found["majority"]["f1"] == 0.0
     assert found["majority"]["accuracy"] > 0.3
@@ -160,7 +149,7 @@ def test_baselines_of_words(words: TaskData) -> None:
 
 
 def test_baselines_of_questions(asked: TaskData) -> None:
-    found = baselines.baselines(asked, asked.train)
+    found = asked.task.baselines(asked, asked.train)
     assert list(found) == ["majority", "nearest sentence"]
     assert found["majority"]["f1"] == pytest.approx(1 / 4)
     split = Dataset.from_dict(
@@ -172,15 +161,3 @@ def test_baselines_of_questions(asked: TaskData) -> None:
     )
     # "fish is what ann sells" and "ann": one word of 5 + 1
     assert baselines.nearest_sentence(split)["f1"] == pytest.approx((2 / 6 + 0) / 2)
-
-
-@pytest.mark.parametrize("kind", ["words", "asked"])
-def test_leave_groups_out(kind: str, request: pytest.FixtureRequest) -> None:
-    data: TaskData = request.getfixturevalue(kind)
-    whole = exam(data, 64)
-    parts = whole.leave_groups_out(perfect(whole), 5, 20)
-    assert [len(part) for part, _ in parts] == [16] * 5
-    assert {part.scores(logits)[data.task.metric] for part, logits in parts} == {1.0}
-    ahead, error = baselines.lead_over_majority(data, whole, perfect(whole))
-    assert ahead == 1 - baselines.majority(data, data.train)[data.task.metric]
-    assert 0 <= error < ahead / 3

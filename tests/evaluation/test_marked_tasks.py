@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import compress
-from compress.data.task import Kind
+from compress.kinds import Kind
 from compress.records.run_report import Report
 from tests import command, marked, tiny
 

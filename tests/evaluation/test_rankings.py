@@ -16,8 +16,8 @@ import compress
 from compress.data import load_task
 from compress.data.task import Task
 from compress.data.tokenize import encode
-from compress.errors import CompressError, ObjectiveError, RecipeError
-from compress.evaluation import baselines, metrics
+from compress.errors import ObjectiveError, RecipeError
+from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.ranking import query_scores
 from compress.exporters.artifact import Bundle
@@ -116,19 +116,10 @@ def test_agreement_and_changes(evaluator: Evaluator) -> None:
     assert evaluator.count_changed(one, swapped) == 1
 
 
-def test_invalid_logits(evaluator: Evaluator) -> None:
-    logits = said(evaluator)
-    with pytest.raises(CompressError, match="expected"):
-        evaluator.scores(logits[:-1])
-    logits[3] = np.nan
-    with pytest.raises(CompressError, match="not finite"):
-        evaluator.scores(logits)
-
-
 def test_baselines(data: Any) -> None:
-    found = baselines.baselines(data, data.validation)
+    found = data.task.baselines(data, data.validation)
     assert list(found) == ["random order", "BM25"]
-    assert found["random order"] == baselines.majority(data, data.validation)
+    assert found["random order"] == data.task.majority(data, data.validation)
     by_chance = sum(1 / np.log2(rank + 1) for rank in range(1, 6)) / 5
     assert found["random order"]["ndcg@10"] == pytest.approx(by_chance, abs=0.15)
     assert found["BM25"]["ndcg@10"] < 0.8

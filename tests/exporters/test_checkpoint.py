@@ -21,10 +21,11 @@ from transformers import (
     T5EncoderModel,
 )
 
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
+from compress.kinds import Kind
 from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 

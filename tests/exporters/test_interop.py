@@ -30,7 +30,6 @@ from transformers import (
 from compress.data.task import Task
 from compress.exporters import embeddings, generation
 from compress.exporters.artifact import Bundle
-from compress.models.heads import CLASSES
 from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 
@@ -85,7 +84,7 @@ def test_transformers_computes_the_same(shipped: list[Path]) -> None:
         if folder.name not in TASKS:
             continue
         bundle = Bundle.load(folder)
-        model = getattr(transformers, CLASSES[bundle.task.kind]).from_pretrained(folder).eval()
+        model = getattr(transformers, bundle.task.head).from_pretrained(folder).eval()
         texts = ("a good film", "the plot was dull") if bundle.task.pair else ("a good film",)
         row = AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")
         with torch.no_grad():

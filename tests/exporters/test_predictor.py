@@ -15,14 +15,16 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from compress.data.answers import Outcome, Prediction
 from compress.data.collate import Collate
 from compress.data.encoder import Text
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.data.tokenize import encode
 from compress.errors import BundleError, DataError
 from compress.evaluation import metrics
 from compress.exporters.artifact import Bundle
-from compress.exporters.predictor import Outcome, Prediction, answer_lines
+from compress.exporters.predictor import answer_lines
+from compress.kinds import Kind
 from tests import tiny
 
 TEXTS = [

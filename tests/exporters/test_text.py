@@ -28,11 +28,11 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from compress.data.answers import Answer, Marked, Prediction
 from compress.data.encoder import Text, TextEncoder, text_encoder_of
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import ExportError
 from compress.exporters.artifact import TEXT, Bundle, Precision
-from compress.exporters.predictor import Answer, Marked, Prediction
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import text_model as texting
@@ -54,6 +54,7 @@ from compress.exporters.tokenizer.text_model import (
 )
 from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import CharacterMap
+from compress.kinds import Kind
 from tests import tiny
 
 LETTERS = tuple(sorted({*string.ascii_letters, *string.digits, *"".join(TEXTS[4:60])} - {" ", "\u0301"}))

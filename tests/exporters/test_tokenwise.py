@@ -11,10 +11,8 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from compress.data import load_task
-from compress.data.collate import Collate
 from compress.data.conll import entities
 from compress.data.windows import WORDS
-from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from tests import marked, tiny
@@ -38,18 +36,6 @@ def write_bundle(folder: Path, kind: str, length: int) -> tuple[Bundle, Any, Eva
     model = tiny.model("bert", head=HEADS[kind], labels=data.task.outputs)
     bundle = tiny.bundle(folder / "bundle", model=model, task=data.task, max_length=length)
     return bundle, model, Evaluator.from_split(data.task, data.train, tiny.tokenizer(), length)
-
-
-@pytest.mark.parametrize("kind", ["qa", "tagging"])
-def test_the_logits_of_both_files_are_the_models(kind: str, written: Written) -> None:
-    bundle, model, evaluator = written(kind)
-    expected = metrics.logits(model, evaluator.rows, Collate(tiny.tokenizer()))
-    exact = bundle.logits(evaluator.rows, precision="fp32", threads=2)
-    np.testing.assert_allclose(exact, expected, atol=1e-4)
-    near = bundle.logits(evaluator.rows)
-    assert near.shape == exact.shape
-    assert 0 < np.abs(near - exact).max() < 0.2 * np.abs(exact).max()
-    assert bundle.logits([]).shape == (0, evaluator.task.outputs)
 
 
 def test_answers_are_those_of_the_evaluator(written: Written, tmp_path: Path) -> None:
@@ -116,18 +102,3 @@ def test_marks_are_the_evaluators_entities(written: Written) -> None:
 )
 def test_words(text: str, words: list[str]) -> None:
     assert WORDS.findall(text) == words
-
-
-@pytest.mark.parametrize("kind", ["qa", "tagging"])
-def test_the_card_says_how_to_use_it(kind: str, written: Written) -> None:
-    bundle, _, _ = written(kind)
-    card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    if kind == "qa":
-        assert "pipeline_tag: question-answering" in card
-        assert "answers with a span of the text, or with nothing" in card
-        assert "AutoModelForQuestionAnswering" in card
-    else:
-        assert "pipeline_tag: token-classification" in card
-        assert "- B-WORK" in card
-    code = card.split("```python")[2].split("```")[0].replace('"onnx/', f'"{bundle.path}/onnx/')
-    exec(code.replace('"tokenizer.json"', f'"{bundle.path}/tokenizer.json"'), {})

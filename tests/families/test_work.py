@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 
 from compress import families
-from compress.data.task import Kind
 from compress.exporters.onnx import to_onnx
+from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.models import heads
 from compress.models.flops import flops_per_token

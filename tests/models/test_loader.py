@@ -24,9 +24,10 @@ from transformers import (
 )
 
 from compress.config.stages import StudentSpec
-from compress.data.task import METRICS, Task
+from compress.data.task import Task
 from compress.errors import CompressError, StudentError, TeacherError
 from compress.exporters.checkpoint import Checkpoint, load_source
+from compress.kinds import find
 from compress.models import teacher as teachers
 from compress.models.folder import ModelFolder
 from compress.models.loader import load_as_saved, load_config, load_model, load_result, load_tokenizer
@@ -266,7 +267,7 @@ def test_a_head_is_known_by_its_tensors(kind: Any, architectures: Any, tmp_path:
     assert (found.task.kind, type(found.model)) == (kind, type(model))
     assert same(found.model, model)
     labels = () if kind == "qa" else LABELS
-    teacher = teachers.load("tiny", folder, Task(kind, ("question", "context"), "label", labels, METRICS[kind][0]))
+    teacher = teachers.load("tiny", folder, Task(kind, ("question", "context"), "label", labels, find(kind).metrics[0]))
     assert teacher.trained
 
 

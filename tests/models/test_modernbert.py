@@ -81,7 +81,7 @@ def test_a_recipe_makes_a_smaller_modernbert(
         students.append(student)
         raise Trained
 
-    monkeypatch.setattr("compress.commands.distill.ship", trained)
+    monkeypatch.setattr("compress.jobs.shipping.ship", trained)
     with pytest.raises(Trained):
         distilled(recipe, places, tmp_path / "run")
     (student,) = students

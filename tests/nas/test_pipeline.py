@@ -16,11 +16,9 @@ import torch
 import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from compress.benchmark import htp
-from compress.commands import forecast
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
-from compress.exporters.session import read_model
+from compress.jobs import trials
 from compress.latency.model import LatencyTable
 from compress.nas import record
 from compress.nas.config import SearchConfig
@@ -272,7 +270,7 @@ PHASES = (
     ("compress.nas.context:SupernetEvaluator.score", 2),
     ("compress.nas.context:SupernetEvaluator.score", 2),
     ("compress.nas.finalists:train_student", 1),
-    ("compress.commands.search:ship", 0),
+    ("compress.nas.finalists:ship", 0),
 )
 """Measuring, before the supernet, at its end, trials, the second short distillation, shipping."""
 
@@ -312,8 +310,8 @@ def test_a_search_interrupted_in_every_phase_continues(
 
 def a_forecast_of_more_trials_names_what_is_done(out: Path, shelf: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no time, and nothing in the folder is touched."""
-    monkeypatch.setattr(forecast, "LONG", (6, 6))
-    monkeypatch.setattr(forecast, "ROWS", 3)
+    monkeypatch.setattr(trials, "LONG", (6, 6))
+    monkeypatch.setattr(trials, "ROWS", 3)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     told = command.run(*shelf.words(out, "--plan", "--json", "--resume", trials="8", finalists="3"))
     assert told.code == 0, told.err
@@ -402,30 +400,6 @@ def test_students_trained_from_scratch(shelf: Searched, tmp_path: Path) -> None:
     assert told.code == 0, told.err
 
 
-def test_a_search_for_an_npu_times_and_ships_files_for_npus(
-    shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(htp, "find_emulator", lambda: "")
-    out = tmp_path / "study"
-    told = command.run(*shelf.words(out, "--file", "w8a16", "--device", "aihub:Phone 9", finalists="1", trials="3"))
-    assert told.code == 0, told.err
-    found = record.load_report(out)
-    assert found.device == "aihub:Phone 9"
-    assert [anchor.name.rpartition(" ")[2] for anchor in found.anchors] == ["w8a16", "fp32"]
-    winner = found.point(found.winner or 0)
-    file = Path(str(winner.bundle)).parent / "npu" / "model_w8a16_16.onnx"
-    assert read_model(file).graph.input[0].type.tensor_type.shape.dim[1].dim_value == 16
-    assert found.measured_ms(winner) == pytest.approx(1 + file.stat().st_size / 1e4)
-    assert winner.file_mb == pytest.approx(file.stat().st_size / 1e6)
-    assert abs(winner.scores["shipped"] - winner.scores["final"]) <= 0.05
-    (written,) = json.loads((file.parent / "export.json").read_text())["files"]
-    assert [proof["artefact"] for proof in written["certificates"]] == [file.name] * 2
-    copied = command.run("search", "show", str(out), str(winner.number), "--bundle", str(tmp_path / "student"))
-    assert copied.code == 0, copied.err
-    assert (tmp_path / "student" / "npu" / file.name).read_bytes() == file.read_bytes()
-    assert Bundle.load(tmp_path / "student").manifest == Bundle.load(str(winner.bundle)).manifest
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -441,8 +415,6 @@ def test_a_search_for_an_npu_times_and_ships_files_for_npus(
         (["--seq", "100"], ["100 tokens to measure at; this shape has 64 positions"]),
         (["--storage", "postgresql://nobody@localhost:1/none"], ["@localhost:1/none: cannot be"]),
         (["--anchor", "nowhere"], ["nowhere"]),
-        (["--file", "w8a16"], ["--file w8a16 --device local: a file for NPUs is timed on one"]),
-        (["--file", "w8a16", "--device", "aihub:Phone 9", "--batch", "2"], ["expected --batch 1"]),
     ],
 )
 def test_impossible_searches_are_refused_before_any_training(

@@ -187,7 +187,7 @@ def test_a_search_in_a_database_and_its_worker(
     monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
     words = shelf.words(out, storage=database.url)
     with monkeypatch.context() as patch:
-        patch.setattr("compress.commands.search.run_trials", _interrupted)
+        patch.setattr("compress.nas.phases.run_trials", _interrupted)
         assert command.run(*words).code == 130
     told = command.run("search", "--storage", database.url, "--worker")
     assert (told.code, "18 shapes scored" in told.out) == (0, True), told.err

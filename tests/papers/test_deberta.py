@@ -13,9 +13,8 @@ from compress.config.recipe import Recipe
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
-from compress.data.task import Kind
 from compress.errors import ObjectiveError, StudentError
-from compress.models.heads import task_class
+from compress.kinds import Kind, find
 from compress.papers import deberta, electra
 from compress.papers.bert import masked_lm
 from compress.slicing.shape import Shape
@@ -216,7 +215,7 @@ def test_weight_0_is_plain_fine_tuning() -> None:
 
 @pytest.mark.parametrize("kind", ["classification", "multilabel", "tagging", "qa"])
 def test_gradients_are_finite_for_every_kind_of_task(kind: Kind) -> None:
-    student = tiny.model("bert", head=task_class(kind), labels=2 if kind == "qa" else 3)
+    student = tiny.model("bert", head=find(kind).auto_class(), labels=2 if kind == "qa" else 3)
     batch = tiny.batch()
     tags = batch["input_ids"] % 3
     labels = {

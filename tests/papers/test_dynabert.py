@@ -16,6 +16,7 @@ from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.config.stages import Stage
 from compress.config.term import Term
+from compress.data.task import Task
 from compress.errors import ObjectiveError, PruneError
 from compress.models.signals import read
 from compress.nas.supernet import Supernet
@@ -146,7 +147,7 @@ def test_a_stage_gives_the_cache_to_a_step_that_takes_one(tmp_path: Path, monkey
     teacher = SimpleNamespace(model=tiny.model("bert", layers=6), recorded=None, digest="a teacher's")
     material: Any = SimpleNamespace(
         rows=lambda *_: learning.rows(), tokenizer=tiny.tokenizer(), collate=learning.collate(), bf16=False,
-        kind="classification", console=SimpleNamespace(print=lambda *_: None), seconds=lambda _: None,
+        kind="classification", task=Task, console=SimpleNamespace(print=lambda *_: None), seconds=lambda _: None,
     )  # fmt: skip
     run = SimpleNamespace(seed=1, main=False)
     run_stage(stage, tiny.model("bert", layers=3), teacher, material, run)  # type: ignore[arg-type]
@@ -164,7 +165,7 @@ def test_the_kept_weights_are_those_of_the_best_mean_of_all_subnets(
     stage = learning.stage(TERMS, step=reference.Call("dynabert.Sandwich", options))
     context: Any = SimpleNamespace(
         rows=lambda *_: learning.rows(), tokenizer=tiny.tokenizer(), collate=learning.collate(), bf16=False,
-        kind="classification", console=None, seconds=lambda _: None,
+        kind="classification", task=Task, console=None, seconds=lambda _: None,
     )  # fmt: skip
     teacher: Any = SimpleNamespace(model=tiny.model("bert", layers=6), recorded=None)
     run_stage(stage, tiny.model("bert", layers=3), teacher, context, SimpleNamespace(seed=1, main=False))  # type: ignore[arg-type]

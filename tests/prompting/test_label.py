@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from compress.commands import label as labelled
-from compress.commands.label import load_texts
 from compress.data import load_task
 from compress.errors import DataError, OutputError, PromptError, TeacherError
+from compress.teachers.labelling import load_texts
 from tests import command, tiny
 from tests.prompting import language_models
 from tests.prompting.language_models import FakeLanguageModel

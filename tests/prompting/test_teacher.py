@@ -13,8 +13,9 @@ from compress.config.recipe import Recipe
 from compress.data import load_task
 from compress.errors import PromptError, RecipeError, RunError, StudentError, TeacherError
 from compress.exporters.artifact import Bundle
-from compress.prompting import labels as teaching
+from compress.prompting.labels import starting_checkpoint
 from compress.prompting.prompt import Prompt
+from compress.teachers import prompted as teaching
 from compress.training import stage as stages
 from tests import command, tiny
 from tests.prompting import language_models
@@ -201,7 +202,7 @@ def test_a_language_model_and_a_seq2seq_one_teach_from_the_command_line(
 
 def test_the_recipe_is_for_the_embedded_student() -> None:
     recipe = Recipe.load("prompted")
-    assert teaching.starting_checkpoint(recipe) == "minilm"
+    assert starting_checkpoint(recipe) == "minilm"
     (stage,) = recipe.stages
     (term,) = stage.objective
     assert (term.loss, dict(term.options)) == ("hinton.soft_targets", {"temperature": 1.0})

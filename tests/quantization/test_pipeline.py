@@ -72,8 +72,8 @@ def bundle(path: Path, source: str, kind: str, *, seed: int = 0) -> Bundle:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize, "ROUNDS", 2)
-    monkeypatch.setattr(quantize, "RUNS", 1)
+    monkeypatch.setattr("compress.jobs.quantize.ROUNDS", 2)
+    monkeypatch.setattr("compress.jobs.quantize.RUNS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +252,7 @@ def examined(made: Bundle, source: str) -> Evaluator:
     return Evaluator.from_split(made.task, split, AutoTokenizer.from_pretrained(made.path), made.manifest.max_length)
 
 
-@pytest.mark.parametrize("moment", ["compress.commands.quantize.certify", "compress.commands.quantize.mix"])
+@pytest.mark.parametrize("moment", ["compress.jobs.quantize.certify", "compress.jobs.quantize.mix"])
 def test_an_interruption_leaves_the_bundle_as_it_was(
     moment: str, reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

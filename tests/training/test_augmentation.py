@@ -17,11 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 import compress
-from compress.commands import distill as distilling
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.config.reference import check as check_call
-from compress.data import cache, load_task
+from compress.data import Task, cache, load_task
 from compress.data.corpus import Corpus
 from compress.data.tokenize import encode
 from compress.errors import DataError, RecipeError
@@ -624,8 +623,8 @@ def test_tasks_without_texts_are_refused_before_training(
         with_texts(pair.train, pair, corpus_of("good film"), seed=0)
     assert not takes_texts(data, replace(corpus_of("good film"), parallel=True))
     for kind in ("qa", "embedding"):
-        assert not takes_texts(replace(data, task=replace(data.task, kind=kind)), corpus_of("good film"))
-    monkeypatch.setattr(distilling, "load_task_teacher", lambda *_, **__: pytest.fail("was trained"))
+        assert not takes_texts(replace(data, task=Task(**vars(data.task) | {"kind": kind})), corpus_of("good film"))
+    monkeypatch.setattr("compress.teachers.checkpoint.with_head", lambda *_, **__: pytest.fail("was trained"))
     recipe = tiny.recipe(tmp_path / "recipe", OPEN.replace("augment: auto", "corpus: true"))
     with pytest.raises(DataError, match="--corpus"):
         compress.distill(
@@ -647,7 +646,7 @@ def test_a_corpus_is_read_or_a_warning_printed(
     read: bool, tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[str]()
-    monkeypatch.setattr(distilling, "warn", lambda console, message: seen.append(message))
+    monkeypatch.setattr("compress.teachers.inputs.warn", lambda console, message: seen.append(message))
     recipe = tiny.recipe(tmp_path / "recipe", OPEN if read else OPEN.replace("epochs: auto", "steps: 4"))
     (tmp_path / "texts.txt").write_text("good film\n\nbad film\n", encoding="utf-8")
     data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")

@@ -17,8 +17,7 @@ from transformers import (
 
 from compress.config.term import Term
 from compress.data.masking import Words
-from compress.data.task import Kind
-from compress.models.heads import task_class
+from compress.kinds import Kind, find
 from compress.papers import deberta, deberta_v3, dynabert, electra, gkd, minillm, mobilebert, q8bert
 from compress.papers.cofi import Matched
 from compress.slicing.shape import Shape
@@ -140,7 +139,7 @@ def of_task(kind: Kind) -> dict[str, Tensor]:
 
 def sift(kind: Kind) -> Any:
     outputs = {"regression": 1, "qa": 2}.get(kind, 3)
-    student = task_class(kind).from_config(tiny.config("bert", labels=outputs, **NO_DROPOUT))
+    student = find(kind).auto_class().from_config(tiny.config("bert", labels=outputs, **NO_DROPOUT))
     student.eval()
     terms = objective(student, student, Term("bert.labels"), kind=kind)
     return deberta.ScaleInvariantFineTuning(student, None, terms, words=WORDS, start=0.1, step_size=0.1)

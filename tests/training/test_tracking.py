@@ -19,6 +19,7 @@ from compress import provenance
 from compress.commands import preflight
 from compress.config.options import RunOptions
 from compress.errors import CompressError
+from compress.jobs.request import DistillRequest
 from compress.training import tracking
 from compress.training.run import Run
 from compress.training.stage import train
@@ -207,10 +208,10 @@ def test_a_plan_is_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     class Prepared(Exception):  # noqa: N818 - no error
         pass
 
-    def prepare(*, options: RunOptions, **_: Any) -> None:
-        raise Prepared(options.track)
+    def opened(request: DistillRequest, **_: Any) -> None:
+        raise Prepared(request.options.track)
 
-    monkeypatch.setattr("compress.commands.distill.prepare", prepare)
+    monkeypatch.setattr("compress.commands.distill.open_job", opened)
     with pytest.raises(Prepared, match="None"):
         compress.forecast(teacher="minilm", data="intents", options=RunOptions(track="mlflow"))
 

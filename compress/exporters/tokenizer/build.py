@@ -1,26 +1,23 @@
 """Make a model's input rows of tokens: truncation, special tokens, padding, mask, token
-types; and its outputs' answers.
+types.
 
 Shapes: B texts or pairs, R texts (B; of pairs 2B: all first ones, then all second
 ones), T tokens of all texts.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
-from onnx import TensorProto, ValueInfoProto, helper
+from onnx import TensorProto, helper
 
 from compress.data.encoder import TextEncoder
-from compress.data.task import Kind, Task
-from compress.data.windows import LONGEST_QUESTION, WORDS, Side
+from compress.data.task import Task
+from compress.data.windows import WORDS, Side
 from compress.errors import ExportError
-from compress.evaluation.qa import LONGEST
-from compress.exporters.predictor import VECTORS
 from compress.exporters.session import input_names
+from compress.exporters.tokenizer import forms
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
 from compress.exporters.tokenizer.unigram import Unigram
@@ -34,6 +31,7 @@ from compress.exporters.tokenizer.wordpiece import (
     cut,
     join_ranges,
 )
+from compress.kinds import Kind, find
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class RowTemplate:
     parts       in order
     max_length  the most tokens
     padding     the id of the padding token
-    kind        of the task
+    task        the kind of task
     side        the end of a long text that is cut off
     prompt      what is put before each text
     """
@@ -61,7 +59,7 @@ class RowTemplate:
     parts: tuple[RowPart, ...]
     max_length: int
     padding: int
-    kind: Kind
+    task: type[Task]
     side: Side = "right"
     prompt: str = ""
 
@@ -75,14 +73,14 @@ class RowTemplate:
         return self.max_length - sum(part.token is not None for part in self.parts)
 
     @property
-    def question(self) -> int:
-        """Return the most tokens of a question."""
-        return min(LONGEST_QUESTION, self.max_length // 2)
+    def question(self) -> int | None:
+        """Return the most tokens of a question; None for other texts."""
+        return self.task.longest_question(self.max_length)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Name the outputs on characters."""
-        return {"tagging": ("offsets", "words"), "qa": ("offsets",)}.get(self.kind, ())
+        return self.task.graph_spans
 
 
 def read_template(
@@ -105,14 +103,14 @@ def read_template(
             parts.append(part)
     padding = settings.pad_token_id or 0  # which the mask hides
     frame = RowTemplate(
-        tuple(parts), max_length, padding, kind, settings.truncation_side
+        tuple(parts), max_length, padding, find(kind), settings.truncation_side
     )
     if sum(part.token is None for part in parts) != 1 + pair:
         raise ExportError(
             "tokenizer.json: the text 'a' has no tokens; expected a tokenizer that "
             "reads any text"
         )
-    if frame.room < 1 + (frame.question if kind == "qa" else pair):
+    if frame.room < 1 + (pair if frame.question is None else frame.question):
         raise ExportError(
             f"max_length {max_length}: no room for a text beside "
             f"{max_length - frame.room} special tokens"
@@ -252,7 +250,7 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     one = graph.op("Slice", counts_R, graph.constant([0]), half)
     other = graph.op("Slice", counts_R, half, graph.constant([EVERYTHING]))
     # like the first window of `windows.read_questions`, on the left like the last
-    if frame.kind == "qa":
+    if frame.question is not None:
         one = graph.op("Min", one, graph.constant(frame.question))
         return [one, graph.op("Min", other, graph.op("Sub", graph.constant(room), one))]
     swapped = graph.op("Greater", one, other)
@@ -266,153 +264,6 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     return [
         graph.op("Where", swapped, long, short),
         graph.op("Where", swapped, short, long),
-    ]
-
-
-LIKELY = 0.5
-"""multilabel: the least probability of a label that is returned."""
-
-
-def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoProto]:
-    """Add the outputs for a kind of task; return their types.
-
-    classification  label (B,) string, score (B,), probabilities (B, K)
-    tagging         the same for every token, label '' where no word begins
-    multilabel      label (B, K) string: '' for those below 0.5; score (B,): the highest
-                    probability; probabilities
-    regression, ranking    score (B,)
-    """
-    if task.numeric:
-        graph.name_output("score", graph.flat(logits_BK))
-        return [
-            helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"])
-        ]
-    several, tokens = task.kind == "multilabel", task.kind == "tagging"
-    axis = 2 if tokens else 1
-    probabilities = (
-        graph.op("Sigmoid", logits_BK)
-        if several
-        else graph.op("Softmax", logits_BK, axis=axis)
-    )
-    best = graph.op("ArgMax", logits_BK, axis=axis, keepdims=1)
-    highest = graph.op("GatherElements", probabilities, best, axis=axis)
-    graph.name_output(
-        "score",
-        graph.op("Squeeze", highest, graph.constant([2]))
-        if tokens
-        else graph.flat(highest),
-    )
-    graph.name_output("probabilities", probabilities)
-    labels = graph.constant([*task.labels, ""] if tokens else list(task.labels))
-    if tokens:
-        found = graph.op("Squeeze", best, graph.constant([2]))
-        found = graph.op(
-            "Where", _covers(graph, "words"), found, graph.constant(len(task.labels))
-        )
-        graph.name_output("label", graph.op("Gather", labels, found))
-    elif several:
-        likely = graph.op(
-            "GreaterOrEqual",
-            probabilities,
-            graph.constant(np.array(LIKELY, np.float32)),
-        )
-        graph.name_output(
-            "label", graph.op("Where", likely, labels, graph.constant([""]))
-        )
-    else:
-        graph.name_output("label", graph.op("Gather", labels, graph.flat(best)))
-    shape: list[str | int] = [
-        "batch_size",
-        *(["sequence_length"] if tokens else []),
-        len(task.labels),
-    ]
-    return [
-        helper.make_tensor_value_info(
-            "label", TensorProto.STRING, shape if several else shape[:-1]
-        ),
-        helper.make_tensor_value_info("score", TensorProto.FLOAT, shape[:axis]),
-        helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, shape),
-    ]
-
-
-def _covers(graph: GraphBuilder, spans_BL2: str) -> str:
-    """Add (B, L) bool: whether these spans cover characters, and are not (0, 0)."""
-    ends = graph.op("Gather", spans_BL2, graph.constant(1), axis=2)
-    return graph.op("Greater", ends, graph.constant(0))
-
-
-def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
-    """Add the outputs for questions, as in `predictor.Answer`, and return their types:
-    answer (B, 2), the first character of the context and the end, (0, 0) for no answer,
-    and score (B,)."""
-    length = graph.size("start_logits", 1)
-    at = graph.numbers(length)
-    context = _covers(graph, "offsets")
-    possible = graph.op("Or", context, graph.op("Equal", at, graph.constant(0)))
-    never = graph.constant(np.array(-np.inf, np.float64))
-    doubles = [
-        graph.op("Cast", name, to=TensorProto.DOUBLE)
-        for name in ("start_logits", "end_logits")
-    ]
-    shares = [
-        graph.op("Softmax", graph.op("Where", possible, each, never), axis=1)
-        for each in doubles
-    ]
-    first, last = (graph.op("Where", context, each, never) for each in doubles)
-    sums = graph.op(
-        "Add",
-        graph.op("Unsqueeze", first, graph.constant([2])),
-        graph.op("Unsqueeze", last, graph.constant([1])),
-    )
-    width = graph.op("Sub", at, graph.op("Unsqueeze", at, graph.constant([1])))
-    short = graph.op("Less", width, graph.constant(LONGEST))
-    forward = graph.op("GreaterOrEqual", width, graph.constant(0))
-    sums = graph.op("Where", graph.op("And", short, forward), sums, never)
-    flat = graph.op("Reshape", sums, graph.constant([0, -1]))
-    best = graph.op("ArgMax", flat, axis=1, keepdims=1)
-    edges = [graph.op("Div", best, length), graph.op("Mod", best, length)]
-    if math.isfinite(threshold):
-        none = graph.op(
-            "Add",
-            *(
-                graph.op(
-                    "Slice",
-                    each,
-                    graph.constant([0]),
-                    graph.constant([1]),
-                    graph.constant([1]),
-                )
-                for each in doubles
-            ),
-        )
-        margin = graph.op("Sub", none, graph.op("GatherElements", flat, best, axis=1))
-        given = graph.integers(
-            graph.op("LessOrEqual", margin, graph.constant(np.array(threshold)))
-        )
-        edges = [graph.op("Mul", edge, given) for edge in edges]
-    starts, ends = (
-        graph.op("Gather", "offsets", graph.constant(side), axis=2) for side in (0, 1)
-    )
-    pairs = zip((starts, ends), edges, strict=True)
-    graph.name_output(
-        "answer",
-        graph.op(
-            "Concat",
-            *(graph.op("GatherElements", *pair, axis=1) for pair in pairs),
-            axis=1,
-        ),
-    )
-    found = [
-        graph.op("GatherElements", share, edge, axis=1)
-        for share, edge in zip(shares, edges, strict=True)
-    ]
-    graph.name_output(
-        "score",
-        graph.op("Cast", graph.flat(graph.op("Mul", *found)), to=TensorProto.FLOAT),
-    )
-    return [
-        helper.make_tensor_value_info("answer", TensorProto.INT64, ["batch_size", 2]),
-        helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"]),
     ]
 
 
@@ -445,7 +296,7 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
             )
         )
         texts = graph.op("Concat", "text", "text_pair", axis=0)
-    if frame.kind == "tagging":
+    if "words" in frame.outputs:
         tokens = _tokenize_words(graph, words, texts)
     else:
         tokens = words.write(
@@ -506,13 +357,6 @@ def _list_matches(pattern: str) -> tuple[Range, ...]:
     return join_ranges([ord(character) for character in re.findall(pattern, every)])
 
 
-GIVEN: Mapping[Kind, Sequence[str]] = {
-    "embedding": VECTORS["embedding"],
-    "qa": ("start_logits", "end_logits"),
-}
-"""The model's outputs that are passed on, where they are not `logits`."""
-
-
 def join_reader(
     read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float
 ) -> onnx.ModelProto:
@@ -530,17 +374,14 @@ def join_reader(
             f"the model's file reads {', '.join(sorted(unknown))} too; expected "
             f"{', '.join(ROWS)}"
         )
-    given = GIVEN.get(task.kind, ("logits",))
+    given = task.graph_outputs
     if missing := set(given) - {node.name for node in model.graph.output}:
         raise ExportError(
             f"the model's file has no {', '.join(sorted(missing))}; expected a head "
             f"for {task.kind}"
         )
     ends = GraphBuilder(f"{PREFIX}/answer")
-    if task.kind == "qa":
-        outputs = answer_span(ends, threshold)
-    else:
-        outputs = [] if task.kind == "embedding" else answer(ends, task, *given)
+    outputs = getattr(forms, task.form)(ends, task, threshold)
     spans = [node for node in read.graph.output if node.name not in ROWS]
     graph = helper.make_graph(
         [

@@ -29,25 +29,18 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress import families
-from compress.data import windows
+from compress.data.answers import Outcome
 from compress.data.cache import digest, home, load_or_create
-from compress.data.conll import OUTSIDE
 from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
+from compress.data.task import Task
 from compress.data.text_preparation import count_prompt_tokens, prepend
+from compress.data.windows import WORDS
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
-from compress.exporters.predictor import (
-    Answer,
-    Marked,
-    Prediction,
-    Vector,
-    join_answers,
-    mark,
-)
+from compress.exporters.predictor import join_answers
 from compress.exporters.session import PROMPT_LENGTH, metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import (
-    GIVEN,
     MODELS,
     Pieces,
     RowTemplate,
@@ -55,6 +48,7 @@ from compress.exporters.tokenizer.build import (
     reader,
 )
 from compress.io import atomic_file
+from compress.kinds import find
 
 TEXT_KEY: Final = "compress.text"
 """The metadata property that holds the file's `TextProof`, as a JSON object."""
@@ -270,9 +264,7 @@ def text_file(
     return proof
 
 
-def run_text(
-    path: Path, texts: Sequence[Text], *, threads: int = 1
-) -> list[Prediction | Vector | Answer | Marked]:
+def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Outcome]:
     """Predict for each text, or pair, with a text file, in order, as `Bundle.predict`
     does; but long texts are truncated, where `Bundle.predict` splits words and contexts
     into several rows.
@@ -281,49 +273,12 @@ def run_text(
     """
     proof = read_proof(path)
     session = open_session(path, threads)
-    predictions = list[Prediction | Vector | Answer | Marked]()
+    predictions = list[Outcome]()
+    task: type[Task] = find(proof.kind)
     for text in texts:
-        answers = {name: value[0] for name, value in _run(session, [text]).items()}
-        if proof.kind == "embedding":
-            predictions.append(Vector(tuple(answers["sentence_embedding"].tolist())))
-            continue
-        if proof.kind == "tagging":
-            predictions.append(_marked(str(text), answers))
-            continue
-        score = float(answers["score"])
-        if proof.kind == "qa":
-            start, end = answers["answer"].tolist()
-            predictions.append(Answer(text[1][start:end], score, start, end))
-            continue
-        if proof.kind in ("regression", "ranking"):
-            predictions.append(Prediction("", score, {}))
-            continue
-        scores = {
-            label: float(value)
-            for label, value in zip(proof.labels, answers["probabilities"], strict=True)
-        }
-        label = answers["label"]
-        label = (
-            label
-            if isinstance(label, str)
-            else ", ".join(each for each in label if each)
-        )
-        predictions.append(Prediction(label, score, scores))
+        outputs = {name: value[0] for name, value in _run(session, [text]).items()}
+        predictions.append(task.read_graph(text, outputs, proof.labels))
     return predictions
-
-
-def _marked(text: str, answers: Mapping[str, Any]) -> Marked:
-    """Find the entities among the words that a text file labels; words without a token
-    are outside."""
-    spans = [match.span() for match in windows.WORDS.finditer(text)]
-    tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
-    at = {start: number for number, (start, _) in enumerate(spans)}
-    for label, score, (start, _) in zip(
-        answers["label"], answers["score"], answers["words"], strict=True
-    ):
-        if label:
-            tags[at[start]], shares[at[start]] = label, score
-    return mark(text, spans, tags, shares)
 
 
 def read_proof(path: Path) -> TextProof:
@@ -377,7 +332,7 @@ def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
     summary = config.get(
         "summary_type", families.find(config.get("model_type", "")).summary
     )
-    if not task.tokenwise and task.kind != "embedding" and summary != "first":
+    if not task.tokenwise and not task.vectors and summary != "first":
         raise ExportError(
             f"{bundle.path}: summary_type in config.json is {summary}: the model reads "
             "the last place of a row, or all of them, padding too, and a text file "
@@ -387,7 +342,7 @@ def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
     frame = frames.read_template(
         encoder, pair=task.pair, max_length=bundle.manifest.max_length, kind=task.kind
     )
-    if task.kind == "qa" and frame.parts[0].token is None:
+    if frame.question is not None and frame.parts[0].token is None:
         raise ExportError(
             f"{bundle.path}: no special token before a question; expected one, which "
             'means "no answer"'
@@ -419,7 +374,7 @@ def _reader(
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
     # defined outside of this package
-    others = [windows.WORDS.pattern, unidata_version, str(frame.question)]
+    others = [WORDS.pattern, unidata_version]
     own = encoder.fingerprint()
     key = digest(
         own,
@@ -477,14 +432,12 @@ def _check_logits(
     """Raise ExportError where the file's logits differ from those of the bundle's file
     for the same text."""
     predictor = bundle.open(precision)
-    if bundle.task.kind == "embedding":
+    if bundle.task.vectors:
         expected = predictor.embed([str(text) for text in texts], prompt=prompt)
     else:
         expected = predictor.logits(read_rows(*_read(bundle), texts))
-    session, names = (
-        open_session(file, threads=1),
-        GIVEN.get(bundle.task.kind, ("logits",)),
-    )
+    session = open_session(file, threads=1)
+    names = bundle.task.graph_outputs
     answers = (_run(session, [text]) for text in texts)
     found = join_answers(
         bundle.task, [[each[name][0] for name in names] for each in answers]
@@ -534,7 +487,7 @@ def list_hard_texts(frame: RowTemplate) -> list[Text]:
         room + 1,
         2 * room,
     }
-    if frame.kind == "qa":
+    if frame.question is not None:
         counts |= {frame.question - 1, frame.question, frame.question + 1}
     edges = ["a " * count for count in sorted(counts)]
     if frame.pair:
@@ -578,69 +531,12 @@ def find_differences(
 def read_rows(
     encoder: TextEncoder, frame: RowTemplate, texts: Sequence[Text]
 ) -> Sequence[Mapping[str, Sequence[Any]]]:
-    """Encode texts as `Bundle.predict` does, with token types; of texts that take
-    several rows the one that a truncated text would have."""
-    if frame.kind == "qa":
-        return [_read_question(encoder, frame, text[0], text[1]) for text in texts]
-    if frame.kind == "tagging":
-        return [
-            _read_words(encoder, frame, text) for text in texts if isinstance(text, str)
-        ]
+    """Encode texts as `Bundle.predict` does, with the token types that the graph makes
+    for every tokenizer."""
     if frame.prompt:
         texts = prepend(frame.prompt, map(str, texts))
-    return _with_types(encoder).encode(texts, frame.max_length)
-
-
-def _with_types(encoder: TextEncoder) -> TextEncoder:
-    """Return the encoder with token types, which the graph makes for every
-    tokenizer."""
-    return replace(encoder, settings=replace(encoder.settings, token_types=True))
-
-
-def _read_question(
-    encoder: TextEncoder, frame: RowTemplate, question: str, context: str
-) -> dict[str, list[Any]]:
-    (found,) = encoder.questions([question], [context], frame.max_length)
-    window = found[-1 if frame.side == "left" else 0]
-    row: dict[str, list[Any]] = dict(_with_types(encoder).row(window.row))
-    row["offsets"] = [
-        [max(0, start), max(0, end)]
-        for start, end in zip(window.starts, window.ends, strict=True)
-    ]
-    return row
-
-
-def _read_words(
-    encoder: TextEncoder, frame: RowTemplate, text: str
-) -> dict[str, list[Any]]:
-    spans = [match.span() for match in windows.WORDS.finditer(text)]
-    words = [text[start:end] for start, end in spans]
-    (found,) = encoder.words([words], frame.max_length)
-    nothing = windows.Window([frame.padding], [0], [])
-    if not found:
-        return dict(_with_types(encoder).row(nothing)) | {
-            name: [[0, 0]] for name in frame.outputs
-        }
-    window = found[-1 if frame.side == "left" else 0].row
-    spaced = [f" {word}" for word in words]
-    made = encoder.backend.encode(
-        spaced, is_pretokenized=True, add_special_tokens=False
-    )
-    before = None
-    if len(made.ids) > frame.room and frame.side == "left":
-        before = made.word_ids[-frame.room - 1]
-    made.truncate(frame.room, direction=frame.side)
-    row: dict[str, list[Any]] = dict(_with_types(encoder).row(window))
-    row |= {name: [[0, 0] for _ in window.ids] for name in frame.outputs}
-    # all are: there are no special tokens
-    numbers = [number for number in made.word_ids if number is not None]
-    for at, word, (start, end) in zip(window.text, numbers, made.offsets, strict=True):
-        begin = spans[word][0]
-        # the space before a word is not in the text
-        row["offsets"][at] = [begin + start - 1, begin + end - 1]
-        row["words"][at] = [0, 0] if word == before else list(spans[word])
-        before = word
-    return row
+    typed = replace(encoder, settings=replace(encoder.settings, token_types=True))
+    return [frame.task.graph_row(typed, frame, text) for text in texts]
 
 
 def make_feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:

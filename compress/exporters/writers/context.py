@@ -196,13 +196,10 @@ class ExportContext:
         """Load the torch model: float32, eval mode, eager attention, which every
         exporter can read."""
         from compress.exporters.onnx import as_float32
-        from compress.models.heads import task_class
         from compress.models.loader import load_model
 
         if isinstance(self.source, Bundle):
-            model = load_model(
-                self.bundle.path, task_class(self.bundle.task.kind)
-            ).model
+            model = load_model(self.bundle.path, self.bundle.task.auto_class()).model
         else:
             model = self.source.model
         model = as_float32(model)

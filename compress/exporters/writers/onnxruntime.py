@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compress.data.audit import texts as texts_of
 from compress.data.task import TaskData
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Precision
@@ -58,7 +59,7 @@ def open_file(context: ExportContext, file: Path) -> Run:
 def open_text_file(context: ExportContext, file: Path) -> Run:
     """Open a text file; its rows are texts."""
     session = open_session(file, threads=1)
-    return lambda row: session.run(["logits"], dict(row))
+    return lambda row: session.run(context.bundle.task.graph_outputs, dict(row))
 
 
 NOTES = {"fp16": "for GPU and WebGPU", "w8": "for size", "q4": "for size"}
@@ -207,29 +208,13 @@ def write_text(
 def _list_texts(data: TaskData) -> "list[Text]":
     """List the different texts, or pairs, of all splits, in order; words as one text,
     with spaces between."""
-    pair = ("question", "context") if data.task.kind == "qa" else ("text", "text_pair")
-    columns = (
-        pair
-        if data.task.pair
-        else ("words",)
-        if data.task.kind == "tagging"
-        else ("text",)
-    )
     splits = [
         split for split in (data.train, data.validation, data.test) if split is not None
     ]
-    rows = [
-        row
-        for split in splits
-        for row in zip(*(split[name][:] for name in columns), strict=True)
-    ]
+    rows = dict.fromkeys(row for split in splits for row in texts_of(split))
     if data.task.pair:
-        return list(dict.fromkeys(rows))
-    return list(
-        dict.fromkeys(
-            text if isinstance(text, str) else " ".join(text) for (text,) in rows
-        )
-    )
+        return [(one, other) for one, other in rows]
+    return [text for (text,) in rows]
 
 
 OPERATORS = "required_operators_and_types.config"

@@ -39,33 +39,32 @@ async function run(texts) {
   return { ms: performance.now() - start, ...outputs };
 }
 
-// -- what its answers look like: the answer itself, a figure beside it, and a list of [name, figure, share of a bar]
+// -- what its answers look like: the answer itself, a figure beside it, and a list of [name, figure, share of a bar]; by the form of the answer
 
 const ranked = (scores) => about.labels.map((label, n) => [label, scores[n]]).sort((one, other) => other[1] - one[1]);
 const listed = (scores) => scores.map(([label, share]) => [label, percent(share), share]);
 
 const SHOW = {
-  classification({ probabilities }) {
+  label({ probabilities }) {
     const scores = ranked(probabilities.data);
     return { label: scores[0][0], figure: percent(scores[0][1]), list: listed(scores) };
   },
-  multilabel({ probabilities }) {
+  labels({ probabilities }) {
     const scores = ranked(probabilities.data);
     const likely = scores.filter(([, share]) => share >= 0.5).map(([label]) => label);
     return { label: likely.join(", ") || "none of its labels", figure: "", list: listed(scores) };
   },
-  regression: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
-  ranking: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
-  tagging(outputs, [text]) {
+  number: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
+  words(outputs, [text]) {
     const found = entities(text, outputs);
     const list = found.map(({ name, words, share }) => [`${name}: ${words}`, percent(share)]);
     return { label: list.map(([words]) => words).join(", ") || "nothing marked", figure: "", list, marked: marked(text, found) };
   },
-  qa({ answer, score }, [, context]) {
+  span({ answer, score }, [, context]) {
     const found = [...context].slice(...[...answer.data].map(Number)).join("");
     return { label: found || "no answer in this text", figure: percent(score.data[0]), list: [] };
   },
-  async embedding({ sentence_embedding: vector }) {
+  async vector({ sentence_embedding: vector }) {
     const others = [...new Set(lines.value.split("\n").map((line) => line.trim()))].filter(Boolean);
     const cosines = [];
     for (const line of others) cosines.push([line, cosine(vector.data, await vectorOf(line))]);
@@ -165,7 +164,7 @@ async function answer() {
 
 async function ask(texts) {
   const outputs = await run(texts);
-  const { label, figure, list, marked } = await SHOW[about.kind](outputs, texts);
+  const { label, figure, list, marked } = await SHOW[about.form](outputs, texts);
   const rest = list.length - SHOWN;
   say(marked ?? label, marked ? "marked" : "", figure);
   at("ms").textContent = `${outputs.ms.toPrecision(outputs.ms < 100 ? 2 : 3)} ms`;

@@ -20,7 +20,7 @@ from compress.config.recipe import Recipe
 from compress.console import warn
 from compress.data.sources import EMBEDDED, hub_id
 from compress.errors import ExportError
-from compress.evaluation import baselines, embedding, metrics
+from compress.evaluation import embedding, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, building
 from compress.exporters.card import proof_line
@@ -35,7 +35,7 @@ from compress.provenance import command_line, predict_command, timestamp, versio
 from compress.quantization.certify import certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
-from compress.records.run_report import Report, ReportRow, example_unit
+from compress.records.run_report import Report, ReportRow
 from compress.reporting.html import render_run
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
@@ -100,7 +100,7 @@ def measure(
         ("validation", data.validation) if data.test is None else ("test", data.test)
     )
     evaluator = Evaluator.from_split(data.task, split, task_teacher.tokenizer, length)
-    unit = example_unit(data.task.kind, data.task.metric)
+    unit = data.task.scored_unit(data.task.metric)
     console.print(f"measuring on {len(evaluator):,} {name} {unit}")
     # for a threshold, which is chosen per model, on the validation split like the
     # weights
@@ -178,7 +178,7 @@ def measure(
     rows = [
         *(
             ReportRow(each, "baseline", found)
-            for each, found in baselines.baselines(data, split).items()
+            for each, found in data.task.baselines(data, split).items()
         ),
         make_row(teacher, evaluator, times, [trained[recipe.teacher.name]]),
         *(
@@ -230,7 +230,7 @@ def measure(
         vectors=embedding.score_forms(
             evaluator.split, students[-1].logits, data.task.metric
         )
-        if data.task.kind == "embedding"
+        if data.task.vectors
         else (),
         notes=(
             *data.notes,
@@ -443,10 +443,7 @@ def note_vectors(
     evaluator: Evaluator, teacher: ScoredModel, student: ScoredModel
 ) -> list[str]:
     """Say how well a student's vectors search an existing index of the teacher's."""
-    if (
-        evaluator.task.kind != "embedding"
-        or teacher.logits.shape != student.logits.shape
-    ):
+    if not evaluator.task.vectors or teacher.logits.shape != student.logits.shape:
         return []
     metric = evaluator.task.metric
     score = embedding.scores(

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import PartialState
 
+from compress import kinds
 from compress.config import reference, user_code
 from compress.config.recipe import Recipe, ancestor
 from compress.config.reference import Call
 from compress.config.stages import AnyStage, Stage, StudentSpec
 from compress.data.lengths import RowLengths
-from compress.errors import RecipeError
-from compress.models import checkpoints
-from compress.models import teacher as teachers
+from compress.errors import RecipeError, TeacherError
 from compress.models.sentence_settings import settings_of
 from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
-from compress.training.augment import trains_language_model
+from compress.training.augment import reads_corpus, trains_language_model
 from compress.training.objective import check_terms, find_loss
 from compress.training.stage import shares
 
 if TYPE_CHECKING:
-    from compress.data.task import Kind, TaskData
+    from compress.data.task import TaskData
+from compress.kinds import Kind
 
 
 def join_processes() -> PartialState:
@@ -132,7 +132,7 @@ def check_kind(recipe: Recipe, kind: "Kind") -> None:
                 f"{where} has no loss for {kind}: "
                 f"{', '.join(term.name for term in stage.objective)}"
             )
-        elif labels and kind == "embedding":
+        elif labels and kinds.find(kind).vectors:
             problems.append(
                 f"{where} needs labels, and texts for embedding have none: "
                 f"{', '.join(labels)}"
@@ -249,14 +249,25 @@ def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
     ]
 
 
-def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path | None:
-    """Return the folder of a teacher that is a cross-encoder, if the recipe learns from
-    the scores of one."""
-    if not reads_scores(recipe):
-        return None
-    with PartialState().main_process_first():
-        folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
-    return folder if teachers.is_reranker(folder, allow_pickle=allow_pickle) else None
+def check_scores(recipe: Recipe, data: "TaskData") -> None:
+    """Raise TeacherError if the recipe learns vectors from a cross-encoder's scores,
+    and there are none."""
+    if not reads_scores(recipe) or not data.task.vectors:
+        return
+    if not any(map(len, data.train["scores"][:])):
+        raise TeacherError(
+            f"{recipe.name} learns from a cross-encoder's scores, and {data.name} has "
+            "none: name a cross-encoder as the teacher, or give each passage its "
+            "score, in a column teacher_score"
+        )
+
+
+def describe_unread(recipe: Recipe, data: "TaskData", corpus: str | None) -> str:
+    """Return a warning if no stage reads the corpus, else ''."""
+    if corpus is None or reads_corpus(recipe):
+        return ""
+    remedy = "; add these texts to --data" if data.task.vectors else ""
+    return f"no stage of {recipe.name} reads --corpus{remedy}"
 
 
 def reads_scores(recipe: Recipe) -> bool:

@@ -1,4 +1,6 @@
-"""A forecast tries each stage, gives a minimum and a maximum, and leaves nothing in the cache."""
+"""Contract of every phase: what it estimates covers what it then runs; trying it leaves nothing in the cache.
+
+A phase of which nothing is estimated is among FREE."""
 
 import json
 from dataclasses import replace
@@ -11,24 +13,31 @@ from datasets import Dataset
 from rich.console import Console
 
 import compress
-from compress.commands import forecast as forecasting
-from compress.commands import forecast_search as forecast_searching
 from compress.commands import label as labelling
 from compress.commands import quantize, trim
-from compress.commands.forecast import forecast
-from compress.commands.forecast_search import forecast_search
-from compress.config.options import Int8Options, MeasureOptions, StudyOptions
+from compress.commands.distill import forecast
+from compress.commands.pretrain import KeepCheckpoint
+from compress.commands.search import forecast_search
+from compress.config.options import Int8Options, MeasureOptions, RunOptions, StudyOptions
 from compress.config.recipe import Recipe
 from compress.data.collate import LengthGrouped
 from compress.errors import BundleError
+from compress.jobs import shipping, trials
+from compress.jobs.phase import Phase
 from compress.models import precision
 from compress.models.sentence_settings import SentenceSettings
+from compress.nas import phases as phases_of_a_search
 from compress.nas.config import Budget, Space
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.prompting.vectors import open_source
 from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
-from compress.records.forecast import Forecast, Phase
+from compress.records.forecast import Forecast, PhaseEstimate, size_mb
 from compress.reporting.terminal import forecast_lines
+from compress.teachers import prompted
+from compress.teachers.checkpoint import CheckTeacher
+from compress.teachers.labelling import WriteLabels
+from compress.teachers.recorded import CheckAnswers
+from compress.teachers.vectors import AskForVectors
 from compress.training import schedule
 from compress.training.schedule import Length
 from compress.training.stage import Trained
@@ -45,14 +54,14 @@ from tests.prompting.test_vectors import scripted
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "choose", lambda _: "fp32")
-    monkeypatch.setattr(forecasting, "LONG", (6, 6))
-    monkeypatch.setattr(forecasting, "ROWS", 3)
+    monkeypatch.setattr(trials, "LONG", (6, 6))
+    monkeypatch.setattr(trials, "ROWS", 3)
 
 
 @pytest.fixture
 def without_shipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export and race nothing, for tests of other phases."""
-    monkeypatch.setattr(forecasting.Trials, "try_shipping", lambda *_: Phase("export and measure"))
+    monkeypatch.setattr(shipping, "estimate_shipping", lambda *_: PhaseEstimate("export and measure"))
 
 
 def given(tmp_path: Path, recipe: str = tiny.RECIPE) -> dict[str, Any]:
@@ -68,49 +77,59 @@ def kept(home: Path) -> set[str]:
     return {each.name for each in home.iterdir() if each.is_dir()} - {"data", "encoded"}
 
 
-def test_phases_of_a_distillation(tmp_path: Path, home: Path) -> None:
-    found = forecast(**given(tmp_path))
-    assert [phase.name for phase in found.phases] == ["teacher", "intermediate", "prediction", "export and measure"]
-    assert [phase.steps for phase in found.phases] == [(24, 24), (12, 12), (24, 24), (0, 0)]
-    assert all(0 < phase.seconds[0] == phase.seconds[1] for phase in found.phases[:-1])
-    assert 0 < found.phases[-1].seconds[0] < found.phases[-1].seconds[1], "int8 may be smoothed, or kept in part"
-    assert found.minutes[0] == pytest.approx(sum(phase.seconds[0] for phase in found.phases) / 60)
-    assert found.peak_rss_mb > 50
-    assert all(phase.disk_mb > 0 for phase in found.phases)
-    assert found.disk_mb == pytest.approx(sum(phase.disk_mb for phase in found.phases))
+FREE = {CheckTeacher, KeepCheckpoint, WriteLabels, AskForVectors, CheckAnswers}
+"""Phases that take no time worth an estimate, or that are done as the data are read."""
+
+
+def test_every_phase_estimates_itself() -> None:
+    left = [Phase]
+    while left:
+        each = left.pop()
+        left += each.__subclasses__()
+        if each not in FREE | {Phase}:
+            assert {"run", "estimate"} <= vars(each).keys(), each
+
+
+def test_a_distillation_takes_what_its_phases_estimate(tmp_path: Path, home: Path, monkeypatch: Any) -> None:
+    """And the recipe that is written before anything runs is the one that ran, with its lengths."""
+    recipe = tiny.RECIPE.replace(", max_length: 32", "").replace("    max_length: 32\n", "")
+    recipe = recipe.replace("    checkpoint: 5\n", "    checkpoint: 5\n    augment: auto\n")
+    arguments = given(tmp_path, recipe)
+    found = forecast(**arguments)
+    assert [each.name for each in found.phases] == ["teacher", "intermediate", "prediction", "export and measure"]
     assert kept(home) == set()
-
-
-def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training is said to take 0.3 s, 0.1 s a step and 0.5 s to score the 40 rows of the validation split."""
-
-    def pretend(folder: Path) -> Trained:
-        trained = read(folder)
-        scored = folder.parent.name.endswith("-scored")
-        return replace(trained, seconds=0.3 + 0.1 * trained.steps + 0.5 * scored)
-
-    read = Trained.read
-    monkeypatch.setattr(Trained, "read", staticmethod(pretend))
-    monkeypatch.setattr(forecasting, "count_padded_tokens", lambda order: np.ones(1))
-    phases = {phase.name: phase for phase in forecast(**given(tmp_path)).phases}
-    assert phases["teacher"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 6 * 0.5), "96 rows are 6 steps, scored once"
-    assert phases["prediction"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 3 * 0.5), "scored twice"
-    assert phases["prediction"].samples_per_second == pytest.approx(160)
-    shipped = phases["export and measure"]
-    assert shipped.seconds[0] > 0
-    assert shipped.disk_mb == pytest.approx(forecasting.SHIPPED * 0.02, rel=0.5), "a student of 20 kB"
+    assert found.peak_rss_mb > 50
+    unshipped.hasten(monkeypatch)
+    run = tmp_path / "run"
+    bundle = compress.distill(**arguments, out=run)
+    for each in found.phases[:-1]:
+        trained = Trained.read(run / "stages" / each.name / "model")
+        assert each.steps[0] <= trained.steps <= each.steps[1]
+        assert each.seconds[0] / 10 < trained.seconds < 10 * each.seconds[1] + 1
+        assert size_mb(run / "stages" / each.name / "model") <= each.disk_mb
+    shipping = found.phases[-1]
+    assert 0 < shipping.seconds[0] < shipping.seconds[1], "int8 may be smoothed, or kept in part"
+    assert size_mb(bundle.path) < 3 * shipping.disk_mb
+    written = (run / "recipe.yaml").read_text()
+    assert written == (bundle.path / "recipe.yaml").read_text()
+    assert "auto" not in [stage.max_length for stage in Recipe.load(str(run / "recipe.yaml")).stages]
+    (run / "recipe.yaml").write_text(Recipe.load(arguments["recipe"]).to_yaml())  # as earlier versions wrote it
+    compress.distill(**arguments, out=run, options=RunOptions(resume=True))
+    assert (run / "recipe.yaml").read_text() == written
+    again, *_ = forecast(**arguments).phases
+    assert (again.steps, again.seconds, again.cached) == ((0, 0), (0.0, 0.0), True)
 
 
 def test_samples_include_the_longest_rows() -> None:
     rows = Dataset.from_dict({"length": [3, 9, 2, 8, 4, 1, 7, 5], "index": range(8)})
-    drawn = forecasting.sample_rows(rows, 4, 2)
+    drawn = trials.sample_rows(rows, 4, 2)
     assert drawn["index"][:] == list(range(len(drawn))) and len(drawn) <= 4
     assert {9, 8} <= set(drawn["length"][:])
 
 
 def test_padded_tokens_are_counted() -> None:
     order = LengthGrouped([3, 9, 2, 8], 2, seed=0, whole=True)
-    assert sorted(forecasting.count_padded_tokens(order)) == [6, 18]
+    assert sorted(trials.count_padded_tokens(order)) == [6, 18]
 
 
 @pytest.mark.usefixtures("without_shipping")
@@ -124,20 +143,6 @@ def test_early_stopping_gives_a_range(tmp_path: Path, home: Path, monkeypatch: p
     recipe = recipe.replace("    epochs: auto\n", "    epochs: auto\n    augment: auto\n")
     found = {phase.name: phase for phase in forecast(**given(tmp_path / "varied", recipe)).phases}
     assert found["prediction"].steps[1] > length.most
-
-
-@pytest.mark.usefixtures("without_shipping")
-def test_a_cached_teacher_is_not_tried(
-    tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = given(tmp_path)
-    with pytest.raises(unshipped.Trained):
-        compress.distill(**arguments, out=tmp_path / "run")
-    before = {path.name for path in (home / "teachers").iterdir()}
-    teacher, *_ = forecast(**arguments).phases
-    assert (teacher.steps, teacher.seconds, teacher.cached) == ((0, 0), (0.0, 0.0), True)
-    assert {path.name for path in (home / "teachers").iterdir()} == before
-    assert kept(home) == {"teachers"}
 
 
 @pytest.mark.usefixtures("without_shipping")
@@ -166,46 +171,25 @@ def test_a_budget_is_not_raced_for(tmp_path: Path, home: Path, monkeypatch: pyte
 
 
 def test_a_time_limit_bounds_the_total() -> None:
-    phases = (Phase("one", (10, 20), (60.0, 600.0)), Phase("two", (0, 0), (30.0, 30.0)))
+    phases = (PhaseEstimate("one", (10, 20), (60.0, 600.0)), PhaseEstimate("two", (0, 0), (30.0, 30.0)))
     assert Forecast("", phases, 100.0).minutes == (1.5, 10.5)
     assert Forecast("", phases, 100.0, limit=3.0).minutes == (1.5, 3.0)
     assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
 
 
 def test_the_probable_time_is_between_the_least_and_the_most() -> None:
-    phases = (Phase("one", seconds=(60.0, 600.0)), Phase("two", seconds=(30.0, 150.0), likely=0.25))
+    phases = (PhaseEstimate("one", seconds=(60.0, 600.0)), PhaseEstimate("two", seconds=(30.0, 150.0), likely=0.25))
     found = Forecast("", phases, 100.0)
     assert found.likely_minutes == pytest.approx((330 + 60) / 60)
     assert json.loads(found.to_json())["likely_minutes"] == pytest.approx(6.5)
     assert list(forecast_lines(found))[-1].startswith("together 1.5 to 12.5 min, probably 6.5, ")
     assert Forecast("", phases, 100.0, limit=3.0).likely_minutes == 3.0
-    assert "probably" not in list(forecast_lines(Forecast("", (Phase("one", seconds=(60.0, 60.0)),), 100.0)))[-1]
+    assert (
+        "probably" not in list(forecast_lines(Forecast("", (PhaseEstimate("one", seconds=(60.0, 60.0)),), 100.0)))[-1]
+    )
 
 
-def test_plan_stops_after_the_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = given(tmp_path)
-    received = dict[str, Any]()
-
-    def pretend(**options: Any) -> Forecast:
-        received.update(options)
-        return Forecast("a plan", (Phase("teacher"),), 100.0)
-
-    monkeypatch.setattr(forecasting, "forecast", pretend)
-    line = ["distill", "--plan", "--json", "--out", str(tmp_path / "run")]
-    line += [word for name, value in arguments.items() for word in (f"--{name}", value)]
-    result = command.run(*line)
-    assert result.code == 0
-    starting, teacher = json.loads(result.out)["phases"]
-    assert (starting["name"], teacher["name"]) == ("starting", "teacher")
-    assert 0 < starting["seconds"][0] == starting["seconds"][1]
-    assert (received["teacher"], received["data"]) == (arguments["teacher"], arguments["data"])
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
-    result = command.run(*line, "--prompt", str(tmp_path / "prompt.yaml"))
-    assert (result.code, received["prompt"].labels) == (0, {"negative": ("bad",), "positive": ("good",)})
-
-
-def plan(**flat: Any) -> dict[str, Phase]:
+def plan(**flat: Any) -> dict[str, PhaseEstimate]:
     """The phases of a forecast by name, each of which takes time."""
     found = tiny.call(forecast, **flat).phases
     assert all(0 < phase.seconds[0] <= phase.seconds[1] for phase in found)
@@ -214,9 +198,9 @@ def plan(**flat: Any) -> dict[str, Phase]:
 
 def test_a_prompted_teacher_answers_a_few_rows(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speaker = FakeLanguageModel(KNOWS, (-1.0, -1.0))
-    monkeypatch.setattr(forecasting, "open_language_model", lambda *_, **__: speaker)
-    ask = labelling.ask
-    monkeypatch.setattr(labelling, "ask", lambda *given, **more: replace(ask(*given, **more), seconds=10.0))
+    monkeypatch.setattr(prompted, "open_language_model", lambda *_, **__: speaker)
+    ask = prompted.ask
+    monkeypatch.setattr(prompted, "ask", lambda *given, **more: replace(ask(*given, **more), seconds=10.0))
     (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
     init = f"student.init={tiny.checkpoint(tmp_path / 'student')}"
     phases = plan(
@@ -231,7 +215,7 @@ def test_a_prompted_teacher_answers_a_few_rows(tmp_path: Path, home: Path, monke
 
 @pytest.mark.parametrize("kind", ["file", "endpoint"])
 def test_vectors_as_the_teacher(kind: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecasting, "SCORED", 20)  # of 50 held-out texts, which are compared with each other
+    monkeypatch.setattr(trials, "SCORED", 20)  # of 50 held-out texts, which are compared with each other
     texts = [f"{one} {other} film" for one in tiny.WORDS[5:17] for other in tiny.WORDS[17:29]]
     (tmp_path / "made.txt").write_text("\n".join(texts))
     encoder(SentenceSettings.pooled(32, normalise=True), layers=2).save_pretrained(tmp_path / "start")
@@ -293,7 +277,7 @@ def test_pretraining_is_forecast(tmp_path: Path, home: Path) -> None:
     (tmp_path / "corpus.txt").write_text("\n\n".join(["the film is good .\nthe plot is bad ."] * 40), encoding="utf-8")
     arguments = {name: value for name, value in given(tmp_path, GENERAL).items() if name != "data"}
     arguments |= {"corpus": str(tmp_path / "corpus.txt")}
-    found = forecasting.forecast_pretraining(**arguments)
+    found = compress.forecast_pretraining(**arguments)
     assert [(phase.name, phase.steps) for phase in found.phases] == [("general", (30, 30))]
     assert found.phases[0].seconds[0] > 0
     line = ["pretrain", "--plan", "--out", str(tmp_path / "run")]
@@ -307,7 +291,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
 
 
-def by_name(found: Forecast) -> dict[str, Phase]:
+def by_name(found: Forecast) -> dict[str, PhaseEstimate]:
     return {phase.name: phase for phase in found.phases}
 
 
@@ -346,11 +330,11 @@ def test_phases_of_a_plain_search(tmp_path: Path, home: Path, weighed: None) -> 
     assert phases["final: final"].steps == (24, 24)
     assert found.minutes[1] <= 9.0
     space = Space.load(str(tmp_path / "space.yaml"))
-    share = forecast_searching.forecast_trials((1.0, 2.0), StudyOptions(minutes=10.0), space, 0)
+    share = phases_of_a_search.estimate_trials((1.0, 2.0), StudyOptions(minutes=10.0), space, 0)
     assert share.seconds == (396.0, 396.0) and share.note == "198 shapes or more"
 
 
-def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Phase]:
+def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, PhaseEstimate]:
     monkeypatch.setattr(labelling, "open_language_model", lambda *_, **__: speaker)
     (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
     data = lines(tmp_path / "texts.txt", *(f"a good film {at}" for at in range(20)))
@@ -359,12 +343,12 @@ def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def test_labelling_with_a_local_model(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = labelling.ask
+    ask = prompted.ask
 
     def second_each(speaker: Any, prompts: Any, answers: Any, *, console: Console) -> Any:
         return replace(ask(speaker, prompts, answers, console=console), seconds=float(len(prompts)))
 
-    monkeypatch.setattr(labelling, "ask", second_each)
+    monkeypatch.setattr(prompted, "ask", second_each)
     speaker = FakeLanguageModel(KNOWS, (-1.5, -1.0))
     (phase,) = asked(tmp_path, speaker, monkeypatch).values()
     assert len(speaker.asked) == 7, "one, two and four, which take more than three seconds"

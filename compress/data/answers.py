@@ -1,0 +1,152 @@
+"""Define what a model answers to a text, for each kind of task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import BundleError
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one text.
+
+    classification  label: the most probable; score: its probability; scores: every
+                    label's probability, sum 1
+    multilabel      label: all labels with probability >= 0.5, joined by ", " ('' for
+                    none); score: the highest probability; scores: every label's own
+                    probability
+    regression      label: ''; score: the number; scores: empty
+    ranking         as for regression: the higher the score, the better the passage
+                    answers the query
+    """
+
+    label: str
+    score: float
+    scores: dict[str, float]
+
+    @staticmethod
+    def from_graph(outputs: Mapping[str, Any], labels: Sequence[str]) -> Prediction:
+        """Read the label, or labels, and probabilities that a text file answers."""
+        probabilities = outputs["probabilities"].tolist()
+        label = outputs["label"]
+        if not isinstance(label, str):
+            label = ", ".join(each for each in label if each)
+        scores = dict(zip(labels, probabilities, strict=True))
+        return Prediction(label, float(outputs["score"]), scores)
+
+    def __str__(self) -> str:
+        return f"{self.label}\t{self.score:.4f}" if self.label else f"{self.score:.4f}"
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a row in a file of answers."""
+        if not self.scores:
+            return {"prediction": self.score}
+        return {
+            "prediction": self.label,
+            "prediction_score": self.score,
+            "prediction_scores": self.scores,
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question: `text`, the characters `start` to `end` of the context;
+    '' for no answer.
+
+    score   the probability of its first times that of its last token, over all tokens
+            of the context and "no answer"
+    """
+
+    text: str
+    score: float
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.text or '(no answer)'}\t{self.score:.4f}"
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "prediction": self.text,
+            "prediction_start": self.start,
+            "prediction_end": self.end,
+            "prediction_score": self.score,
+        }
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An entity: `text`, the characters `start` to `end`; `score`, the mean probability
+    of its words' tags."""
+
+    text: str
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The entities of a text, in order."""
+
+    marks: tuple[Mark, ...]
+
+    def __str__(self) -> str:
+        return (
+            ", ".join(
+                f"{mark.label}: {mark.text} ({mark.score:.4f})" for mark in self.marks
+            )
+            or "(none)"
+        )
+
+    def columns(self) -> dict[str, Any]:
+        return {"prediction": [asdict(mark) for mark in self.marks]}
+
+
+@dataclass(frozen=True)
+class Vector:
+    """The vector of a text."""
+
+    numbers: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{number:.6g}" for number in self.numbers)
+
+    def columns(self) -> dict[str, Any]:
+        return {"prediction": list(self.numbers)}
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The texts nearest to a text, the nearest first, each with its cosine."""
+
+    texts: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        return " | ".join(f"{text} ({cosine:.4f})" for text, cosine in self.texts)
+
+    def columns(self) -> dict[str, Any]:
+        found = [{"text": text, "score": cosine} for text, cosine in self.texts]
+        return {"prediction": found}
+
+
+Outcome = Prediction | Answer | Marked | Vector | Nearest
+
+
+def check_finite(values: NDArray[np.float32], of: str = "") -> NDArray[np.float64]:
+    """Return a model's outputs in float64. Raises BundleError if one is not finite.
+
+    of   the text of which they are, if that is known
+    """
+    if not np.isfinite(values).all():
+        raise BundleError(
+            f"predict: the model's output{of} is not finite; its weights are broken"
+        )
+    return values.astype(np.float64)

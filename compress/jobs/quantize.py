@@ -1,0 +1,390 @@
+"""The phases of quantising a bundle to int8."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from datasets import Dataset
+from onnx import GraphProto
+
+from compress.benchmark.device import Device
+from compress.config.options import Int8Options
+from compress.data.task import TaskData
+from compress.evaluation.evaluator import Evaluator
+from compress.exporters.artifact import Bundle
+from compress.exporters.int8 import quantize_static
+from compress.exporters.rewrite.graph import Product, products
+from compress.exporters.session import read_model
+from compress.jobs.phase import Phase
+from compress.quantization.calibration import choose_ranges, observe
+from compress.quantization.certify import (
+    RESOLVED,
+    ROWS,
+    QuantizationEvaluator,
+    attach_certificate,
+    certify,
+    compute_logits,
+)
+from compress.quantization.select import (
+    ALPHAS,
+    BEFORE,
+    CALIBRATIONS,
+    Attempt,
+    Calibrated,
+    Name,
+    Quantized,
+    attempt_as_written,
+    dynamic,
+)
+from compress.quantization.sensitivity import ROUNDS as PRICED_ROUNDS
+from compress.quantization.sensitivity import RUNS as PRICED_RUNS
+from compress.quantization.sensitivity import Mixed, mix, price_float, race_products
+from compress.quantization.smoothquant import observe_channels, smooth
+from compress.records.forecast import PhaseEstimate, size_mb, time_call
+from compress.records.latency import Latency, Setting
+
+TOKENS, ROUNDS, RUNS = 64, 6, 10
+"""Tokens, rounds and runs of the race between the files before and after."""
+SCORED, COMPARED = 64, 256
+"""Rows on which a trial calibrates and scores, and on which it compares the file with
+float."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class QuantizeJob:
+    """A bundle, its data and device, and what the phases have made so far.
+
+    exact    the float file that int8 is compared with, from before any training
+    scratch  a folder for files on the way
+    timed    seconds of the steps, if the command is only estimated
+    """
+
+    bundle: Bundle
+    data: TaskData
+    method: Name
+    int8: Int8Options
+    max_drop: float
+    device: Device
+    scratch: Path
+    out: Path | None
+    say: Say
+    exact: Path
+    attempt: Attempt | None = None
+    mixed: Mixed | None = None
+    quantized: Quantized | None = None
+    timed: "StepTimes | None" = None
+
+    @cached_property
+    def graph(self) -> GraphProto:
+        return read_model(self.bundle.files()["fp32"]).graph
+
+    @cached_property
+    def parts(self) -> list[Product]:
+        """The products of the graph."""
+        return list(products(self.graph))
+
+    @cached_property
+    def files(self) -> QuantizationEvaluator:
+        """The evaluator of files on the validation split."""
+        return self.evaluate_on(self.bundle.evaluator(self.data.validation))
+
+    def evaluate_on(self, rows: Evaluator) -> QuantizationEvaluator:
+        """Return an evaluator of files on these rows."""
+        threads = os.cpu_count() or 1
+        return QuantizationEvaluator.from_bundle(
+            self.bundle, rows, threads=threads, products=len(self.parts)
+        )
+
+    @property
+    def certified(self) -> tuple[Evaluator, str]:
+        """The rows that the certificate is for, and the name of their split."""
+        if self.data.test is None:
+            return self.bundle.evaluator(self.data.validation), "validation"
+        return self.bundle.evaluator(self.data.test), "test"
+
+    @property
+    def times(self) -> "StepTimes":
+        """The seconds of the steps."""
+        assert self.timed is not None, "`Calibrate` measures them"
+        return self.timed
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The seconds of the steps of a quantisation, measured on few rows.
+
+    write     writing a file; probe, judge: scoring it on few and on many rows besides
+    judged    the number of these rows
+    race      a race of `raced` files in two rounds
+    likely    0 if all-int8 is probably close enough to float, 1 if not
+    """
+
+    write: float
+    score_float: Callable[[int], float]
+    score_int8: Callable[[int], float]
+    probed: int
+    judged: int
+    race: float
+    raced: int
+    likely: float
+    file: Path
+    smoothed: Path
+
+    @property
+    def probe(self) -> float:
+        return self.write + self.score_int8(self.probed)
+
+    @property
+    def judge(self) -> float:
+        return self.write + self.score_int8(self.judged)
+
+
+class Calibrate(Phase[QuantizeJob]):
+    """Prepare the int8 file by the method; of several calibrations, choose the one
+    closest to float."""
+
+    def run(self, job: QuantizeJob) -> QuantizeJob:
+        int8, files = job.int8, job.files
+        settings = Calibrated(
+            job.bundle.evaluator(job.data.train).subsample(int8.rows).rows,
+            files,
+            job.scratch,
+            int8.calibration,
+            int8.percentile,
+            int8.form,
+            int8.reduce_range,
+        )
+        attempt = choose_attempt(
+            job.method, job.bundle, settings, job.max_drop, job.say
+        )
+        rows = len(files.evaluator)
+        job.say(f"{attempt.method}: scored on {rows:,} validation rows")
+        return replace(job, attempt=attempt)
+
+    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
+        bundle, int8, threads = job.bundle, job.int8, os.cpu_count() or 1
+        source = bundle.files()["fp32"]
+        file, smoothed = job.scratch / "int8.onnx", job.scratch / "smooth.onnx"
+        validation = bundle.evaluator(job.data.validation).subsample(ROWS)
+        few = validation.subsample(SCORED)
+        train = bundle.evaluator(job.data.train)
+        rows = train.subsample(min(SCORED, int8.rows)).rows
+        files = job.evaluate_on(validation.subsample(COMPARED))
+        judged, probed = len(validation.rows), len(files.probe)
+        ranges = choose_ranges(observe(source, rows, threads=threads), "minmax")
+        write = time_call(
+            lambda: quantize_static(
+                source,
+                file,
+                ranges=ranges,
+                form=int8.form,
+                reduce_range=int8.reduce_range,
+            )
+        )
+        score_float = _time_rows(partial(files.logits, source), few.rows)
+        score_int8 = _time_rows(partial(files.logits, file), few.rows)
+        observing = _time_rows(
+            lambda some: observe(source, some, threads=threads), rows
+        )(int8.rows)
+        watching = _time_rows(
+            lambda some: observe_channels(source, some, threads=threads), rows
+        )(int8.rows)
+        smoothing = time_call(
+            lambda: smooth(
+                source,
+                smoothed,
+                observe_channels(source, rows, threads=threads),
+                alpha=ALPHAS[0],
+            )
+        )
+        setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
+        raced = {"fp32": source, "int8": file, BEFORE: bundle.files().get("int8", file)}
+        race = time_call(lambda: job.device.race(raced, [setting], rounds=2, runs=RUNS))
+        close = files.outcome(file).least_limit <= max(job.max_drop, RESOLVED / judged)
+        times = StepTimes(
+            write,
+            score_float,
+            score_int8,
+            probed,
+            judged,
+            race,
+            len(raced),
+            float(job.method != "qat" and not close),
+            file,
+            smoothed,
+        )
+        answers = score_float(judged) + score_float(probed)
+        note = f"{judged:,} validation rows"
+        found = [PhaseEstimate("fp32 answers", seconds=(answers, answers), note=note)]
+        tries = len(CALIBRATIONS) if int8.calibration is None else 1
+        static = observing + tries * times.probe
+        again = observing if int8.calibration not in (None, "minmax") else 0.0
+        smoothquant = watching + len(ALPHAS) * (
+            smoothing + score_float(probed) + again + times.probe
+        )
+        seconds = {
+            "auto": (static + times.judge, static + times.judge + smoothquant),
+            "static": (static, static),
+            "smoothquant": (smoothquant, smoothquant),
+        }
+        if job.method in seconds:
+            found.append(
+                PhaseEstimate(
+                    "calibration",
+                    seconds=seconds[job.method],
+                    note=f"{int8.rows:,} rows",
+                    likely=times.likely,
+                )
+            )
+        return replace(job, timed=times), found
+
+
+class ChooseProducts(Phase[QuantizeJob]):
+    """Leave products in float32 until the file keeps the score on the validation
+    split."""
+
+    def run(self, job: QuantizeJob) -> QuantizeJob:
+        attempt, length = job.attempt, job.bundle.manifest.max_length
+        assert attempt is not None, "the calibration comes first"
+        mixed = mix(
+            attempt.make,
+            job.parts,
+            job.files,
+            limit=job.max_drop,
+            say=job.say,
+            costs=lambda: race_products(
+                attempt.make, job.parts, job.graph, job.device, max_length=length
+            ),
+        )
+        mixed = price_float(mixed, attempt.make, job.device, max_length=length)
+        attempt.make(job.scratch / "int8.onnx", keep=mixed.keep)
+        return replace(job, mixed=mixed)
+
+    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
+        times, parts = job.times, job.parts
+        pricing = times.race / times.raced * PRICED_ROUNDS * PRICED_RUNS / (2 * RUNS)
+        pricing += times.write
+        trying = (2 * len(parts) + 1) * times.probe
+        trying += 2 * math.log2(2 * len(parts)) * times.judge
+        shapes = {tensor.name: tuple(tensor.dims) for tensor in job.graph.initializer}
+        # by `race_products`
+        raced = {(shapes[part.weight], part.gemm) for part in parts}
+        trying += (len(raced) + 3) * pricing
+        found = PhaseEstimate(
+            "choice of products",
+            seconds=(times.judge, times.judge + trying),
+            note=f"{len(parts)} products are tried in float32 if all-int8 is not close "
+            "enough",
+            likely=times.likely,
+        )
+        return job, [found]
+
+
+class CertifyInt8(Phase[QuantizeJob]):
+    """Certify the file, race it with the files before, and put it into the bundle, or
+    the whole into `out`."""
+
+    def run(self, job: QuantizeJob) -> QuantizeJob:
+        bundle, attempt, mixed = job.bundle, job.attempt, job.mixed
+        assert attempt is not None and mixed is not None, "the file is chosen first"
+        evaluator, split = job.certified
+        job.say(f"certifying on {len(evaluator):,} {split} rows, {job.device.name}")
+        candidate = bundle.copy_to(job.scratch / "candidate" / bundle.path.name)
+        candidate = candidate.put("int8", job.scratch / "int8.onnx")
+        proof = certify(
+            candidate,
+            "int8",
+            evaluator,
+            max_drop=job.max_drop,
+            device=job.device,
+            method=attempt.method,
+            split=split,
+            data=job.data.name,
+            kept=mixed.keep,
+            cost=mixed.cost,
+            exact=job.exact,
+        )
+        candidate, proof = attach_certificate(
+            candidate, "int8", proof, mixed.sensitivity
+        )
+        times, sizes = race_before_after(bundle, candidate, job.device)
+        if job.out is None:
+            result = bundle.adopt(candidate, ("int8",))
+        else:
+            result = candidate.copy_to(job.out)
+        return replace(job, quantized=Quantized(result, proof, mixed, times, sizes))
+
+    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
+        times, source = job.times, job.bundle.files()["fp32"]
+        test, _ = job.certified
+        few = test.subsample(SCORED)
+
+        def answer(file: Path, some: Dataset) -> object:
+            return compute_logits(job.device, file, replace(few, rows=some))
+
+        seconds = ROUNDS / 2 * times.race
+        for file in (source, times.file):
+            seconds += _time_rows(partial(answer, file), few.rows)(len(test.rows))
+        disk_mb = size_mb(job.bundle.path, times.file)
+        disk_mb += len(ALPHAS) * size_mb(times.smoothed)
+        found = PhaseEstimate(
+            "certificate",
+            seconds=(seconds, seconds),
+            note=f"{len(test.rows):,} rows",
+            disk_mb=disk_mb,
+        )
+        return job, [found]
+
+
+PHASES: tuple[Phase[QuantizeJob], ...] = (Calibrate(), ChooseProducts(), CertifyInt8())
+
+
+def _time_rows(
+    run: Callable[[Dataset], object], rows: Dataset
+) -> Callable[[int], float]:
+    """Time a run over one row and over all of `rows`; return the seconds for any number
+    of rows."""
+    first, total = (
+        time_call(lambda: run(rows.select(range(1)))),
+        time_call(lambda: run(rows)),
+    )
+    more = max(0.0, total - first) / max(1, len(rows) - 1)
+    return lambda count: first + more * count
+
+
+def choose_attempt(
+    method: Name, bundle: Bundle, settings: Calibrated, limit: float, say: Say
+) -> Attempt:
+    """Prepare the int8 file by the method; of several calibrations, choose the one
+    closest to float."""
+    source = bundle.files()["fp32"]
+    if method == "auto":
+        return settings.auto(source, limit, say)
+    if method == "static":
+        return settings.static(source, say)
+    if method == "smoothquant":
+        return settings.smoothquant(source, say)
+    return attempt_as_written(bundle) if method == "qat" else dynamic(source)
+
+
+def race_before_after(
+    bundle: Bundle, candidate: Bundle, device: Device
+) -> tuple[tuple[Latency, ...], dict[str, float]]:
+    """Race the files before and after, and return their sizes in MB. An interrupted
+    bundle has no int8 file before."""
+    before = {BEFORE: bundle.files()["int8"]} if "int8" in bundle.files() else {}
+    files = {
+        "fp32": bundle.files()["fp32"],
+        **before,
+        "int8": candidate.files()["int8"],
+    }
+    setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
+    times = device.race(files, [setting], rounds=ROUNDS, runs=RUNS)
+    return tuple(times), {
+        name: path.stat().st_size / 1e6 for name, path in files.items()
+    }

@@ -1,0 +1,391 @@
+"""The phases of trimming a vocabulary."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from compress.arguments import DataLike
+from compress.benchmark.local import machine
+from compress.config.options import ColumnOptions
+from compress.data import load_task
+from compress.data.corpus import Corpus, load_corpus
+from compress.data.encoder import TextEncoder, text_encoder_of
+from compress.data.task import TaskData
+from compress.errors import CompressError
+from compress.evaluation.evaluator import Evaluator, count_differing
+from compress.exporters import manifest
+from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.jobs.phase import Phase
+from compress.models.checkpoints import resolve
+from compress.models.loader import load_tokenizer
+from compress.provenance import timestamp
+from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
+from compress.records.certificate import Certificate
+from compress.records.class_scores import compare_classes
+from compress.records.forecast import PhaseEstimate, size_mb, time_call
+from compress.records.latency import describe_device
+from compress.records.run_report import REPORT
+from compress.trimming import (
+    Trimmed,
+    check_new,
+    chunks,
+    compare_encodings,
+    count_tokens,
+    trim_bundle,
+    trim_checkpoint,
+    trimming,
+)
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class CorpusTexts:
+    """Texts of several sources, one source after another; can be iterated
+    repeatedly."""
+
+    sources: tuple[Callable[[], Iterable[str]], ...]
+
+    def __iter__(self) -> Iterator[str]:
+        for source in self.sources:
+            yield from source()
+
+
+@dataclass(frozen=True)
+class TrimResult:
+    """A trimmed bundle, and what trimming cost.
+
+    certificates   one per file, compared with the file before trimming; none without
+                   labelled data
+    alike          share of the split's texts encoded to the same tokens
+    rows           examples in the split
+    """
+
+    trimmed: Trimmed
+    certificates: tuple[Certificate, ...] = ()
+    alike: float | None = None
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class TrimJob:
+    """A model, the texts whose tokens it keeps, and what its phases have made so far.
+
+    model      the name or path of a checkpoint; bundle: None for a checkpoint
+    data       labelled data that score a bundle; None without any
+    min_count  drop tokens that occur less often; keep: texts whose tokens are kept
+    small      the trimmed bundle, which appears in `out` when the job is closed
+    """
+
+    model: str
+    out: Path
+    bundle: Bundle | None
+    data: TaskData | None
+    texts: CorpusTexts
+    min_count: int
+    keep: Sequence[str]
+    max_drop: float
+    threads: int
+    closing: ExitStack = field(default_factory=ExitStack)
+    small: Bundle | None = None
+    result: TrimResult | None = None
+
+    @property
+    def measured(self) -> tuple[Dataset, str]:
+        """The split that scores the bundle, and its name."""
+        assert self.data is not None, "there are labelled data"
+        if self.data.test is None:
+            return self.data.validation, "validation"
+        return self.data.test, "test"
+
+
+class Trim(Phase[TrimJob]):
+    """Count the tokens of the texts, and write the model without the others."""
+
+    def run(self, job: TrimJob) -> TrimJob:
+        kept: dict[str, Any] = {"min_count": job.min_count, "keep": job.keep}
+        if job.bundle is None:
+            folder = resolve(job.model)
+            trimmed = trim_checkpoint(folder, job.texts, job.out, **kept)
+            return replace(job, result=TrimResult(trimmed))
+        small, trimmed = job.closing.enter_context(
+            trimming(job.bundle, job.texts, job.out, **kept)
+        )
+        return replace(job, small=small, result=TrimResult(trimmed))
+
+    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[PhaseEstimate]]:
+        folder = resolve(job.model) if job.bundle is None else job.bundle.path
+        first = next(chunks(job.texts), [])
+        began = time.perf_counter()
+        characters = sum(map(len, job.texts))
+        reading = time.perf_counter() - began
+        encoder = text_encoder_of(load_tokenizer(folder))
+        count_tokens(encoder, first)  # the first call is slower
+        encoding = time_call(lambda: count_tokens(encoder, first))
+        encoding *= characters / max(1, sum(map(len, first)))
+        # over the texts, comparing their tokens before and after
+        passes = 2 if job.min_count == 1 else 1
+        counting = (1 + passes) * reading + (1 + 2 * passes) * encoding
+        with TemporaryDirectory() as scratch:
+            write: Callable[..., Trimmed] = partial(trim_checkpoint, folder)
+            if job.bundle is not None:
+                write = partial(trim_bundle, job.bundle)
+            place = Path(scratch) / job.out.name
+            writing = time_call(
+                lambda: write(first, place, min_count=job.min_count, keep=job.keep)
+            )
+        note = f"{characters:,} characters"
+        return job, [
+            PhaseEstimate("counting tokens", seconds=(counting, counting), note=note),
+            PhaseEstimate(
+                "writing", seconds=(writing, writing), disk_mb=size_mb(folder)
+            ),
+        ]
+
+
+class CertifyTrimmed(Phase[TrimJob]):
+    """Score every file of a trimmed bundle beside the file before, if there are
+    labelled data."""
+
+    def run(self, job: TrimJob) -> TrimJob:
+        bundle, small, result = job.bundle, job.small, job.result
+        if bundle is None or job.data is None:
+            return job
+        assert small is not None and result is not None, "it is written first"
+        split, name = job.measured
+        trimmed = result.trimmed
+        method = (
+            f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens "
+            f"(min_count {job.min_count})"
+        )
+        proofs = certify_files(
+            bundle,
+            small,
+            split,
+            max_drop=job.max_drop,
+            method=method,
+            name=name,
+            data=job.data.name,
+            threads=job.threads,
+        )
+        report = replace(small.report(), title=job.out.name)
+        written = small.attach(REPORT, report.to_json())
+        for precision, proof in proofs.items():
+            written, proofs[precision] = attach_certificate(written, precision, proof)
+        before, after = (
+            TextEncoder.from_folder(each.path) for each in (bundle, written)
+        )
+        same = [same for _, same in compare_encodings(before, after, texts_of(split))]
+        certified = TrimResult(
+            trimmed, tuple(proofs.values()), float(np.mean(same)), len(split)
+        )
+        return replace(job, small=written, result=certified)
+
+    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[PhaseEstimate]]:
+        bundle = job.bundle
+        if bundle is None or job.data is None:
+            return job, []
+        split, _ = job.measured
+        few = min(64, len(split))
+        rows = bundle.evaluator(split).subsample(few).rows
+        seconds = 0.0
+        for each in FILES:
+            if each not in bundle.files():
+                continue
+            score = partial(bundle.logits, precision=each, threads=job.threads)
+            score(rows.select(range(1)))  # the first call is slower
+            seconds += time_call(partial(score, rows))
+        seconds *= 2 * len(split) / few
+        note = f"{len(split):,} rows"
+        return job, [PhaseEstimate("scoring", seconds=(seconds, seconds), note=note)]
+
+
+PHASES: tuple[Phase[TrimJob], ...] = (Trim(), CertifyTrimmed())
+
+
+def load_trim_texts(
+    model: str,
+    out: Path,
+    *,
+    data: DataLike | None,
+    corpus: str | None,
+    columns: ColumnOptions,
+) -> tuple[Bundle | None, TaskData | None, CorpusTexts]:
+    """Load the bundle (None for a checkpoint), the data, and the texts whose tokens are
+    kept."""
+    if data is None and corpus is None:
+        raise CompressError(
+            "trim: no texts; give --data, whose training texts show which tokens are "
+            "used, or --corpus"
+        )
+    check_new(out)
+    bundle = (
+        Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
+    )
+    task_data: TaskData | None = None
+    sources = list[Callable[[], Iterable[str]]]()
+    if data is not None:
+        if bundle is None:
+            task_data = load_task(data, text=columns.text, label=columns.label)
+        else:
+            task_data = bundle.load_data(data, text=columns.text, label=columns.label)
+        sources.append(partial(texts_of, task_data.train))
+    if corpus is not None:
+        sources.append(partial(_lines, load_corpus(corpus)))
+    return bundle, task_data, CorpusTexts(tuple(sources))
+
+
+def _lines(corpus: Corpus) -> Iterator[str]:
+    for document in corpus.documents():
+        yield from document.splitlines()
+
+
+def texts_of(split: Dataset) -> Iterator[str]:
+    """Yield every text of a split, for any kind of task."""
+    for row in split:
+        if "words" in row:
+            yield " ".join(row["words"])
+            yield from row["words"]
+        else:
+            yield from (
+                row[name]
+                for name in ("text", "text_pair", "question", "context")
+                if name in row
+            )
+
+
+def certify_files(
+    before: Bundle,
+    after: Bundle,
+    split: Dataset,
+    *,
+    max_drop: float,
+    method: str,
+    name: str,
+    data: str,
+    threads: int = 1,
+) -> dict[Precision, Certificate]:
+    """Score each ONNX file before and after, each with its own tokenizer; return a
+    certificate per file.
+
+    name: that of the split; method, data: for the certificate
+    """
+    evaluators = [each.evaluator(split) for each in (before, after)]
+    facts, proofs = machine(), {}
+    for precision in FILES:
+        if precision not in after.files():
+            continue
+        logits = [
+            each.logits(evaluator.rows, precision=precision, threads=threads)
+            for each, evaluator in zip((before, after), evaluators, strict=True)
+        ]
+        outcome = compare_answers(before, evaluators, logits)
+        certified, reason = verdict(outcome, max_drop)
+        proofs[precision] = Certificate(
+            artefact=FILES[precision],
+            metric=before.task.metric,
+            before=outcome.before,
+            after=outcome.after,
+            max_drop=max_drop,
+            agreement=outcome.agreement,
+            max_logit_difference=outcome.difference,
+            rows=len(split),
+            device=describe_device("local", facts),
+            runtime=f"onnxruntime {onnxruntime.__version__}",
+            certified=certified,
+            reason=reason,
+            date=timestamp(),
+            method=method,
+            split=name,
+            data=data,
+            exact_sha256=before.manifest.files[FILES[precision]].sha256,
+            classes=outcome.classes,
+        )
+    return proofs
+
+
+def compare_answers(
+    bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Logits]
+) -> ScoreDrop:
+    """Compare two bundles with different tokenizers: they answer the same examples, but
+    not the same tokens."""
+    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
+    scored = zip(evaluators, logits, strict=True)
+    before, after = (
+        evaluator.scores(each, threshold=threshold)[bundle.task.metric]
+        for evaluator, each in scored
+    )
+    recalls = compare_classes(
+        *(
+            evaluator.by_class(each)
+            for evaluator, each in zip(evaluators, logits, strict=True)
+        )
+    )
+    if not bundle.task.tokenwise:
+        agreement, changed = (
+            evaluators[0].agreement(logits[1], logits[0]),
+            evaluators[0].count_changed(logits[1], logits[0]),
+        )
+        return ScoreDrop(
+            before,
+            after,
+            agreement,
+            float(np.abs(logits[1] - logits[0]).max()),
+            recalls,
+            changed,
+        )
+    one, other = (
+        _answers(evaluator, each, threshold)
+        for evaluator, each in zip(evaluators, logits, strict=True)
+    )
+    same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
+    changed = count_differing(one, other)
+    return ScoreDrop(
+        before,
+        after,
+        float(np.mean(same)),
+        _of_equal_rows(evaluators, logits),
+        recalls,
+        changed,
+    )
+
+
+def _answers(
+    evaluator: Evaluator, logits: Logits, threshold: float | None
+) -> list[Any]:
+    """List the tags of every sentence, or the text that answers each question."""
+    return evaluator.task.list_answers(evaluator, logits, threshold)
+
+
+def _flat(answers: Sequence[Any]) -> list[str]:
+    """List the tag of every word, or the texts as they are."""
+    return [
+        tag for each in answers for tag in (each if isinstance(each, list) else [each])
+    ]
+
+
+def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> float:
+    """Return the largest |difference| of per-token logits in rows of as many tokens."""
+    parts = []
+    for evaluator, each in zip(evaluators, logits, strict=True):
+        ends = np.cumsum([len(ids) for ids in evaluator.rows["input_ids"]])
+        parts.append(np.split(each, ends[:-1]))
+    pairs = zip(*parts, strict=len(parts[0]) == len(parts[1]))
+    return max(
+        (
+            float(np.abs(one - other).max())
+            for one, other in pairs
+            if one.shape == other.shape
+        ),
+        default=0.0,
+    )

@@ -1,0 +1,183 @@
+"""Turn a text into a vector, near those of texts with a similar meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compress.data.answers import Outcome, Vector
+from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
+from compress.evaluation import embedding
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from compress.data.encoder import Text
+    from compress.data.load import DataRequest
+    from compress.data.task import Array
+    from compress.evaluation.evaluator import Evaluator
+
+
+class Embedding(Task):
+    """Give a vector of `width` numbers.
+
+    spearman and pearson of the cosines of pairs, or how well queries retrieve passages:
+    see `evaluation.embedding`
+    """
+
+    kind = "embedding"
+    head = "AutoModelForSentenceEmbedding"
+    vectors = True
+    takes_texts = False
+    shares_texts = True
+    usual_length = 256
+    graph_outputs = ("sentence_embedding",)
+    form = "vector"
+    shows = False
+    pipeline = "sentence-similarity"
+    headline = (
+        "The model in this page finds what is nearest in meaning to what you type."
+    )
+    metrics = (
+        "spearman",
+        "pearson",
+        "ndcg@10",
+        "mrr@10",
+        "map",
+        "recall@10",
+        "recall@100",
+    )
+    pair_metrics = ("spearman", "pearson")
+    """The metrics of pairs of texts; the others are of queries with passages."""
+
+    @classmethod
+    def read_files(cls, request: DataRequest) -> UnsavedTask | None:
+        """Read texts, pairs of texts, or queries with passages: see
+        `data.embedding`."""
+        from compress.data.embedding import is_embedding, load_embedding
+
+        if request.kind is None and not (
+            request.detects and is_embedding(request.source)
+        ):
+            return None
+        return load_embedding(
+            request.source,
+            text=request.text,
+            label=request.label,
+            metric=request.metric,
+            seed=request.seed,
+        )
+
+    @classmethod
+    def auto_class(cls) -> Any:
+        from compress.models.sentence_encoder import AutoModelForSentenceEmbedding
+
+        return AutoModelForSentenceEmbedding
+
+    @classmethod
+    def count_outputs(cls, config: Any) -> int:
+        """Count the numbers of the vectors."""
+        from compress.models.sentence_settings import width_of
+
+        return width_of(config)
+
+    def describe_answer(self) -> str:
+        return (
+            f"answers with a vector of {self.width} numbers; the vectors of texts of "
+            "like meaning have a high cosine."
+        )
+
+    def configure(self, config: Any, max_length: int) -> None:
+        """Keep the tokens and the prompts of the texts that the vectors are made
+        for."""
+        from compress.models.sentence_settings import set_settings, settings_of
+
+        settings = replace(
+            settings_of(config), max_length=max_length, preparation=self.preparation
+        )
+        set_settings(config, settings)
+
+    def predict(self, predictor: Any, texts: Sequence[Text]) -> list[Outcome]:
+        return [Vector(tuple(each)) for each in predictor.embed(texts).tolist()]
+
+    @classmethod
+    def read_graph(
+        cls, text: Text, outputs: Mapping[str, Any], labels: Sequence[str]
+    ) -> Vector:
+        return Vector(tuple(outputs["sentence_embedding"].tolist()))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Name no outputs, but a config keeps two labels."""
+        return ("LABEL_0", "LABEL_1")
+
+    @classmethod
+    def scored_unit(cls, metric: str) -> str:
+        return "pairs" if metric in cls.pair_metrics else "queries"
+
+    def count_examples(self, split: Dataset) -> int:
+        """Count the judged pairs of texts, or the queries of a split with passages."""
+        return embedding.count_examples(split)
+
+    def choose_examples(self, exam: Evaluator, count: int) -> Array:
+        return embedding.subsample(exam.split, count)
+
+    def take_few(self, split: Dataset, count: int) -> Dataset:
+        """Take queries with the texts that they are judged with, for texts refer to
+        each other by number."""
+        return embedding.select(split, embedding.subsample(split, count))
+
+    def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:
+        return embedding.select(exam.split, examples), examples
+
+    def scores(
+        self, exam: Evaluator, logits: Array, threshold: float | None
+    ) -> dict[str, float]:
+        return embedding.scores(exam.split, logits)
+
+    def agreement(
+        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
+    ) -> float:
+        """Measure the mean cosine of the vectors of the same texts."""
+        return embedding.similarity(student, teacher)
+
+    def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
+        """Measure 1 minus the mean cosine."""
+        lengths = np.linalg.norm(student, axis=1) * np.linalg.norm(teacher, axis=1)
+        cosines = (student * teacher).sum(1) / np.maximum(lengths, 1e-12)
+        return float(1 - cosines.mean())
+
+    def example_scores(
+        self, exam: Evaluator, logits: Array, threshold: float | None
+    ) -> Array | None:
+        return embedding.example_values(exam.split, logits).get(self.metric)
+
+    def metric_of_examples(
+        self, exam: Evaluator, logits: Array
+    ) -> tuple[Callable[[Array], float], int]:
+        values = embedding.example_values(exam.split, logits)
+
+        def score(drawn: Array) -> float:
+            return embedding.mean(values, drawn)[self.metric]
+
+        return score, len(next(iter(values.values())))
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        """Score words instead of vectors."""
+        name = "BM25" if any(split["passage"][:]) else "shared words"
+        return {name: embedding.word_scores(split)}
+
+    def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
+        """Score the same vector for all texts."""
+        return dict.fromkeys(self.metrics, 0.0)
+
+    def lead(
+        self, data: TaskData, exam: Evaluator, logits: Array
+    ) -> tuple[float, float]:
+        """Derive the error from the interval: texts are compared with each other, so
+        none can be left out."""
+        low, high = exam.interval(logits)
+        return exam.scores(logits)[self.metric], (high - low) / (2 * 1.96)

@@ -1,0 +1,200 @@
+"""Load the inputs of a run, resolve its recipe by them, and open the run."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+
+from accelerate import PartialState
+from rich.console import Console
+
+from compress.config.choices import CandidateRecipes
+from compress.config.options import DataOptions
+from compress.config.recipe import Recipe
+from compress.console import print_note, warn
+from compress.data import load_task
+from compress.data.collate import Collate
+from compress.data.corpus import Corpus, load_corpus
+from compress.data.lengths import RowLengths
+from compress.data.task import TaskData
+from compress.exporters.manifest import kind_of_bundle
+from compress.jobs.checks import (
+    check_kind,
+    check_lengths,
+    check_scores,
+    describe_cuts,
+    describe_unread,
+    join_processes,
+    load_functions,
+    measure_lengths,
+)
+from compress.jobs.job import Job
+from compress.jobs.phase import Phase
+from compress.jobs.request import DistillRequest
+from compress.jobs.stages import StageModels
+from compress.models import checkpoints
+from compress.models import precision as precisions
+from compress.models import teacher as teachers
+from compress.models.padding import pads_left
+from compress.models.teacher import Teacher
+from compress.teachers.opening import choose_recipe, open_teacher
+from compress.teachers.source import TeacherSource
+from compress.training.context import TrainingContext, use_bf16
+from compress.training.finetune import with_pretrained_head
+from compress.training.run import Run
+from compress.training.schedule import TimeLimit
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The loaded inputs of a run. digests: of teacher, start, data and corpus, as the
+    run records them."""
+
+    source: TeacherSource
+    teacher: Teacher
+    data: TaskData
+    corpus: Corpus | None
+    digests: dict[str, str]
+
+    def take_scores(self, recipe: Recipe) -> "Inputs":
+        """Return the inputs with the teacher's scores in the data, if the data have
+        them, as the teacher."""
+        source, teacher = self.source.take_scores(self.data, self.teacher, recipe)
+        return replace(self, source=source, teacher=teacher)
+
+    def compare(self, max_length: int) -> "Inputs":
+        """Return the inputs with the teacher's similarities of texts that have none.
+        max_length: the tokens of a text that are read when students are scored."""
+        data = self.source.compare(self.data, self.teacher, max_length)
+        return replace(self, data=data)
+
+
+def load_inputs(
+    source: TeacherSource,
+    data: str,
+    *,
+    seed: int,
+    corpus: str | None = None,
+    columns: DataOptions = DataOptions(),
+    bf16: bool = False,
+) -> Inputs:
+    """Load data, text and teacher. The first process fetches. Raises TeacherError,
+    DataError."""
+    allow_pickle = source.allow_pickle
+    with PartialState().main_process_first():
+        folder = checkpoints.resolve(source.start, allow_pickle=allow_pickle)
+        columns = replace(columns, kind=columns.kind or kind_of_bundle(folder))
+        task_data = load_task(
+            data, **asdict(columns), seed=seed, unlabelled=source.unlabelled
+        )
+        start = teachers.load(
+            source.start, folder, task_data.task, allow_pickle=allow_pickle
+        )
+        texts = load_corpus(corpus) if corpus else None
+        task_data, teacher, digests = source.teach(task_data, start, bf16=bf16)
+    digests["data"] = task_data.fingerprint
+    if texts is not None:
+        digests["corpus"] = texts.fingerprint
+    return Inputs(source, teacher, task_data, texts, digests)
+
+
+def resolve(recipe: Recipe, inputs: Inputs, lengths: RowLengths) -> Recipe:
+    """Return the recipe as it will run: with the stages that read more than the task's
+    rows, and with the lengths that these rows need.
+
+    Raises RecipeError, TeacherError or DataError if teacher or data do not serve it.
+    """
+    check_kind(recipe, inputs.data.task.kind)
+    check_scores(recipe, inputs.data)
+    extended = inputs.source.extend(recipe, inputs.data, inputs.corpus)
+    resolved = extended.with_length(lengths.fitting)
+    check_lengths(resolved, inputs.teacher, tuned=inputs.source.tuned)
+    return resolved
+
+
+def make_context(
+    inputs: Inputs, recipe: Recipe, run: Run, *, number_format: str, console: Console
+) -> TrainingContext:
+    """Make what the stages share, after the run has confirmed its inputs."""
+    run.confirm(**inputs.digests)
+    for note in inputs.data.notes:
+        print_note(console, note)
+    teacher = inputs.teacher
+    context = TrainingContext(
+        inputs.data,
+        inputs.corpus,
+        teacher.tokenizer,
+        Collate(teacher.tokenizer, left=pads_left(teacher.model)),
+        use_bf16(number_format, recipe, teacher, console),
+        console,
+        base_teacher=teacher,
+        masked_lm=lambda: with_pretrained_head(
+            teacher, "masked_lm", recipe.teacher_lm, context, run
+        ),
+    )
+    return context
+
+
+@contextmanager
+def open_job(
+    request: DistillRequest, *, trial: bool = False
+) -> Iterator[tuple[Job, list[Phase[Job]]]]:
+    """Load the inputs of a distillation, resolve its recipe, and open its run; yield
+    the job, before anything is trained, and the phases that make its teacher.
+
+    trial  make up answers that take long to ask for
+
+    Raises a CompressError for anything wrong with the request.
+    """
+    options, console = request.options, request.console
+    state = join_processes()
+    chosen = request.recipe
+    if isinstance(chosen, CandidateRecipes):
+        chosen = choose_recipe(chosen, request)
+    chosen = load_functions(chosen, state.num_processes, options.allow_code)
+    kind = request.columns.kind or chosen.only_kind
+    request = replace(request, columns=replace(request.columns, kind=kind))
+    source = open_teacher(request.teacher, chosen, request.prompt, options)
+    given = source.resolve(chosen)
+    number_format = precisions.choose(options.precision)
+    inputs = load_inputs(
+        source.for_trial() if trial else source,
+        request.data,
+        seed=options.seed,
+        corpus=request.corpus,
+        columns=request.columns,
+        bf16=number_format == "bf16",
+    ).take_scores(given)
+    lengths = measure_lengths(inputs.data, inputs.teacher, options.seed)
+    recipe = resolve(given, inputs, lengths)
+    inputs = inputs.compare(recipe.stages[-1].length)
+    identity = request.identify(
+        recipe, number_format=number_format, processes=state.num_processes
+    )
+    run = Run.open(
+        request.out,
+        recipe,
+        identity,
+        given=given,
+        resume=options.resume,
+        main=state.is_main_process,
+        track=options.track,
+    )
+    with closing(run):
+        context = make_context(
+            inputs, recipe, run, number_format=number_format, console=console
+        )
+        if inputs.source.note:
+            print_note(console, inputs.source.note)
+        notes = describe_cuts(recipe, lengths)
+        if unread := describe_unread(recipe, inputs.data, request.corpus):
+            warn(console, unread)
+        if request.length.minutes is not None:
+            untrained = inputs.source.untrained(inputs.teacher, recipe)
+            stages = tuple(stage.name for stage in (*untrained, *recipe.training))
+            limit = TimeLimit.from_minutes(request.length.minutes, stages, run.before)
+            context = replace(context, time_limit=limit)
+        models = StageModels(recipe, inputs.teacher, None, context, run)
+        notes = [*models.check(), *notes]
+        for note in notes:
+            warn(console, note)
+        yield Job(models, tuple(notes)), inputs.source.phases(options)

@@ -1,0 +1,230 @@
+"""The phases of labelling texts with a prompted language model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from rich.console import Console
+
+from compress.arguments import DataLike
+from compress.console import print_note
+from compress.data import load_task, schema, sources
+from compress.data.corpus import load_corpus
+from compress.data.objects import data_path
+from compress.data.table_files import SUFFIXES
+from compress.data.task import Task, TaskData
+from compress.data.text_files import reading
+from compress.errors import DataError, TeacherError
+from compress.io import make_folder
+from compress.jobs.phase import Phase
+from compress.outputs import output_file
+from compress.prompting.labels import (
+    PromptedTeacher,
+    SoftLabels,
+    check_labels,
+    list_texts,
+)
+from compress.records.forecast import PhaseEstimate
+from compress.teachers.prompted import estimate_answers
+
+
+@dataclass(frozen=True)
+class TextsToLabel:
+    """The texts that `label` reads.
+
+    rows      columns `text`, and `text_pair` for pairs
+    labelled  the task of texts that have labels already; None if they have none
+    """
+
+    name: str
+    rows: Dataset
+    labelled: TaskData | None
+    notes: tuple[str, ...] = ()
+
+    def task(self, labels: Sequence[str]) -> Task:
+        """Return the task of the texts; of those without labels, the classification
+        into `labels`."""
+        if self.labelled is not None:
+            return self.labelled.task
+        return Task(
+            "classification",
+            tuple(self.rows.column_names),
+            "label",
+            tuple(labels),
+            "accuracy",
+        )
+
+
+@dataclass(frozen=True)
+class LabelJob:
+    """Texts, the language model that labels them, and the file that they are written
+    to."""
+
+    labeller: PromptedTeacher
+    texts: TextsToLabel
+    file: Path
+    seed: int
+    strict: bool
+    console: Console
+    labels: SoftLabels | None = None
+
+    @property
+    def soft(self) -> SoftLabels:
+        """The labels, once the model has been asked."""
+        assert self.labels is not None, "the model is asked first"
+        return self.labels
+
+
+class AskForLabels(Phase[LabelJob]):
+    """Ask the language model about each text. Raises TeacherError for a useless one, if
+    the job is strict."""
+
+    def run(self, job: LabelJob) -> LabelJob:
+        texts, name = job.texts, job.labeller.name
+        soft = job.labeller.label_split(texts.rows)
+        notes = [*texts.notes, soft.balance(texts.name)]
+        if soft.asked:
+            notes.append(
+                f"{soft.asked:,} prompts in {soft.seconds:.0f} s, "
+                f"{soft.seconds / soft.asked:.3f} s each"
+            )
+        notes += check_labels(soft, name, texts.name, strict=job.strict)
+        notes += check_score(soft, texts, name, strict=job.strict)
+        for note in notes:
+            print_note(job.console, note)
+        return replace(job, labels=soft)
+
+    def estimate(self, job: LabelJob) -> tuple[LabelJob, list[PhaseEstimate]]:
+        rows = list_texts(job.texts.rows)
+        found = estimate_answers(job.labeller, rows, seed=job.seed, console=job.console)
+        written_mb = sum(len(text) for row in rows for text in row) / 1e6
+        found[-1] = replace(found[-1], disk_mb=found[-1].disk_mb + written_mb)
+        return job, found
+
+
+class WriteLabels(Phase[LabelJob]):
+    """Write one JSON line per text."""
+
+    def run(self, job: LabelJob) -> LabelJob:
+        soft = job.soft
+        make_folder(job.file.parent)
+        with (
+            output_file(job.file) as partial,
+            partial.open("w", encoding="utf-8") as rows,
+        ):
+            for row, log_p_C in zip(job.texts.rows, soft.log_p_NC, strict=True):
+                line = _line(row, log_p_C, soft.labels)
+                rows.write(json.dumps(line, ensure_ascii=False) + "\n")
+        job.console.print(f"{len(soft.log_p_NC):,} texts: {job.file}", highlight=False)
+        return job
+
+
+def _line(
+    row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]
+) -> dict[str, Any]:
+    texts = {name: row[name] for name in ("text", "text_pair") if name in row}
+    if np.ptp(log_p_C) == 0:
+        return texts | {"label": None, "probabilities": None}
+    shares = {
+        name: round(float(p), 6)
+        for name, p in zip(labels, np.exp(log_p_C), strict=True)
+    }
+    return texts | {"label": labels[int(log_p_C.argmax())], "probabilities": shares}
+
+
+def check_score(
+    soft: SoftLabels, texts: TextsToLabel, teacher: str, *, strict: bool
+) -> list[str]:
+    """Score the labels against those of the data, if it has any. Raises TeacherError
+    for a useless teacher."""
+    if texts.labelled is None:
+        return []
+    labels_N = np.asarray(texts.rows["label"][:])
+    constant_NC = np.tile(
+        np.bincount(labels_N, minlength=len(soft.labels)), (len(labels_N), 1)
+    )
+    task = texts.labelled.task
+    own, always = (
+        task.score_rows(logits, labels_N)[task.metric]
+        for logits in (soft.log_p_NC, constant_NC)
+    )
+    note = (
+        f"{task.metric} {own:.3f} against the labels in the data; always the most "
+        f"frequent one: {always:.3f}"
+    )
+    if own <= always and strict:
+        raise TeacherError(
+            f"teacher {teacher} is no teacher for this task: {note}. --gate warn "
+            "writes them anyway"
+        )
+    return [note]
+
+
+def load_texts(
+    source: DataLike,
+    *,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    seed: int = 0,
+) -> TextsToLabel:
+    """Load texts to label.
+
+    A source with a label column is a task: its training rows are read, and their labels
+    only score the teacher. Of any other table the text columns are read; a .txt file
+    whose lines have no columns is a table of one text per line. Everything else is a
+    corpus, with one text per document. Raises DataError for a source without text, or
+    if the text column cannot be detected.
+    """
+    source = data_path(source)
+    path = sources.local(source)
+    with reading(source):
+        is_corpus = _is_corpus(source, path)
+    if is_corpus:
+        corpus = load_corpus(source)
+        return TextsToLabel(
+            corpus.name,
+            _rows([[each for each in corpus.documents() if each.strip()]]),
+            None,
+        )
+    splits = sources.find(
+        source,
+        [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)],
+    )
+    if label is not None or schema.has_label(splits.train):
+        data = load_task(source, text=text, label=label, seed=seed)
+        return TextsToLabel(data.name, data.train, data, data.notes)
+    chosen, notes = schema.choose_text(splits.train, text)
+    read: list[list[str]] = [[] for _ in chosen]
+    empty = 0
+    for batch in splits.train.read(chosen):
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            cells = [(cell or "").strip() for cell in row]
+            empty += not any(cells)
+            for column, cell in zip(read, cells, strict=True):
+                if any(cells):
+                    column.append(cell)
+    if not read[0]:
+        raise DataError(f"{source}: it contains no text.")
+    left_out = (f"{splits.name}: left out {empty:,} empty texts",) if empty else ()
+    return TextsToLabel(
+        splits.name, _rows(read), None, (*splits.notes, *notes, *left_out)
+    )
+
+
+def _is_corpus(source: str, path: Path) -> bool:
+    if source == "pydoc":
+        return True
+    if path.is_dir():
+        return not any(
+            "train" in entry.name and entry.suffix.lower() in SUFFIXES
+            for entry in path.iterdir()
+        )
+    return path.is_file() and path.suffix.lower() not in SUFFIXES
+
+
+def _rows(texts: Sequence[list[str]]) -> Dataset:
+    return Dataset.from_dict(dict(zip(("text", "text_pair"), texts, strict=False)))

@@ -1,0 +1,209 @@
+"""A language model as the teacher, which answers a prompt about each row."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import yaml
+from accelerate import PartialState
+from rich.console import Console
+
+from compress.config.options import RunOptions
+from compress.data.task import TaskData
+from compress.jobs.job import Job
+from compress.jobs.phase import Phase
+from compress.models.teacher import RecordedLogits, Teacher
+from compress.prompting.answers import answers_file, ask, list_unanswered
+from compress.prompting.http_model import RemoteModel
+from compress.prompting.labels import (
+    PromptedTeacher,
+    build_task_prompt,
+    check_labels,
+    list_texts,
+    open_language_model,
+)
+from compress.prompting.prompt import Prompt
+from compress.records.forecast import PhaseEstimate, size_mb
+from compress.teachers.source import TeacherSource
+from compress.training.finetune import TeacherCheck, check_logits
+
+
+@dataclass(frozen=True)
+class AskLanguageModel(Phase[Job]):
+    """Let a language model answer the prompt about each row, and check its answers."""
+
+    name: str
+    prompt: Prompt
+    strict: bool
+    allow_pickle: bool
+
+    def pending(self, job: Job) -> dict[str, str]:
+        return {"": f"ask {job.models.base_teacher.name}"}
+
+    def run(self, job: Job) -> Job:
+        # the other processes find its answers in the cache
+        with PartialState().main_process_first():
+            teacher, check = self.ask(job)
+        job.models.run.confirm(teacher=teacher.digest)
+        return job.with_teacher(teacher, check)
+
+    def open(self, job: Job) -> PromptedTeacher:
+        """Open the language model with the prompt for the task."""
+        context = job.models.context
+        task_prompt = build_task_prompt(
+            self.prompt,
+            context.data.task,
+            train=context.data.train,
+            seed=job.models.run.seed,
+        )
+        language_model = open_language_model(
+            self.name, allow_pickle=self.allow_pickle, bf16=context.bf16
+        )
+        return PromptedTeacher(language_model, task_prompt, context.console)
+
+    def ask(self, job: Job) -> tuple[Teacher, TeacherCheck]:
+        """Return the base teacher with the answers of the language model as its logits,
+        and the check of its quality.
+
+        The validation split is labelled first, so that an unsuitable model costs no
+        more than that. The labels of the training split are used only for the examples
+        that the prompt asks for. Raises CompressError.
+        """
+        prompted = self.open(job)
+        data = job.models.context.data
+        soft = {"validation": prompted.label_split(data.validation)}
+        check = check_logits(
+            prompted.name,
+            soft["validation"].log_p_NC,
+            data,
+            strict=self.strict,
+            remedy="Try other words for the labels, more examples, calibration or a "
+            "larger model; to continue: --gate warn",
+        )
+        soft["train"] = prompted.label_split(data.train)
+        warnings = check_labels(
+            soft["train"], prompted.name, "training", strict=self.strict
+        )
+        if data.test is not None:
+            soft["test"] = prompted.label_split(data.test)
+        splits = {"validation": data.validation, "train": data.train, "test": data.test}
+        logits = {
+            splits[name]._fingerprint: labels.log_p_NC for name, labels in soft.items()
+        }
+        settings = yaml.safe_dump(
+            self.prompt.model_dump(mode="json"),
+            sort_keys=False,
+            allow_unicode=True,
+            width=120,
+        )
+        notes = [
+            *check.notes,
+            *warnings,
+            *(
+                f"{name}: {note}"
+                for name, labels in soft.items()
+                for note in labels.notes
+            ),
+            *(
+                soft[name].balance(f"{prompted.name}, asked about {name}")
+                for name in ("train", "validation")
+            ),
+        ]
+        asked, seconds = (
+            sum(labels.asked for labels in soft.values()),
+            sum(labels.seconds for labels in soft.values()),
+        )
+        if asked:
+            notes.append(
+                f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
+                f"{seconds / asked:.3f} s each."
+            )
+        recorded = RecordedLogits(logits, settings, prompted.language_model.parameters)
+        teacher = replace(
+            job.models.base_teacher,
+            name=prompted.name,
+            digest=prompted.digest,
+            recorded=recorded,
+        )
+        return teacher, replace(check, notes=tuple(notes))
+
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+        models, labeller = job.models, self.open(job)
+        data, console = models.context.data, models.context.console
+        splits = [data.validation, data.train]
+        if data.test is not None:
+            splits.append(data.test)
+        texts = [each for split in splits for each in list_texts(split)]
+        found = estimate_answers(labeller, texts, seed=models.run.seed, console=console)
+        logits = {
+            split._fingerprint: np.zeros((len(split), data.task.outputs), np.float32)
+            for split in splits
+        }
+        teacher = replace(
+            models.base_teacher, name=labeller.name, recorded=RecordedLogits(logits)
+        )
+        return job.with_teacher(teacher), found
+
+
+@dataclass(frozen=True)
+class PromptedModel(TeacherSource):
+    """A language model, or the .yaml file of an endpoint, with a prompt."""
+
+    prompt: Prompt
+
+    unlabelled = True
+
+    def teach(
+        self, data: TaskData, start: Teacher, *, bf16: bool
+    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+        return data, start, {"student": start.digest}
+
+    def phases(self, options: RunOptions) -> list[Phase[Job]]:
+        strict = options.gate == "refuse"
+        return [AskLanguageModel(self.name, self.prompt, strict, self.allow_pickle)]
+
+
+def estimate_answers(
+    labeller: PromptedTeacher,
+    texts: Sequence[Sequence[str]],
+    *,
+    seed: int,
+    console: Console,
+) -> list[PhaseEstimate]:
+    """Estimate the answers to these texts or pairs, by asking for some of them; these
+    are kept."""
+    model, answers = labeller.language_model, labeller.task_prompt.answers
+    prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
+    left = list_unanswered(model, prompts, answers)
+    random.Random(seed).shuffle(left)
+    phases, before = list[PhaseEstimate](), len(prompts) - len(left)
+    if before:
+        phases.append(
+            PhaseEstimate("answered before", cached=True, note=f"{before:,} rows")
+        )
+    concurrency = model.endpoint.concurrency if isinstance(model, RemoteModel) else 0
+    count, took, speed, most = 1, 0.0, None, 0.0
+    seconds_of_trial = 6.0
+    with console.status("trying a few rows"):
+        while left and not (took and concurrency) and took < seconds_of_trial / 2:
+            some, left, count = left[:count], left[count:], 2 * count
+            took = ask(model, some, answers, console=Console(quiet=True)).seconds
+            speed, most = (
+                len(some) / took,
+                took * sum(map(model.count, left)) / sum(map(model.count, some)),
+            )
+    cache = answers_file(model, answers)
+    disk_mb = (
+        len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines()))
+        if cache.is_file()
+        else 0.0
+    )
+    seconds = (most / max(1, concurrency), most)
+    note = (
+        f"{len(left):,} rows, {len(prompts) - before - len(left):,} were answered now"
+    )
+    return [
+        *phases,
+        PhaseEstimate(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb),
+    ]

@@ -1,0 +1,49 @@
+"""A teacher whose answers to the task's rows are recorded: the scores in the data."""
+
+from dataclasses import dataclass
+
+from compress.config.options import RunOptions
+from compress.jobs.job import Job
+from compress.jobs.phase import Phase
+from compress.records.forecast import PhaseEstimate
+from compress.teachers.source import TeacherSource
+from compress.training.finetune import check_logits
+
+
+@dataclass(frozen=True)
+class CheckAnswers(Phase[Job]):
+    """Check the recorded answers of a teacher. If `strict`, refuse those that teach
+    nothing."""
+
+    strict: bool
+
+    def run(self, job: Job) -> Job:
+        teacher, data = job.models.base_teacher, job.models.context.data
+        assert teacher.recorded is not None, "its source has recorded its answers"
+        check = check_logits(
+            teacher.name,
+            teacher.recorded.for_split(data.validation),
+            data,
+            strict=self.strict,
+            remedy="Check that its vectors or scores belong to these texts, and "
+            "differ. --gate warn continues with a warning",
+        )
+        return job.with_teacher(teacher, check)
+
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+        return job.with_teacher(job.models.base_teacher), []
+
+
+@dataclass(frozen=True)
+class RecordedScores(TeacherSource):
+    """A teacher's scores in the data; the name is only that of the start."""
+
+    @property
+    def note(self) -> str:
+        return (
+            f"the teacher's scores are in the data; the student is cut out of "
+            f"{self.name}"
+        )
+
+    def phases(self, options: RunOptions) -> list[Phase[Job]]:
+        return [CheckAnswers(options.gate == "refuse")]

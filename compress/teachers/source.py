@@ -1,0 +1,84 @@
+"""Where a teacher's answers come from. Each source is a class in a file of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compress.config.options import RunOptions
+from compress.config.recipe import Recipe
+from compress.config.stages import Stage
+from compress.data.corpus import Corpus
+from compress.data.task import TaskData
+from compress.jobs.job import Job
+from compress.jobs.phase import Phase
+from compress.models.teacher import Teacher
+
+MINILM = "minilm"
+"""The checkpoint that students are cut out of if neither the teacher is one nor the
+recipe names one."""
+
+
+@dataclass(frozen=True)
+class TeacherSource:
+    """A source of answers that has only answered the task's own rows.
+
+    name    as the user named it
+    start   the checkpoint that students are cut out of, or begin as
+    """
+
+    name: str
+    start: str
+    allow_pickle: bool
+
+    unlabelled: ClassVar[bool] = False
+    """Whether the data may be texts without labels."""
+    tuned: ClassVar[bool] = False
+    """Whether it is fine-tuned if it has no head for the task."""
+
+    @property
+    def note(self) -> str:
+        """Say what the teacher is, if its name does not; '' if it does."""
+        return ""
+
+    def for_trial(self) -> "TeacherSource":
+        """Return a source that makes answers up, where asking for all of them is
+        long."""
+        return self
+
+    def resolve(self, recipe: Recipe) -> Recipe:
+        """Let a student that the recipe begins as the start be cut out of it."""
+        return recipe
+
+    def teach(
+        self, data: TaskData, start: Teacher, *, bf16: bool
+    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+        """Complete the data with what the teacher knows of them.
+
+        Return the data, the teacher, and the digests of teacher and start, as a run
+        records them.
+        """
+        raise NotImplementedError
+
+    def compare(self, data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
+        """Give texts without gold similarities those of the teacher. max_length: the
+        tokens of a text that are read when students are scored."""
+        return data
+
+    def take_scores(
+        self, data: TaskData, teacher: Teacher, recipe: Recipe
+    ) -> tuple["TeacherSource", Teacher]:
+        """Return another source and its teacher if the data hold its scores."""
+        return self, teacher
+
+    def extend(self, recipe: Recipe, data: TaskData, corpus: Corpus | None) -> Recipe:
+        """Let the stages read more rows than the task's own, if the teacher can answer
+        for them."""
+        return recipe
+
+    def untrained(self, teacher: Teacher, recipe: Recipe) -> Sequence[Stage]:
+        """Return the stages that train the teacher."""
+        return ()
+
+    def phases(self, options: RunOptions) -> list[Phase[Job]]:
+        """List the phases that make the teacher and check it."""
+        raise NotImplementedError
