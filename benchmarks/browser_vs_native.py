@@ -22,7 +22,8 @@ from tokenizers import Tokenizer
 from benchmarks.common import make_parser, read_texts, write_result
 from compress.benchmark.browser import device
 from compress.benchmark.browser.device import browser
-from compress.benchmark.devices import Device, open_device
+from compress.benchmark.device import Device
+from compress.benchmark.devices import open_device
 from compress.exporters.artifact import Bundle
 from compress.exporters.session import EncodedRow
 from compress.records.latency import Setting

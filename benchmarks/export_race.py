@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.common import make_parser, write_result
 from compress.benchmark.local import machine, open_local
 from compress.exporters.int8 import quantize_dynamic, quantize_static
-from compress.exporters.rewrite import Form, rewrite_graph
+from compress.exporters.rewrite.forms import Form, rewrite_graph
 from compress.exporters.session import read_model
 from compress.quantization.calibration import compute_ranges
 from compress.records.latency import Latency, Setting

@@ -23,8 +23,8 @@ from benchmarks.common import make_parser
 from compress.data.encoder import Text, TextEncoder
 from compress.errors import CompressError
 from compress.exporters.artifact import Bundle, Precision
-from compress.exporters.generation import ENCODER, TextGenerator
 from compress.exporters.session import open_session
+from compress.exporters.text_generator import ENCODER, TextGenerator
 
 PACKAGE = "@huggingface/transformers@4.3.1"
 SCRIPT = Path(__file__).with_suffix(".mjs")

@@ -21,13 +21,13 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config,
 
 from benchmarks.common import load_pair, log, make_parser, write_result
 from compress.benchmark import htp
-from compress.commands.export import FixedOptions, export
+from compress.commands.export import export
 from compress.exporters import npu
 from compress.exporters.checkpoint import load_source
-from compress.exporters.formats import ExportContext
 from compress.exporters.onnx import MASKED, to_onnx
 from compress.exporters.predictor import pad
 from compress.exporters.session import read_model
+from compress.exporters.writers.context import ExportContext, ExportOptions, FixedOptions
 from compress.quantization.npu import CALIBRATION_ROWS, certify_emulated, certify_file, describe_proof, limit_length
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
@@ -95,7 +95,7 @@ def measure_bundle(named: str, length: int, max_drop: float) -> dict[str, Any]:
 def export_plain(path: str, scratch: Path, length: int, mask: float) -> Path:
     """Export the model as it is traced, at a fixed length, with this mask, and prepare it as onnxruntime advises."""
     source = load_source(path)
-    context = ExportContext.open(source, scratch, name=path, opset=None)
+    context = ExportContext.open(source, scratch, options=ExportOptions(name=path))
     traced, fixed, ready = (scratch / f"{name}.onnx" for name in ("traced", "fixed", "ready"))
     segments = "token_type_ids" in [each.name for each in read_model(context.onnx("fp32")).graph.input]
     to_onnx(context.model(), traced, segments=segments, form=None)

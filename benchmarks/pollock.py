@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.common import log, make_parser
-from compress.data.tables import open_table
+from compress.data.table_files import open_table
 from compress.errors import DataError
 
 Cells = list[list[str]]

@@ -26,16 +26,16 @@ from benchmarks.common import make_parser, read_texts, write_result
 from compress.data.encoder import Text, TextEncoder
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.session import open_session, read_model
-from compress.exporters.tokenizer import (
+from compress.exporters.tokenizer import build
+from compress.exporters.tokenizer.build import MODELS, reader
+from compress.exporters.tokenizer.text_model import (
     TEXTS,
-    build,
     find_differences,
     list_hard_texts,
     make_feeds,
     read_rows,
     text_model,
 )
-from compress.exporters.tokenizer.build import MODELS, reader
 from compress.kinds import Kind
 
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]

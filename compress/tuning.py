@@ -22,7 +22,7 @@ import onnx
 from onnx import ModelProto
 
 from compress.arguments import Share, check_arguments
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.int8 import (
@@ -31,8 +31,8 @@ from compress.exporters.int8 import (
     quantize_learned,
     quantize_static,
 )
-from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
+from compress.exporters.rewrite.forms import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.graph import Graph, find_writer, list_floats, products
 from compress.exporters.session import (
     SESSION_KEY,

@@ -16,6 +16,7 @@ import compress
 from compress.cli import app
 from compress.config import catalog, loader
 from compress.config.recipe import Recipe
+from compress.exporters import formats
 from compress.records.bench_result import BenchResult
 from compress.records.run_report import Report
 from compress.reporting import format as units
@@ -33,6 +34,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def formats_table() -> str:
+    """Lay out the formats to export, by their records."""
+    lines = ["| `--for` | files | default `--precision` | also | shapes | needs |", "|---|---|---|---|---|---|"]
+    for each in formats.known():
+        also = " ".join(one for one in each.precisions if one not in each.default)
+        cells = (f"`{each.name}`", each.files, ",".join(each.default), also, each.shapes, each.needs)
+        lines.append(" ".join(["|", " | ".join(cells), "|"]).replace("|  |", "| |"))
+    return "\n".join(lines)
 
 
 def recipes() -> str:

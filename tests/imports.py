@@ -11,7 +11,7 @@ NAMES = (
     "compress.commands.search",
     "compress.nas.record", "compress.commands.label", "compress.commands.quantize",
     "compress.commands.trim",
-    "compress.exporters.formats", "compress.exporters.predictor", "compress.reporting.compare",
+    "compress.exporters.export", "compress.exporters.predictor", "compress.reporting.compare",
     "compress.benchmark.devices",
     "compress.commands.students", "compress.reporting.html",
     "transformers.models.bert.modeling_bert", "datasets", "optuna",

@@ -7,7 +7,7 @@ from tests.house import House, measure
 CEILINGS = {
     "tokens": 502_300,
     "tokens a line": 7.6,
-    "packed assignments": 867,
+    "packed assignments": 856,
     "decisions per 1,000 lines": 152,
     "fmt: skip": 0,
     "comparisons with a kind": 0,
@@ -15,9 +15,9 @@ CEILINGS = {
     "comparisons with a family": 5,
     "files that compare a family": 4,
     "types of several meanings": 38,
-    "constants of several meanings": 138,
-    "circles": 5,
-    "files in circles": 14,
+    "constants of several meanings": 133,
+    "circles": 1,
+    "files in circles": 2,
     "functions of more than 10 parameters": 23,
 }
 

@@ -20,7 +20,6 @@ from functools import partial
 from itertools import chain
 from os import environ
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,16 +27,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from compress.benchmark.arguments import format_cpus
+from compress.benchmark.device import Device
 from compress.benchmark.jobs import input_types, timing_job
 from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote.runner import feeds
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
-
-if TYPE_CHECKING:
-    from compress.benchmark.devices import Device
-
 
 CPU_SENSOR = 0
 """mType of a processor's sensor in `dumpsys thermalservice`."""

@@ -6,17 +6,17 @@ from itertools import product
 from pathlib import Path
 
 from compress.errors import did_you_mean
+from compress.exporters import formats
 from compress.records.latency import DeviceError, Setting
 
 DEFAULT_SEQ = 128
 """Tokens of a text, unless others are given or the model takes fewer."""
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 RUNTIMES = {
-    ".onnx": "onnxruntime",
-    ".ort": "onnxruntime",
-    ".xml": "openvino",
-    ".tflite": "ai_edge_litert",
-    ".pte": "executorch",
+    suffix: each.runtime
+    for each in formats.known()
+    for suffix in each.suffixes
+    if each.runtime
 }
 """Suffixes of model files that can be raced without a bundle, and the Python package
 that runs each."""

@@ -6,57 +6,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from compress.benchmark.arguments import parse_cpus
+from compress.benchmark.device import Device
 from compress.benchmark.jobs import check_settings
 from compress.config.options import DeviceOptions
 from compress.errors import did_you_mean
-from compress.exporters.session import EncodedRow
 from compress.io import sha256
 from compress.provenance import command_line
 from compress.records.bench_result import BenchResult
-from compress.records.latency import DeviceError, Latency, Setting, Sustained
+from compress.records.latency import DeviceError, Setting
 
 KINDS = ("local", "ssh", "browser", "adb")
-
-
-class Device(Protocol):
-    """An open device. Its methods raise DeviceError if the device fails and ExportError
-    for a file that is not a text encoder; neither leaves a process or a file behind."""
-
-    @property
-    def name(self) -> str:
-        """Return the name: `local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
-
-    def facts(self) -> dict[str, str]:
-        """Describe the machine: processor, cores, instructions, governor, temperature,
-        system, runtime."""
-
-    def race(
-        self,
-        files: Mapping[str, Path],
-        settings: Sequence[Setting],
-        *,
-        rounds: int,
-        runs: int,
-    ) -> list[Latency]:
-        """Measure the latency of each file at each setting, interleaved; sorted by
-        setting, then by file, as given."""
-
-    def sustain(
-        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
-    ) -> list[Sustained]:
-        """Run each file in turn for `seconds` without a pause."""
-
-    def logits(
-        self, file: Path, rows: Sequence[EncodedRow]
-    ) -> list[NDArray[np.float32]]:
-        """Compute the file's logits of each row by itself: (outputs,), or (tokens,
-        outputs) for a tokenwise task."""
 
 
 @contextmanager

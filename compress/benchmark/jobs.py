@@ -22,7 +22,7 @@ from compress.exporters.session import (
     vocabulary_size,
     weights_elsewhere,
 )
-from compress.exporters.tokenizer import read_proof
+from compress.exporters.tokenizer.text_model import read_proof
 from compress.records.latency import WARM_UP, DeviceError, Setting
 
 SIDECAR = ".session.json"

@@ -27,12 +27,20 @@ from compress.cli.options import (
     with_option_groups,
 )
 from compress.config import options as opt
+from compress.exporters import formats
 from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.data.vector_index import Form
     from compress.exporters.artifact import Precision
     from compress.exporters.predictor import AnsweredLine, Answering
+
+
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(formats.names())]
+FIXED_LENGTH = [each.name for each in formats.known() if each.fixed_length]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +58,7 @@ class TuneOptions(opt.DeviceOptions):
     seq: Annotated[
         str | None,
         opt.device_option(
-            "--seq", help="Tokens of the race; npu, coreml, coreai: of files."
+            "--seq", help=f"Tokens of the race; {', '.join(FIXED_LENGTH)}: of files."
         ),
     ] = None
 
@@ -91,18 +99,7 @@ def export(
         Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")
     ] = None,
     to: Annotated[
-        Literal[
-            "onnx",
-            "ort",
-            "web",
-            "text",
-            "openvino",
-            "executorch",
-            "litert",
-            "npu",
-            "coreml",
-            "coreai",
-        ],
+        FormatName,
         opt.output("--for", help="Write for this runtime"),
     ] = "onnx",
     precision: Annotated[
@@ -132,12 +129,14 @@ def export(
         from compress.benchmark import arguments
         from compress.commands import export as command
         from compress.errors import ExportError
-        from compress.exporters.formats import NAME
+        from compress.exporters.export import NAME
+        from compress.exporters.writers.context import FixedOptions
         from compress.provenance import command_line
         from compress.reporting.terminal import print_export
 
-        fixed_length, settings = to in ("npu", "coreml", "coreai"), None
-        fixed = command.FixedOptions(max_drop=max_drop / 100)
+        fixed_length = to in FIXED_LENGTH
+        settings = None
+        fixed = FixedOptions(max_drop=max_drop / 100)
         if fixed_length and race.seq is not None:
             fixed = replace(
                 fixed, lengths=tuple(arguments.parse_numbers("seq", race.seq))

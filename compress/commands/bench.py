@@ -6,39 +6,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from compress.arguments import BundleLike, Count, DataLike, check_arguments, name_of
 from compress.benchmark import arguments
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
 from compress.errors import CompressError, ExportError, did_you_mean
+from compress.exporters import formats
 from compress.exporters.artifact import Bundle
+from compress.exporters.formats.format import Format, Race
 from compress.provenance import find_missing, install_command
 from compress.records.bench_result import BenchResult, RacedFormat
 from compress.records.latency import DeviceError, Setting
 from compress.values import Range
 
-if TYPE_CHECKING:
-    from compress.exporters.formats import Format
-
-FORMATS: dict["Format", tuple[str, ...]] = {
-    "onnx": ("fp32", "int8", "fp16", "w8"),
-    "ort": ("fp32", "int8"),
-    "text": ("int8",),
-    "openvino": ("fp32", "fp16", "w8"),
-    "executorch": ("fp32", "int8"),
-    "litert": ("fp32", "int8"),
-    "npu": ("w8a16",),
-}
-"""The formats that run here, and the precisions to race unless others are given."""
 ALL, ABSENT = "all", "not installed here"
-ONE_ROW = ("executorch", "litert", "npu")
-ELSEWHERE = {
-    "web": "the ONNX files again, for browsers: measure these with --device browser",
-    "coreml": "runs on Apple's systems only",
-    "coreai": "runs on Apple's systems only",
-}
 OTHER_ORT = ".with_runtime_opt.ort"
 """The ending of files for other providers than the CPU."""
 
@@ -138,8 +121,8 @@ def bench(
 
 
 def choose_formats(
-    formats: str, *, precision: str, calibrated: bool, rows: int
-) -> tuple[dict["Format", list[str]], dict[str, str]]:
+    requested: str, *, precision: str, calibrated: bool, rows: int
+) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the precisions of each format to race, and the reason why each other one
     of `all` is left out.
 
@@ -147,57 +130,58 @@ def choose_formats(
 
     Raises ExportError for a format that is unknown, or was named and does not run here.
     """
-    from compress.exporters.formats import WRITERS
-
-    named = (
-        list(FORMATS)
-        if formats == ALL
-        else [name.strip() for name in formats.split(",")]
-    )
+    elsewhere = {
+        each.name: each.race for each in formats.known() if isinstance(each.race, str)
+    }
+    timed = [each for each in formats.known() if each.name not in elsewhere]
+    known = [each.name for each in timed]
+    named = [name.strip() for name in requested.split(",")]
+    if requested == ALL:
+        named = known
+    for name in named:
+        if name not in known:
+            others = f"expected all, or some of {', '.join(known)}."
+            reason = elsewhere.get(name, others + did_you_mean(name, known))
+            raise ExportError(f"--formats {name}: cannot be timed here: {reason}")
     asked = [name.strip() for name in precision.split(",") if name]
-    chosen: dict[Format, list[str]] = {}
-    left_out = dict(ELSEWHERE) if formats == ALL else {}
-    for to, usual in FORMATS.items():
-        if to not in named:
+    chosen: dict[str, list[str]] = {}
+    left_out = elsewhere if requested == ALL else {}
+    for each in timed:
+        if each.name not in named:
             continue
-        calibrated_only = ["int8"] if to == "openvino" and calibrated else []
-        precisions = [
-            each
-            for each in asked or (*usual, *calibrated_only)
-            if each in WRITERS[to][1]
-        ]
-        if to != "npu" and find_missing(to):  # for npu, only the emulator is extra
-            left_out[to] = ABSENT
-        elif rows > 1 and to in ONE_ROW:
-            left_out[to] = f"takes one row at a time; expected --batch 1, not {rows}"
-        elif to == "npu" and not calibrated:
-            left_out[to] = (
+        race = each.race
+        assert isinstance(race, Race), "the others are timed elsewhere"
+        usual = (*race.precisions, *(race.with_data if calibrated else ()))
+        precisions = [one for one in asked or usual if one in each.precisions]
+        if _needs_install(each):
+            left_out[each.name] = ABSENT
+        elif rows > 1 and race.one_row:
+            left_out[each.name] = (
+                f"takes one row at a time; expected --batch 1, not {rows}"
+            )
+        elif race.needs_data and not calibrated:
+            left_out[each.name] = (
                 "is calibrated on rows of the task; expected --data with them"
             )
         elif not precisions:
-            left_out[to] = (
-                f"writes {', '.join(WRITERS[to][1])}; expected one of these as "
+            left_out[each.name] = (
+                f"writes {', '.join(each.precisions)}; expected one of these as "
                 f"--precision, not {precision}"
             )
         else:
-            chosen[to] = precisions
-    unknown = [name for name in named if name not in FORMATS]
-    if unknown:
-        others = (
-            "expected all, or some of "
-            f"{', '.join(FORMATS)}.{did_you_mean(unknown[0], FORMATS)}"
-        )
-        raise ExportError(
-            f"--formats {unknown[0]}: cannot be timed here: "
-            f"{ELSEWHERE.get(unknown[0], others)}"
-        )
-    if left_out and (formats != ALL or not chosen):
+            chosen[each.name] = precisions
+    if left_out and (requested != ALL or not chosen):
         name, reason = next(iter(left_out.items()))
         raise ExportError(
             f"--formats {name}: {reason}"
             + (f": {install_command(name)}" if reason == ABSENT else "")
         )
     return chosen, left_out
+
+
+def _needs_install(format: Format) -> bool:
+    extra = format.extra
+    return extra is not None and extra.required and bool(find_missing(extra.name))
 
 
 @dataclass(frozen=True)
@@ -229,7 +213,8 @@ def export_formats(
     Raises ExportError for a format that is unknown, or was named and cannot be
     exported, or if none can be.
     """
-    from compress.commands.export import FixedOptions, export
+    from compress.commands.export import export
+    from compress.exporters.writers.context import FixedOptions
 
     chosen, left_out = choose_formats(
         formats, precision=precision, calibrated=data is not None, rows=rows

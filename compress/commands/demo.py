@@ -17,7 +17,7 @@ from compress.errors import ExportError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.session import read_model, session_entries
-from compress.exporters.tokenizer import text_file
+from compress.exporters.tokenizer.text_model import text_file
 from compress.io import atomic_folder, hash_files, write_json
 from compress.outputs import check_output_folder
 from compress.reporting.html import FOLDER, render

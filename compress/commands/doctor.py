@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from compress.arguments import check_arguments
 from compress.benchmark import probe
 from compress.benchmark.remote import agent
+from compress.exporters import formats
 from compress.provenance import (
     DISTRIBUTION,
     find_problem,
@@ -43,12 +44,11 @@ LOADED: Final = (
 """Packages to import: their compiled code may be for another processor or system."""
 EXTRAS: Final[Mapping[str, str]] = {
     "demo": "the embedded teacher minilm",
-    "openvino": "compress export --for openvino, and measuring what it writes",
-    "executorch": "compress export --for executorch; give it an environment of its own",
-    "litert": "compress export --for litert; give it an environment of its own",
-    "coreml": "compress export --for coreml",
-    "coreai": "compress export --for coreai; give it an environment of its own",
-    "npu": "the emulator that certifies compress export --for npu; x86-64 Linux",
+    **{
+        each.extra.name: each.extra.purpose
+        for each in formats.known()
+        if each.extra is not None
+    },
     "postgresql": "a compress search whose --storage is a PostgreSQL database, for "
     "workers on many machines",
     "mlflow": "--track mlflow; TensorBoard is in the base install",

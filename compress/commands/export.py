@@ -13,20 +13,22 @@ from compress.arguments import (
     ModelLike,
     PathName,
     Share,
-    TokenCount,
     check_arguments,
     name_of,
 )
 from compress.benchmark.devices import open_chosen
 from compress.config.options import CheckpointOptions, ColumnOptions, DeviceOptions
 from compress.errors import ExportError
-from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Source, load_source
-from compress.exporters.formats import ExportResult, Format
-from compress.exporters.formats.apple import write_coreai, write_coreml
+from compress.exporters.export import check
+from compress.exporters.export import export as write_export
+from compress.exporters.writers.context import (
+    ExportOptions,
+    ExportResult,
+    FixedOptions,
+)
 from compress.quantization.calibration import compute_ranges
-from compress.quantization.npu import write_npu
 from compress.tuning import tune
 
 if TYPE_CHECKING:
@@ -39,19 +41,6 @@ if TYPE_CHECKING:
 
 CALIBRATION_ROWS = 256
 """Rows for calibration, spread evenly over the training split."""
-
-
-@check_arguments
-@dataclass(frozen=True)
-class FixedOptions:
-    """Options of files with fixed lengths, for NPUs and Core ML.
-
-    lengths   in tokens, for NPUs one file each; empty: the bundle's max_length
-    max_drop  how much of the score, in its own unit, files for NPUs may lose
-    """
-
-    lengths: tuple[TokenCount, ...] = ()
-    max_drop: Share = 0.005
 
 
 LoadData = Callable[[Bundle], "TaskData"]
@@ -75,7 +64,7 @@ def export(
     model: ModelLike,
     out: PathName | None = None,
     *,
-    to: Format = "onnx",
+    to: str = "onnx",
     precisions: Sequence[str] = (),
     opset: int | None = None,
     race: RaceOptions | None = None,
@@ -108,11 +97,9 @@ def export(
     nothing is written then. Raises DeviceError if the device fails.
     """
     model = name_of(model)
-    source, out = (
-        load_source(model, **asdict(checkpoint)),
-        None if out is None else Path(out),
-    )
-    formats.check(source, out, to=to, precisions=precisions, opset=opset)
+    source = load_source(model, **asdict(checkpoint))
+    out = None if out is None else Path(out)
+    check(source, out, to=to, precisions=precisions, opset=opset)
     if race is not None and opset is not None:
         raise ExportError(
             "--tune and --opset: the race uses our own opset; give one of the two"
@@ -124,27 +111,21 @@ def export(
 
     load_data = None if data is None else load
     tried: Sequence[VariantResult] = ()
-    writers = {
-        "npu": partial(write_npu, **asdict(fixed), say=say),
-        "coreml": partial(write_coreml, lengths=fixed.lengths),
-        "coreai": partial(write_coreai, lengths=fixed.lengths),
-    }
+    options = ExportOptions(
+        name=model,
+        command=command,
+        fixed=fixed,
+        load_data=load_data,
+        calibrate=None if load_data is None else partial(calibrate, load_data),
+        say=say,
+    )
     with ExitStack() as stack:
         if race is not None:
             source, tried = stack.enter_context(
                 tune_source(source, race, load_data, in_place=out is None, say=say)
             )
-        result = formats.export(
-            source,
-            out,
-            to=to,
-            precisions=precisions,
-            opset=opset,
-            name=model,
-            load_data=load_data,
-            calibrate=None if load_data is None else partial(calibrate, load_data),
-            command=command,
-            writer=writers.get(to),
+        result = write_export(
+            source, out, to=to, precisions=precisions, opset=opset, options=options
         )
     return replace(result, tried=tuple(tried))
 

@@ -20,7 +20,8 @@ from compress.arguments import (
     name_of,
 )
 from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIMES
-from compress.benchmark.devices import Device, open_chosen
+from compress.benchmark.device import Device
+from compress.benchmark.devices import open_chosen
 from compress.benchmark.jobs import check_settings
 from compress.config.options import ColumnOptions, DeviceSettingOptions
 from compress.errors import BundleError

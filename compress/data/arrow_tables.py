@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise, repeat
 from operator import truediv
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from compress.data.tables import (
+    BATCH_CHARACTERS,
+    BATCH_ROWS,
     SAMPLE_ROWS,
     Cell,
     CellKind,
     Row,
     Table,
-    chunks,
-    count_characters,
     explain_empty,
 )
 from compress.data.text_files import (
@@ -44,36 +44,6 @@ from compress.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-BATCH_ROWS: Final = 10_000
-BATCH_CHARACTERS: Final = 16_000_000
-
-
-def to_batches(table: Table, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a table as Arrow batches. DataError for rows with errors, and
-    for columns that mix texts and lists."""
-    wrong = [str if table.has_lists(name) else list for name in names]
-    types = [
-        pa.list_(pa.string()) if refused is str else pa.string() for refused in wrong
-    ]
-    for chunk in chunks(table.rows(names, None), _size, BATCH_ROWS, BATCH_CHARACTERS):
-        for row in chunk:
-            if row.error:
-                raise DataError(row.error)
-            if any(map(isinstance, row.cells, wrong)):
-                raise DataError(
-                    f"{table.place}, {table.unit} {row.number}: a column has both "
-                    "lists and texts. Write every row of a column the same way."
-                )
-        columns = zip(*(row.cells for row in chunk), strict=True)
-        yield pa.record_batch(
-            [pa.array(cells, kind) for cells, kind in zip(columns, types, strict=True)],
-            list(names),
-        )
-
-
-def _size(row: Row) -> int:
-    return count_characters(row.cells)
 
 
 def open_parquet(path: Path) -> Table:

@@ -124,7 +124,7 @@ def read(files: Sequence[Path]) -> Iterator[str]:
                 case "tar":
                     yield from _archive(path)
                 case "parquet":
-                    from compress.data.tables import open_file
+                    from compress.data.table_files import open_file
 
                     split = open_file(path).check()
                     if "text" not in split.columns:

@@ -32,7 +32,8 @@ from compress.data.corpus import Corpus, load_corpus, split_sentences
 from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS
 from compress.data.retrieval import Retrieval
 from compress.data.sources import Role
-from compress.data.tables import SUFFIXES, Table, open_table
+from compress.data.table_files import SUFFIXES, open_table
+from compress.data.tables import Table
 from compress.data.task import Task, UnsavedTask
 from compress.errors import DataError, did_you_mean
 from compress.kinds import find

@@ -44,7 +44,8 @@ from compress.data.retrieval import (
 )
 from compress.data.schema import number, plain
 from compress.data.sources import Role
-from compress.data.tables import SUFFIXES, Table, open_table
+from compress.data.table_files import SUFFIXES, open_table
+from compress.data.tables import Table
 from compress.data.task import Examples
 from compress.errors import DataError
 

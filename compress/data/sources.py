@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from compress.data import documents
-from compress.data.tables import SUFFIXES, Table, class_folders, open_tables
+from compress.data.table_files import SUFFIXES, class_folders, open_tables
+from compress.data.tables import Table
 from compress.data.text_files import reading, refuse_special
 from compress.errors import DataError, did_you_mean
 

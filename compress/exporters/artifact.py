@@ -293,7 +293,7 @@ class Bundle:
         Raises BundleError for a bundle of another kind, CompressError for a prompt that
         the model does not have.
         """
-        from compress.exporters.embeddings import open_embedder
+        from compress.exporters.predictor import open_embedder
 
         if self.manifest.task is None or not self.manifest.task.vectors:
             self._check_kind("embeddings")
@@ -318,7 +318,7 @@ class Bundle:
         the bundle's `max_length`. For sampling and beams use optimum or
         transformers.js.
         """
-        from compress.exporters.generation import complete
+        from compress.exporters.text_generator import complete
 
         self._check_kind("generative")
         return complete(

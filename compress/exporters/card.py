@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
+from compress.exporters import formats
 
 if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
     from compress.records.certificate import Certificate
 
-TEMPLATES = Path(__file__).parent
 METRICS = {
     "matthews": "matthews_correlation",
     "pearson": "pearsonr",
@@ -103,8 +103,8 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     content, task = Card.parse(card), manifest.task
     assert task is not None, "only bundles with a task have this card"
     return render(
-        "card.md.jinja",
         card=content,
+        title=content.name,
         front_matter=front_matter(
             content,
             "sentence-transformers" if task.vectors else "transformers",
@@ -167,57 +167,6 @@ def revise(
     return str(found)
 
 
-NPU_OPENING = """onnxruntime.register_execution_provider_library("QNN", onnxruntime_qnn.get_library_path())
-options = onnxruntime.SessionOptions()
-devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == onnxruntime_qnn.get_ep_name()]
-options.add_provider_for_devices(devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path()}})
-session = onnxruntime.InferenceSession("{file}", options)"""  # noqa: E501
-ORT = "import onnxruntime"
-RUNTIMES: Mapping[str, tuple[str, str, str, str]] = {
-    "ort": (
-        "onnxruntime",
-        "python",
-        ORT,
-        'session = onnxruntime.InferenceSession("{file}")',
-    ),
-    "text": (
-        "onnxruntime",
-        "python",
-        ORT,
-        'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})',
-    ),
-    "web": (
-        "transformers.js",
-        "js",
-        'import { pipeline } from "@huggingface/transformers";',
-        'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});',
-    ),
-    "openvino": (
-        "openvino",
-        "python",
-        "import openvino",
-        'model = openvino.Core().compile_model("{file}", "CPU")',
-    ),
-    "executorch": (
-        "executorch",
-        "python",
-        "from executorch.runtime import Runtime",
-        'method = Runtime.get().load_program("{file}").load_method("forward")',
-    ),
-    "npu": ("onnxruntime", "python", f"{ORT}\nimport onnxruntime_qnn", NPU_OPENING),
-    "coreml": ("coreml", "swift", "import CoreML", ""),
-    "coreai": ("coreai", "swift", "import CoreAI", ""),
-    "litert": (
-        "litert",
-        "python",
-        "from ai_edge_litert.interpreter import Interpreter",
-        'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")',
-    ),
-}
-"""Formats other than the bundle: the library's name on the hub, the language, the
-imports, the line that opens a file."""
-
-
 def export_card(
     record: Mapping[str, Any],
     origin: Mapping[str, str],
@@ -228,37 +177,36 @@ def export_card(
     """Render the README.md of an export other than a bundle, from its export.json and
     fields of its model's `Card`.
 
-    code  opens the file in its runtime, where the line of RUNTIMES does not
+    code  opens the file in its runtime, where the format's `Opening` does not
     """
-    library, language, imports, opening = RUNTIMES[record["for"]]
+    opening = formats.find(record["for"]).opening
+    assert opening is not None, "a bundle has a card of its own"
     card = Card.parse({"name": record["source"], **origin})
     pipeline = "feature-extraction" if task is None else task.pipeline
     longest = record["max_length"]
     texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (
         task is not None and task.pair
     )
-    opened = opening.format(
+    opened = opening.code.format(
         file=record["files"][0]["file"],
         pipeline=pipeline,
         max_length=longest,
         texts=texts,
     )
-    return render(
-        "export.md.jinja",
-        front_matter=front_matter(card, library, pipeline),
-        title=f"{card.name} for {library}",
-        model_type=record["model_type"],
-        runtime=library,
-        max_length=longest,
-        source=card.name,
+    about = (
+        f"{escape(record['model_type'])}, for {opening.library}; texts of at most "
+        f"{longest} tokens. Exported by compress from {escape(card.name)}."
+    )
+    warnings = [f"warning: {warning}" for warning in record["warnings"]]
+    return file_card(
+        replace(card, name=f"{card.name} for {opening.library}"),
+        opening.library,
+        pipeline,
+        about=[about],
+        load=f"{opening.imports}\n\n{code or opened}",
+        language=opening.language,
         files=[{"precision": "", "note": "", **each} for each in record["files"]],
-        language=language,
-        load=Markup(f"{imports}\n\n{code or opened}"),
-        verdicts=[
-            *record["verdicts"],
-            *(f"warning: {warning}" for warning in record["warnings"]),
-        ],
-        licence=licence(card),
+        verdicts=[*record["verdicts"], *warnings],
     )
 
 
@@ -339,9 +287,39 @@ def front_matter(
     return Markup(data.to_yaml() + "\n")
 
 
-def render(template: str, **values: Any) -> str:
-    """Render a template of this folder; values that are not marked as safe are
-    escaped."""
+def file_card(
+    card: Card,
+    library: str,
+    pipeline: str,
+    *,
+    about: Sequence[str],
+    load: str,
+    language: str = "python",
+    files: Sequence[Mapping[str, Any]] = (),
+    verdicts: Sequence[str] = (),
+) -> str:
+    """Render the card of files that are not a task's bundle.
+
+    library, pipeline   the hub's names
+    about      Markdown of the first paragraphs; load: code that opens the files
+    files      path, precision, bytes and note of each
+    verdicts   sentences on where and how to run the files
+    """
+    return render(
+        front_matter=front_matter(card, library, pipeline),
+        title=card.name,
+        task=None,
+        about=[Markup(paragraph) for paragraph in about],
+        files=files,
+        language=language,
+        load=Markup(load),
+        verdicts=verdicts,
+        licence=licence(card),
+    )
+
+
+def render(**values: Any) -> str:
+    """Render the template of cards; values that are not marked as safe are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     page = Environment(
@@ -349,9 +327,9 @@ def render(template: str, **values: Any) -> str:
         finalize=escape,
         trim_blocks=True,
         keep_trailing_newline=True,
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(Path(__file__).parent),
     )
-    return page.get_template(template).render(values)
+    return page.get_template("card.md.jinja").render(values)
 
 
 def escape(value: object) -> str:

@@ -5,48 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.task import Task
-from compress.errors import BundleError
 from compress.exporters.artifact import FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
-from compress.models.sentence_modules import VECTOR, Normalize, Pooling
+from compress.exporters.predictor import open_embedder
+from compress.models.sentence_modules import Normalize, Pooling
 from compress.models.sentence_settings import SentenceSettings
 from compress.records.certificate import Certificate
-
-if TYPE_CHECKING:
-    from compress.exporters.predictor import Predictor
 
 MAX_DROP = 0.01
 """The largest 1 - Spearman's rho of the similarities and fp32's for which an int8 file
 is certified."""
 
 Floats = NDArray[np.float32]
-
-
-def open_embedder(
-    folder: Path, file: Path, max_length: int, threads: int = 1
-) -> "Predictor":
-    """Open a file of vectors with the tokenizer and the prompts of its folder.
-
-    Raises BundleError for a file that outputs token states only.
-    """
-    from compress.exporters.predictor import open_predictor
-
-    task = Task("embedding", ("text",), "similarity", (), "spearman")
-    predictor = open_predictor(
-        folder, file, task=task, max_length=max_length, threads=threads
-    )
-    if VECTOR not in [node.name for node in predictor.session.get_outputs()]:
-        raise BundleError(
-            f"{folder}: outputs token states only; for a vector per text, export it "
-            "again with a pooling"
-        )
-    return predictor
 
 
 def similarity(one: Floats, other: Floats) -> tuple[float, float]:
@@ -147,26 +122,6 @@ def _certify(exact: Floats, small: Floats, data: str) -> Certificate:
     )
 
 
-CARD = """---
-{front}---
-
-# {name}
-
-{model_type} encoder of texts of at most {max_length} tokens: {gives}. Made with compress.
-
-`onnx/model.onnx` is the model in float32, `onnx/model_quantized.onnx` in int8. Inputs: input_ids, attention_mask and,
-where the model has segments, token_type_ids.
-
-```python
-{load}
-```
-
-## Licence
-
-{licence}
-"""  # noqa: E501
-
-
 POOLED: Mapping[str, str] = {
     "cls": "the first token",
     "max": "the largest of each number over all tokens",
@@ -200,22 +155,23 @@ def _describe(settings: SentenceSettings) -> str:
 def _card(
     fields: Mapping[str, Any], manifest: Manifest, settings: SentenceSettings
 ) -> str:
-    from compress.exporters.card import Card, escape, front_matter, licence
+    from compress.exporters.card import Card, file_card
 
-    card, vectors = Card.parse(fields), settings.embeds
-    library, pipeline = (
-        ("sentence-transformers", "sentence-similarity")
-        if vectors
-        else ("transformers", "feature-extraction")
+    about = (
+        f"{manifest.model_type} encoder of texts of at most {manifest.max_length} "
+        f"tokens: {_describe(settings)}. Made with compress."
     )
-    return CARD.format(
-        front=front_matter(card, library, pipeline),
-        name=escape(card.name),
-        model_type=manifest.model_type,
-        max_length=manifest.max_length,
-        gives=_describe(settings),
-        load=VECTORS if vectors else TOKENS,
-        licence=licence(card),
+    inputs = """`onnx/model.onnx` is the model in float32, `onnx/model_quantized.onnx` in int8. Inputs: input_ids, attention_mask and,
+where the model has segments, token_type_ids."""  # noqa: E501
+    card = Card.parse(fields)
+    shown = [about, inputs]
+    if settings.embeds:
+        library = "sentence-transformers"
+        return file_card(
+            card, library, "sentence-similarity", about=shown, load=VECTORS
+        )
+    return file_card(
+        card, "transformers", "feature-extraction", about=shown, load=TOKENS
     )
 
 

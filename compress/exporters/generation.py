@@ -9,174 +9,23 @@ transformers.js. Loading a bundle and generating text import neither torch nor
 transformers.
 """
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compress import families
-from compress.data.encoder import TextEncoder
-from compress.errors import BundleError, ExportError
+from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, writing
 from compress.exporters.manifest import Manifest
+from compress.exporters.text_generator import TextGenerator
 
-if TYPE_CHECKING:
-    import onnxruntime
-
-Floats = NDArray[np.float32]
-Ids = Sequence[int]
-DECODER_ONLY: Mapping[str, str] = {
-    "fp32": "onnx/model.onnx",
-    "int8": "onnx/model_quantized.onnx",
-}
-ENCODER: Mapping[str, str] = {
-    "fp32": "onnx/encoder_model.onnx",
-    "int8": "onnx/encoder_model_quantized.onnx",
-}
-DECODER: Mapping[str, str] = {
-    "fp32": "onnx/decoder_model_merged.onnx",
-    "int8": "onnx/decoder_model_merged_quantized.onnx",
-}
 TOLERANCE = 1e-3
 """The largest difference of the files' logits from the model's, relative to the largest
 logit (or to 1)."""
-
-
-def complete(
-    folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int
-) -> list[str]:
-    """Write at most `new` tokens after each text, or in answer to it."""
-    encoder = TextEncoder.from_folder(folder)
-    generator = TextGenerator.open(folder, precision)
-    rows = encoder.encode(texts, max_length)
-    return [
-        encoder.decode(generator.generate(row["input_ids"], new=new)) for row in rows
-    ]
-
-
-@dataclass(frozen=True)
-class TextGenerator:
-    """Greedy generation from open sessions.
-
-    encoder    of a sequence-to-sequence model
-    start      the token that its answers begin with
-    ends       the tokens that end a text
-    positions  the most tokens of a decoder, prompt included
-    """
-
-    decoder: "onnxruntime.InferenceSession"
-    encoder: "onnxruntime.InferenceSession | None"
-    start: int | None
-    ends: frozenset[int]
-    positions: int | None
-
-    @classmethod
-    def open(
-        cls, folder: Path, precision: str = "int8", threads: int = 1
-    ) -> "TextGenerator":
-        """Open the sessions. Raises ExportError for a folder without a file of this
-        precision."""
-        from compress.exporters.session import open_session
-
-        config: dict[str, Any] = {}
-        for name in ("config.json", "generation_config.json"):
-            if (folder / name).is_file():
-                config |= json.loads((folder / name).read_text(encoding="utf-8"))
-        ends = config.get("eos_token_id")
-        pair = (folder / ENCODER["fp32"]).is_file()
-        paths = [
-            folder / names[precision]
-            for names in ((DECODER, ENCODER) if pair else (DECODER_ONLY,))
-        ]
-        sessions = [open_session(path, threads) for path in paths]
-        return cls(
-            decoder=sessions[0],
-            encoder=sessions[1] if pair else None,
-            start=config.get("decoder_start_token_id"),
-            ends=frozenset(
-                ends if isinstance(ends, list) else [] if ends is None else [ends]
-            ),
-            positions=config.get("n_positions") if not pair else None,
-        )
-
-    def generate(self, ids: Ids, *, new: int) -> list[int]:
-        """Generate at most `new` token ids after these, or in answer to them, the end
-        token included: always the most likely one.
-
-        Raises BundleError for an empty prompt, and for more tokens than the model has
-        positions.
-        """
-        if not ids:
-            raise BundleError(
-                "cannot complete an empty text: it has no tokens; give at least one "
-                "word"
-            )
-        if self.positions is not None and len(ids) + new > self.positions:
-            raise BundleError(
-                f"{len(ids)} tokens and {new} new ones; this model has "
-                f"{self.positions} positions"
-            )
-        if self.encoder is not None and self.start is None:
-            raise BundleError(
-                "config.json has no decoder_start_token_id, with which the answer "
-                "begins"
-            )
-        past = self.begin(ids)
-        read = list(ids) if self.encoder is None else [self.start or 0]
-        generated: list[int] = []
-        while len(generated) < new and not (generated and generated[-1] in self.ends):
-            logits, past = self.step(past, read)
-            read = [int(logits[-1].argmax())]
-            generated += read
-        return generated
-
-    def begin(self, source: Ids) -> dict[str, Any]:
-        """Build the decoder's inputs besides tokens: empty keys and values, and the
-        encoder's states of `source`."""
-        empty = {
-            node.name: np.zeros((1, node.shape[1], 0, node.shape[3]), np.float32)
-            for node in self.decoder.get_inputs()
-            if node.name.startswith("past_key_values.")
-        }
-        if self.encoder is None:
-            return empty
-        feeds = {
-            "input_ids": np.array([source], np.int64),
-            "attention_mask": np.ones((1, len(source)), np.int64),
-        }
-        (states,) = self.encoder.run(["last_hidden_state"], feeds)
-        return {
-            **empty,
-            "encoder_hidden_states": states,
-            "encoder_attention_mask": feeds["attention_mask"],
-            "use_cache_branch": np.array([False]),
-        }
-
-    def step(self, past: Mapping[str, Any], ids: Ids) -> tuple[Floats, dict[str, Any]]:
-        """Compute the logits (tokens, vocabulary) of these tokens, and the other inputs
-        of the next step."""
-        cached = next(
-            value for name, value in past.items() if name.startswith("past_key_values.")
-        ).shape[2]
-        feeds = {**past, "input_ids": np.array([ids], np.int64)}
-        if self.encoder is None:
-            feeds["attention_mask"] = np.ones((1, cached + len(ids)), np.int64)
-            feeds["position_ids"] = np.arange(cached, cached + len(ids))[None]
-        names = [node.name for node in self.decoder.get_outputs()]
-        outputs = dict(zip(names, self.decoder.run(names, feeds), strict=True))
-        logits: Floats = outputs.pop("logits")[0]
-        following = {
-            name.replace("present.", "past_key_values."): value
-            for name, value in outputs.items()
-        }
-        branch = {} if self.encoder is None else {"use_cache_branch": np.array([True])}
-        return logits, {**past, **following, **branch}
 
 
 def write(
@@ -194,7 +43,7 @@ def write(
     `card` has the fields of `Card`. Raises ExportError for another architecture, for a
     model of over 2 GB, and where the files do not compute what the model does.
     """
-    from compress.exporters.card import Card, escape, front_matter, licence
+    from compress.exporters.card import Card, file_card
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import as_float32, check_size
     from compress.models.checkpoints import save_checkpoint
@@ -217,11 +66,12 @@ def write(
         _finish(raw, folder / "onnx", "_quantized")
         shutil.rmtree(raw)
         (folder / "README.md").write_text(
-            CARD.format(
-                front=front_matter(content, "transformers", "text-generation"),
-                name=escape(content.name),
-                kind=plain.config.model_type,
-                licence=licence(content),
+            file_card(
+                content,
+                "transformers",
+                "text-generation",
+                about=[ABOUT.format(kind=plain.config.model_type)],
+                load=LOAD,
             ),
             encoding="utf-8",
         )
@@ -313,21 +163,8 @@ def check(model: Any, folder: Path) -> float:
     return difference / max(1.0, largest)
 
 
-CARD = """---
-{front}---
+ABOUT = """{kind}, as ONNX with the keys and values of the tokens before as inputs and outputs. Made with compress. optimum's
+ORTModelForCausalLM or ORTModelForSeq2SeqLM (`subfolder="onnx"`) and transformers.js load this folder."""  # noqa: E501
+LOAD = """from compress import Bundle
 
-# {name}
-
-{kind}, as ONNX with the keys and values of the tokens before as inputs and outputs. Made with compress. optimum's
-ORTModelForCausalLM or ORTModelForSeq2SeqLM (`subfolder="onnx"`) and transformers.js load this folder.
-
-```python
-from compress import Bundle
-
-Bundle.load(".").complete(["a text"])  # int8, without torch
-```
-
-## Licence
-
-{licence}
-"""  # noqa: E501
+Bundle.load(".").complete(["a text"])  # int8, without torch"""

@@ -38,7 +38,7 @@ from compress.exporters.int8 import (
     quantise_matrix,
 )
 from compress.exporters.onnx import MASKED
-from compress.exporters.rewrite import Form
+from compress.exporters.rewrite.forms import Form
 from compress.exporters.rewrite.graph import Graph, Product, attribute, products
 from compress.exporters.session import (
     MICROSOFT,

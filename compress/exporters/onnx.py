@@ -30,7 +30,7 @@ from compress import families
 from compress.errors import CompressError, ExportError, first_reason
 from compress.exporters import probes
 from compress.exporters.probes import TRACED, Probe
-from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
+from compress.exporters.rewrite.forms import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import (
     PROMPT_LENGTH,
     SESSION_KEY,
@@ -102,8 +102,8 @@ def to_onnx(
     the tokens of prompts: how many
              tokens a prompt takes at the beginning; 0 where it is not given, as
              runtimes that know nothing of it do
-    form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13);
-             None: it stays as traced
+    form     how the graph is rewritten (`rewrite.forms.rewrite_graph`, which needs
+             opset 13); None: it stays as traced
     max_length   the most tokens of the texts that the file is for; None: 512, or as
                  many as the model has positions
 

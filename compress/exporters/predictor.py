@@ -29,6 +29,7 @@ from compress.exporters.session import (
     runtime_reason,
 )
 from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_modules import VECTOR
 from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings
 from compress.progress import show_progress
 
@@ -409,3 +410,22 @@ def decode(raw: bytes, where: str) -> str:
             f"{where}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; "
             "convert the text, for example with: iconv -f latin1 -t utf-8"
         ) from None
+
+
+def open_embedder(
+    folder: Path, file: Path, max_length: int, threads: int = 1
+) -> Predictor:
+    """Open a file of vectors with the tokenizer and the prompts of its folder.
+
+    Raises BundleError for a file that outputs token states only.
+    """
+    task = Task("embedding", ("text",), "similarity", (), "spearman")
+    predictor = open_predictor(
+        folder, file, task=task, max_length=max_length, threads=threads
+    )
+    if VECTOR not in [node.name for node in predictor.session.get_outputs()]:
+        raise BundleError(
+            f"{folder}: outputs token states only; for a vector per text, export it "
+            "again with a pooling"
+        )
+    return predictor

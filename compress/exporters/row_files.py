@@ -26,7 +26,8 @@ from numpy.lib.format import write_array_header_1_0
 from compress.data import schema
 from compress.data.answers import Outcome
 from compress.data.encoder import Text
-from compress.data.tables import SUFFIXES, Row, Table, open_table
+from compress.data.table_files import SUFFIXES, open_table
+from compress.data.tables import Row, Table
 from compress.data.task import Task
 from compress.data.text_files import Position, stripped_lines
 from compress.data.vector_index import TYPES, Form, load_texts, pack, read_index

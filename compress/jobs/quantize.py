@@ -10,7 +10,7 @@ from pathlib import Path
 from datasets import Dataset
 from onnx import GraphProto
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.config.options import Int8Options
 from compress.data.task import TaskData
 from compress.evaluation.evaluator import Evaluator

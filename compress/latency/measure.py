@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import FILES, Precision
 from compress.exporters.fp16 import to_float16

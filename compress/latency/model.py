@@ -26,7 +26,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING
 
 from compress import io
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.data.cache import home, is_whole, load_or_create
 from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import Precision

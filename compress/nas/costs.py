@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.errors import BundleError, SearchError
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.kinds import Kind

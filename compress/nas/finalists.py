@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.config.stages import Stage, StudentSpec
 from compress.errors import SearchError
 from compress.exporters.artifact import FILES, Bundle, Precision

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.config.options import StudyOptions
 from compress.config.stages import Stage, StudentSpec
 from compress.errors import SearchError

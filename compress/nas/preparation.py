@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.config import user_code
 from compress.config.options import (
     DataOptions,

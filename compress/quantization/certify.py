@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.predictor import open_predictor
@@ -26,9 +26,6 @@ from compress.records.class_scores import (
     select_fallen,
 )
 from compress.records.latency import describe_device
-
-if TYPE_CHECKING:
-    from compress.quantization.sensitivity import FloatCost
 
 ROWS = 2000
 """Rows that decide whether the score is kept, spread evenly over the split."""
@@ -45,6 +42,21 @@ MANY = 48
 """If there are more products than MANY, fewer rows probe them, down to FEWEST."""
 
 Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class FloatCost:
+    """The cost of the products in float32, compared with the all-int8 file.
+
+    ms          p50 of one forward at `setting` on the device; mb: 10^6 bytes of the
+                file
+    max_drop    the lowest limit, in the score's own unit, for which all would be int8
+    """
+
+    ms: float
+    mb: float
+    setting: str
+    max_drop: float
 
 
 @dataclass(frozen=True)
@@ -189,7 +201,7 @@ def certify(
     split: str,
     data: str,
     kept: Sequence[str] = (),
-    cost: "FloatCost | None" = None,
+    cost: FloatCost | None = None,
     exact: Path | None = None,
 ) -> Certificate:
     """Compare the bundle's file of this precision with its fp32 file, both on the

@@ -30,7 +30,6 @@ from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters import npu
 from compress.exporters.artifact import Bundle
-from compress.exporters.formats import OPSET, ExportContext, ExportedFile, ExportResult
 from compress.exporters.int8 import Ranges
 from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import join_answers, open_predictor, run_rows
@@ -41,6 +40,12 @@ from compress.exporters.session import (
     open_session,
     read_model,
     save_certified,
+)
+from compress.exporters.writers.context import (
+    OPSET,
+    ExportContext,
+    ExportedFile,
+    ExportResult,
 )
 from compress.provenance import versions
 from compress.quantization.calibration import (
@@ -250,20 +255,13 @@ def find_extremes(source: Path, rows: Dataset, *, threads: int) -> Ranges:
 
 
 def write_npu(
-    context: ExportContext,
-    folder: Path,
-    precisions: Sequence[str],
-    *,
-    lengths: Sequence[int] = (),
-    max_drop: float = 0.005,
-    say: Say = lambda _: None,
+    context: ExportContext, folder: Path, precisions: Sequence[str]
 ) -> ExportResult:
     """Write a file for each precision and length, and certify it: see
-    `compress.exporters.formats`.
+    `compress.exporters.formats.npu`.
 
-    lengths   in tokens; default: the bundle's max_length
-    max_drop  the allowed drop of the score, in its own unit, for choosing operators in
-              uint16 and for certificates
+    The allowed drop of the score decides which operators stay in uint16, and what is
+    certified.
 
     Raises ExportError for a model that an NPU cannot run, a length beyond the model's
     positions, or too few rows.
@@ -272,23 +270,17 @@ def write_npu(
         raise ExportError(
             f"--opset: files for NPUs are of opset {OPSET}; expected no --opset"
         )
-    bundle, model = context.bundle, context.model()
-    lengths, limit = (
-        sorted(set(lengths)) or [bundle.manifest.max_length],
-        positions(model),
-    )
-    for length in lengths:
-        if length < SHORTEST or (limit is not None and length > limit):
-            most = (
-                " or more" if limit is None else f" to {limit}, the model's positions"
-            )
-            raise ExportError(f"--seq {length}: expected {SHORTEST}{most} tokens")
-    if bundle.manifest.kind != "task" or context.load_data is None:
+    say = context.options.say
+    max_drop = context.options.fixed.max_drop
+    bundle = context.bundle
+    model = context.model()
+    lengths = _lengths(context, model)
+    if bundle.manifest.kind != "task" or context.options.load_data is None:
         raise ExportError(
             "--for npu: files are calibrated and certified on real rows of a bundle's "
             "task; expected a bundle, and --data with what it was trained on"
         )
-    data = context.load_data(bundle)
+    data = context.options.load_data(bundle)
     source = _export(context, model)
     longest = limit_length(bundle, lengths[-1])
     evaluator = longest.evaluator(data.validation)
@@ -371,7 +363,7 @@ def write_npu(
                 for row in context.trial_rows()
                 if row["input_ids"].shape[1] <= length
             ]
-            apart = context.differs(_run_fixed(target), rows=trial_rows)
+            apart = context.differs(open_file(context, target), rows=trial_rows)
             exported.append(
                 ExportedFile(target.name, precision, apart, note, proofs=tuple(proofs))
             )
@@ -379,6 +371,19 @@ def write_npu(
             warnings += list_warnings(proofs[1:])
     verdicts.append(UNTIMED)
     return ExportResult(tuple(exported), tuple(verdicts), tuple(warnings))
+
+
+def _lengths(context: ExportContext, model: Any) -> list[int]:
+    """List the lengths of the files, in tokens, ascending. Raises ExportError for one
+    beyond the model's positions."""
+    wanted = sorted(set(context.options.fixed.lengths))
+    lengths = wanted or [context.bundle.manifest.max_length]
+    limit = positions(model)
+    most = " or more" if limit is None else f" to {limit}, the model's positions"
+    for length in lengths:
+        if length < SHORTEST or (limit is not None and length > limit):
+            raise ExportError(f"--seq {length}: expected {SHORTEST}{most} tokens")
+    return lengths
 
 
 def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
@@ -405,7 +410,8 @@ def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
     ]
 
 
-def _run_fixed(file: Path) -> Run:
+def open_file(context: ExportContext, file: Path) -> Run:
+    """Open a file of a fixed length; rows are padded to it."""
     session = open_session(file, threads=1)
 
     def run(row: Feeds) -> Sequence[NDArray[np.float32]]:

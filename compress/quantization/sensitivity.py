@@ -19,10 +19,10 @@ from typing import Protocol
 
 import onnx
 
-from compress.benchmark.devices import Device
+from compress.benchmark.device import Device
 from compress.exporters.rewrite.graph import Product, layer
 from compress.progress import show_progress
-from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
+from compress.quantization.certify import FloatCost, QuantizationEvaluator, ScoreDrop
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
 
@@ -51,21 +51,6 @@ in float32 to keep the answers; to keep the score, less is enough."""
 HEAD = 0.01
 """The cost of a head's layer, which reads one row, relative to a layer of the same size
 that reads every token."""
-
-
-@dataclass(frozen=True)
-class FloatCost:
-    """The cost of the products in float32, compared with the all-int8 file.
-
-    ms          p50 of one forward at `setting` on the device; mb: 10^6 bytes of the
-                file
-    max_drop    the lowest limit, in the score's own unit, for which all would be int8
-    """
-
-    ms: float
-    mb: float
-    setting: str
-    max_drop: float
 
 
 @dataclass(frozen=True)

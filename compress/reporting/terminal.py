@@ -32,7 +32,7 @@ from compress.reporting.tables import (
 )
 
 if TYPE_CHECKING:
-    from compress.exporters.formats import ExportedFile, ExportResult
+    from compress.exporters.writers.context import ExportedFile, ExportResult
     from compress.quantization.select import Quantized
 
 

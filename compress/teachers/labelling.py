@@ -15,7 +15,7 @@ from compress.console import print_note
 from compress.data import load_task, schema, sources
 from compress.data.corpus import load_corpus
 from compress.data.objects import data_path
-from compress.data.tables import SUFFIXES
+from compress.data.table_files import SUFFIXES
 from compress.data.task import Task, TaskData
 from compress.data.text_files import reading
 from compress.errors import DataError, TeacherError

@@ -25,7 +25,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
-from compress.exporters.tokenizer import run_text, text_file
+from compress.exporters.tokenizer.text_model import run_text, text_file
 from compress.models import student as students
 from compress.models.loader import load_model
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_settings

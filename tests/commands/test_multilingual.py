@@ -23,7 +23,7 @@ from compress.config.stages import StudentSpec
 from compress.data.collate import Collate
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity, to_onnx
-from compress.exporters.rewrite import Form, rewrite_graph
+from compress.exporters.rewrite.forms import Form, rewrite_graph
 from compress.exporters.session import read_model
 from compress.models.signals import ATTENTION, open_attention, read
 from compress.models.student import build, choose_units

@@ -31,7 +31,7 @@ from compress.exporters.artifact import FILES, TEXT, Bundle
 from compress.exporters.fp16 import to_float16
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session, read_certificate
-from compress.exporters.tokenizer import text_model
+from compress.exporters.tokenizer.text_model import text_model
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization.certify import ScoreDrop
 from compress.records.run_report import Report

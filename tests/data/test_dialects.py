@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from compress.data.tables import Table, open_table
+from compress.data.table_files import open_table
+from compress.data.tables import Table
 from compress.errors import DataError
 
 ROWS = [("a fine film", "pos"), ("a dull film, long", "neg"), ("so very fine", "pos")]

@@ -116,7 +116,7 @@ def test_shared_parquet_texts_use_little_memory(tmp_path: Path) -> None:
     rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * 1000, ["x" * 2**22]), "label": [0, 1] * 500})
     pq.write_table(rows, tmp_path / "train.parquet", dictionary_pagesize_limit=2**30, store_schema=False)
     code = (
-        "import itertools, pathlib, sys; from compress.data.tables import open_file\n"
+        "import itertools, pathlib, sys; from compress.data.table_files import open_file\n"
         "rows = open_file(pathlib.Path(sys.argv[1]))\n"
         "print(max(batch.num_rows for batch in itertools.islice(rows.read(('text', 'label')), 3)))"
     )

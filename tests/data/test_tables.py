@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compress.data import load_task
-from compress.data.tables import open_table
+from compress.data.table_files import open_table
 from compress.errors import DataError
 
 TEXTS = ["a fine film", "ein schöner Film", "映画"]

@@ -14,8 +14,9 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 from compress.commands import export as commands
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
-from compress.exporters.formats import ExportResult, aimodel, apple, mil
-from compress.exporters.formats.mil import OPERATORS
+from compress.exporters.writers import aimodel, apple, mil
+from compress.exporters.writers.context import ExportResult, FixedOptions
+from compress.exporters.writers.mil import OPERATORS
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, LENGTH, QA, TAGGING, bundle, names
 
@@ -245,7 +246,7 @@ def test_files_answer_as_the_bundle_does(to: str, written: Path, tmp_path: Path)
 )
 def test_several_lengths_of_one_file(to: str, model: Callable[[], Any], task: Any, tmp_path: Path) -> None:
     needs(to)
-    source, fixed = bundle(tmp_path / "bundle", model(), task), commands.FixedOptions((LENGTH, 16))
+    source, fixed = bundle(tmp_path / "bundle", model(), task), FixedOptions((LENGTH, 16))
     made = commands.export(str(source.path), tmp_path / "out", to=to, precisions=("fp32",), fixed=fixed)
     assert relative(made)["fp32"] < 1e-4
     assert made.verdicts[0].startswith({"coreml": "for iOS 18 or macOS 15", "coreai": "for iOS 27 or macOS 27"}[to])

@@ -20,12 +20,13 @@ from compress.config.options import DeviceOptions
 from compress.data import load_task
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError, ExportError
-from compress.exporters import formats
+from compress.exporters import export as exporting
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.checkpoint import load_source
-from compress.exporters.formats import OPSETS, export
+from compress.exporters.export import OPSETS, export
 from compress.exporters.session import read_model
-from compress.exporters.tokenizer import read_proof, run_text
+from compress.exporters.tokenizer.text_model import read_proof, run_text
+from compress.exporters.writers.context import ExportOptions
 from compress.records.certificate import Certificate
 from tests import command, generative, marked, tiny
 from tests.quantization.graphs import Rule
@@ -77,7 +78,7 @@ def test_onnx_is_the_bundle_with_more_precisions(written: Path, tmp_path: Path) 
 
 
 def test_the_record_describes_every_file(written: Path, tmp_path: Path) -> None:
-    export(Bundle.load(written), tmp_path / "out", to="web", command="compress export x")
+    export(Bundle.load(written), tmp_path / "out", to="web", options=ExportOptions(command="compress export x"))
     result = record(tmp_path / "out")
     assert (result["format"], result["for"], result["source"], result["command"]) == (
         1,
@@ -280,7 +281,7 @@ def test_a_failure_midway_leaves_nothing(written: Path, tmp_path: Path, monkeypa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(formats, "copy_tokenizer", full)
+    monkeypatch.setattr(exporting, "copy_tokenizer", full)
     with pytest.raises(OSError, match="No space left"):
         export(Bundle.load(written), tmp_path / "out", to="ort", precisions=("int8",))
     assert list(tmp_path.iterdir()) == []
@@ -415,6 +416,9 @@ def test_a_disk_that_openvino_finds_full_is_one_message(
     monkeypatch.setattr(openvino, "save_model", full)
     result = command.run("export", str(made.path), "--for", "openvino", "--out", str(tmp_path / "ov"))
     assert (result.code, result.out) == (2, "")
-    assert "openvino_model_fp16.xml: OpenVINO cannot write it (basic_ios::clear: iostream error)" in result.err
+    assert (
+        "openvino_model_fp16.xml: OpenVINO cannot write it (RuntimeError: basic_ios::clear: iostream error)"
+        in result.err
+    )
     assert "MB are free" in result.err
     assert not (tmp_path / "ov").exists()

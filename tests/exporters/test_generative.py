@@ -23,8 +23,9 @@ from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.decoders import tie_matrices
-from compress.exporters.generation import TextGenerator, check, write
+from compress.exporters.generation import check, write
 from compress.exporters.session import open_session, read_model
+from compress.exporters.text_generator import TextGenerator
 from compress.records.latency import DeviceError
 from tests import generative, tiny
 

@@ -17,10 +17,10 @@ from compress.commands import export as commands
 from compress.errors import ExportError
 from compress.exporters import npu
 from compress.exporters.artifact import Bundle
-from compress.exporters.formats import ExportResult
 from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import run_rows
 from compress.exporters.session import open_session, read_model
+from compress.exporters.writers.context import ExportResult, FixedOptions
 from compress.quantization.calibration import iterate_activations
 from compress.quantization.npu import Planner, Way, find_blocks
 from compress.records.latency import DeviceError
@@ -56,7 +56,7 @@ def made(written: Path, data: str, tmp_path_factory: pytest.TempPathFactory) -> 
         patch.setattr(htp, "find_emulator", lambda: "")
         return commands.export(
             str(written), tmp_path_factory.mktemp("made") / "npu", to="npu", precisions=("w8a16", "w8a8"), data=data,
-            fixed=commands.FixedOptions(LENGTHS, max_drop=1.0),
+            fixed=FixedOptions(LENGTHS, max_drop=1.0),
         )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def test_the_blocks_that_w8a8_keeps_have_16_bits(
     monkeypatch.setattr(Planner, "mix", keep)
     made = commands.export(
         str(written), tmp_path / "npu", to="npu", precisions=("w8a8",), data=data,
-        fixed=commands.FixedOptions((24,), max_drop=1.0),
+        fixed=FixedOptions((24,), max_drop=1.0),
     )  # fmt: skip
     assert widths(read_model(made.path / "model_w8a8_24.onnx"), "QuantizeLinear") == {8, 16}
     assert len(made.files[0].proofs[1].kept) == 1
@@ -264,7 +264,7 @@ def test_a_failing_emulator_is_a_warning(
     written: Path, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(htp, "find_emulator", lambda: str(tmp_path / "no" / "python"))
-    made = commands.export(str(written), tmp_path / "npu", to="npu", data=data, fixed=commands.FixedOptions((24,)))
+    made = commands.export(str(written), tmp_path / "npu", to="npu", data=data, fixed=FixedOptions((24,)))
     assert names(tmp_path / "npu") == {"model_w8a16_24.onnx", *BESIDE}
     assert len(made.files[0].proofs) == 2
     assert any("cannot be started" in warning and htp.PYTHON in warning for warning in made.warnings)

@@ -14,7 +14,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 
 from compress.exporters.int8 import quantize_dynamic, quantize_learned
 from compress.exporters.onnx import parity, to_onnx
-from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewrite_graph
+from compress.exporters.rewrite.forms import FORM_KEY, Form, Rewritten, rewrite_graph
 from compress.exporters.rewrite.graph import list_floats
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
 from compress.models.sentence_encoder import with_settings

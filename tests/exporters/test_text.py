@@ -32,10 +32,16 @@ from compress.data.answers import Answer, Marked, Prediction
 from compress.data.encoder import Text, TextEncoder, text_encoder_of
 from compress.data.task import Task
 from compress.errors import ExportError
-from compress.exporters import tokenizer as texting
 from compress.exporters.artifact import TEXT, Bundle, Precision
 from compress.exporters.session import open_session, read_model
-from compress.exporters.tokenizer import (
+from compress.exporters.tokenizer import build as frames
+from compress.exporters.tokenizer import text_model as texting
+from compress.exporters.tokenizer import wordpiece as characters
+from compress.exporters.tokenizer.build import RowTemplate, reader
+from compress.exporters.tokenizer.bytelevel import ByteLevel
+from compress.exporters.tokenizer.charsmap import EXTENDS, find_classes, read_charsmap, write_charsmap
+from compress.exporters.tokenizer.nfc import read_composition
+from compress.exporters.tokenizer.text_model import (
     TEXTS,
     TokenDifference,
     find_differences,
@@ -46,12 +52,6 @@ from compress.exporters.tokenizer import (
     text_model,
     wordpiece,
 )
-from compress.exporters.tokenizer import build as frames
-from compress.exporters.tokenizer import wordpiece as characters
-from compress.exporters.tokenizer.build import RowTemplate, reader
-from compress.exporters.tokenizer.bytelevel import ByteLevel
-from compress.exporters.tokenizer.charsmap import EXTENDS, find_classes, read_charsmap, write_charsmap
-from compress.exporters.tokenizer.nfc import read_composition
 from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import CharacterMap
 from compress.kinds import Kind

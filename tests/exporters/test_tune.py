@@ -19,7 +19,7 @@ from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite import FORM_KEY, SHIPPED
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
 from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, opset_of, read_model

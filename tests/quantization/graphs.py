@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite import SHIPPED, Form
+from compress.exporters.rewrite.forms import SHIPPED, Form
 from compress.exporters.session import EncodedRow, open_session
 from compress.records.latency import Latency, Setting, Sustained
 from tests import learning, tiny

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from compress.benchmark.devices import Device, open_device
+from compress.benchmark.device import Device
+from compress.benchmark.devices import open_device
 from compress.data.task import Task
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from compress.exporters.int8 import quantize_static
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite import Form, rewrite_graph
+from compress.exporters.rewrite.forms import Form, rewrite_graph
 from compress.exporters.rewrite.graph import Graph, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import compute_ranges

@@ -1,6 +1,2 @@
 """The browser as a measuring device: a page of ours runs onnxruntime-web wherever its
-link is opened."""
-
-from compress.benchmark.browser.device import browser
-
-__all__ = ["browser"]
+link is opened. See `device`."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from compress.errors import ExportError
-from compress.exporters.formats import import_extra
-from compress.exporters.formats.mil import gelu
+from compress.exporters.writers.context import import_extra
+from compress.exporters.writers.mil import gelu
 
 Array = NDArray[Any]
 

@@ -30,17 +30,16 @@ from torch import Tensor
 
 from compress import families
 from compress.errors import ExportError
-from compress.exporters.formats import (
+from compress.exporters.onnx import TracedModel
+from compress.exporters.session import Run, quiet, read_model
+from compress.exporters.writers import aimodel, mil
+from compress.exporters.writers.context import (
     ExportContext,
     ExportedFile,
     ExportResult,
-    aimodel,
     converting,
     import_extra,
-    mil,
 )
-from compress.exporters.onnx import TracedModel
-from compress.exporters.session import quiet, read_model
 from compress.models.padding import reads_last_token
 from compress.slicing.shape import positions
 
@@ -124,30 +123,35 @@ class _Half(TracedModel):
 
 
 def write_coreml(
-    context: ExportContext,
-    folder: Path,
-    precisions: Sequence[str],
-    *,
-    lengths: Sequence[int] = (),
+    context: ExportContext, folder: Path, precisions: Sequence[str]
 ) -> ExportResult:
     """Write each precision as .mlpackage; read it back, and check its interface, and
-    its answers against the fp32 file.
-
-    lengths   of the rows that the packages read, in tokens; empty: the bundle's
-              max_length
-    """
-    return _write(CORE_ML, context, folder, precisions, lengths=lengths)
+    its answers against the fp32 file."""
+    return _write(CORE_ML, context, folder, precisions)
 
 
 def write_coreai(
-    context: ExportContext,
-    folder: Path,
-    precisions: Sequence[str],
-    *,
-    lengths: Sequence[int] = (),
+    context: ExportContext, folder: Path, precisions: Sequence[str]
 ) -> ExportResult:
     """Write each precision as .aimodel, as `write_coreml` does."""
-    return _write(CORE_AI, context, folder, precisions, lengths=lengths)
+    return _write(CORE_AI, context, folder, precisions)
+
+
+def open_coreml(context: ExportContext, file: Path) -> Run:
+    """Read a file of a .mlpackage; rows are padded to its lengths."""
+    package = mil.Program(file.parents[2])
+    return context.pad_rows(package, _lengths(context))
+
+
+def open_coreai(context: ExportContext, file: Path) -> Run:
+    """Read a file of an .aimodel; rows are padded to its lengths."""
+    return context.pad_rows(aimodel.Program(file.parent), _lengths(context))
+
+
+def _lengths(context: ExportContext) -> list[int]:
+    """List the lengths of the rows that the files read, in tokens, ascending."""
+    wanted = sorted(set(context.options.fixed.lengths))
+    return wanted or [context.bundle.manifest.max_length]
 
 
 def _write(
@@ -155,8 +159,6 @@ def _write(
     context: ExportContext,
     folder: Path,
     precisions: Sequence[str],
-    *,
-    lengths: Sequence[int],
 ) -> ExportResult:
     family = context.bundle.manifest.model_type
     if reads_last_token(family):
@@ -165,9 +167,7 @@ def _write(
             "padding to a fixed length moves; --for onnx and --for ort take every "
             "family"
         )
-    taken = _check_lengths(
-        context, sorted(set(lengths)) or [context.bundle.manifest.max_length]
-    )
+    taken = _check_lengths(context, _lengths(context))
     # without the converters' progress bars, and their warnings of untested versions
     with quiet():
         import_extra(target.packages[0].replace("-", "_"), target.extra)

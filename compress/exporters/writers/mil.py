@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import erf, expit, softmax
 
 from compress.errors import ExportError
-from compress.exporters.formats import import_extra
+from compress.exporters.writers.context import import_extra
 
 Array = NDArray[Any]
 

@@ -5,7 +5,7 @@ onnx   the bundle with fp32, int8 and the chosen precisions
 web    the layout that transformers.js loads: config.json, tokenizer.json,
        onnx/model_quantized.onnx, ...
 text   one file that takes a string and answers with a label, or the words' labels: see
-       `compress.exporters.tokenizer`
+       `compress.exporters.tokenizer.text_model`
 ort    the format of onnxruntime's small builds for phones, with the list of operators
        that such a build needs. onnxruntime writes it as it opens a file: `.ort` holds
        the graph as optimised for the CPU provider, `.with_runtime_opt.ort` one
@@ -23,29 +23,44 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compress.data.audit import texts as texts_of
 from compress.data.task import TaskData
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Precision
-from compress.exporters.formats import ExportContext, ExportedFile, ExportResult
 from compress.exporters.session import (
-    Feeds,
     Run,
     create_session,
     onnx_run,
+    open_session,
     quiet_logging,
     read_certificate,
     read_model,
     session_entries,
     session_options,
 )
-from compress.exporters.tokenizer import text_file
+from compress.exporters.tokenizer.text_model import text_file
+from compress.exporters.writers.context import ExportContext, ExportedFile, ExportResult
 from compress.records.run_report import REPORT
 
 if TYPE_CHECKING:
     from compress.data.encoder import Text
+
+
+def open_file(context: ExportContext, file: Path) -> Run:
+    """Open an ONNX or ORT file."""
+    if file.suffix == ".onnx":
+        return onnx_run(file)
+    session = create_session(file, session_options(1, {}), file)
+    return lambda row: session.run(None, dict(row))
+
+
+def open_text_file(context: ExportContext, file: Path) -> Run:
+    """Open a text file; its rows are texts."""
+    session = open_session(file, threads=1)
+    return lambda row: session.run(context.bundle.task.graph_outputs, dict(row))
+
 
 NOTES = {"fp16": "for GPU and WebGPU", "w8": "for size", "q4": "for size"}
 VERDICTS = {
@@ -171,7 +186,8 @@ def write_text(
         raise ExportError(
             "--opset: a text file has the opset of its bundle; expected no --opset"
         )
-    texts = [] if context.load_data is None else _list_texts(context.load_data(bundle))
+    load_data = context.options.load_data
+    texts = [] if load_data is None else _list_texts(load_data(bundle))
     files, verdicts = [], []
     for precision in precisions:
         name = (
@@ -224,11 +240,7 @@ def write_ort(
         ):
             target = folder / f"{stem}{suffix}"
             _convert(source, target, runtime=suffix != ".ort")
-            session = create_session(target, session_options(1, {}), target)
-
-            def run(row: Feeds, session: Any = session) -> Any:
-                return session.run(None, dict(row))
-
+            run = open_file(context, target)
             files.append(_describe(context, precision, note, name=target.name, run=run))
         verdicts += _check_mobile(source, precision)
     config = folder / OPERATORS

@@ -1,5 +1,4 @@
-"""Export files for phones and boards, from torch: ExecuTorch (.pte) and LiteRT,
-formerly TensorFlow Lite (.tflite).
+"""Export ExecuTorch's files (.pte) for phones and boards, from torch.
 
 ExecuTorch delegates matrix products to XNNPACK. Texts of any length up to the bundle's
 run without padding; the batch is one row. What XNNPACK does not take runs on kernels
@@ -9,20 +8,9 @@ that can be many times slower, so the verdict names its share.
     int8   products dynamic int8, one scale per output; embedding tables int8, one scale
            per row, in plain torch operators: XNNPACK takes no tables, and in float32
            they would be most of a small encoder's file
-
-LiteRT has fixed shapes, as its XNNPACK delegate needs them: the file has a signature
-per length (`tokens_32`, `tokens_128`, ... up to the bundle's max_length), all on the
-same weights. Use the shortest that the text fits into, and pad it with attention_mask
-0. Inputs are int32, one row.
-
-    fp32   as it is
-    int8   weights int8, one scale per output, embedding tables too; activations
-           quantised at run time
-    w8     weights int8, computed in float32
 """
 
 import copy
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,16 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from compress import families
-from compress.exporters.formats import (
+from compress.exporters.onnx import TracedModel
+from compress.exporters.session import Run, quiet
+from compress.exporters.weight_only import SMALL
+from compress.exporters.writers.context import (
     ExportContext,
     ExportedFile,
     ExportResult,
     converting,
     import_extra,
 )
-from compress.exporters.onnx import TracedModel
-from compress.exporters.session import Run, quiet
-from compress.exporters.weight_only import SMALL
 
 EXECUTORCH_FILES = {"fp32": "model.pte", "int8": "model_quantized.pte"}
 FREE = (
@@ -91,7 +79,7 @@ def write_executorch(
             buffer, left, taken = _program(context, names, precision)
             (folder / EXECUTORCH_FILES[precision]).write_bytes(buffer)
             apart = context.differs(
-                _run_executorch(folder / EXECUTORCH_FILES[precision], names), rows=rows
+                open_file(context, folder / EXECUTORCH_FILES[precision]), rows=rows
             )
         share = f"XNNPACK takes {taken} of {taken + left.total()} operators"
         made.append(ExportedFile(EXECUTORCH_FILES[precision], precision, apart, share))
@@ -199,10 +187,12 @@ def delegation(graph: Any) -> tuple["Counter[str]", int]:
     return left, sum(counts.delegated for counts in work.values())
 
 
-def _run_executorch(path: Path, names: Sequence[str]) -> Run:
+def open_file(context: ExportContext, file: Path) -> Run:
+    """Load a file into ExecuTorch's runtime."""
+    names = list(context.trial_rows()[0])
     runtime = import_extra("executorch.runtime", "executorch")
     import_extra("executorch.kernels.quantized", "executorch")
-    method = runtime.Runtime.get().load_program(path).load_method("forward")
+    method = runtime.Runtime.get().load_program(file).load_method("forward")
 
     def run(row: Any) -> list[Any]:
         return [
@@ -211,99 +201,3 @@ def _run_executorch(path: Path, names: Sequence[str]) -> Run:
         ]
 
     return run
-
-
-LITERT_FILES = {
-    "fp32": "model.tflite",
-    "int8": "model_quantized.tflite",
-    "w8": "model_w8.tflite",
-}
-LITERT_RECIPES = {"int8": "dynamic_wi8_afp32", "w8": "weight_only_wi8_afp32"}
-SHORTEST, STEP = 32, 4
-"""Lengths of the signatures: each costs a copy of the graph, and of the weights where
-the delegate packs them."""
-
-
-def lengths(longest: int) -> list[int]:
-    """List the signatures' lengths: 32, 128, 512, ... below the longest, and that."""
-    found, length = [], SHORTEST
-    while length < longest:
-        found.append(length)
-        length *= STEP
-    return [*found, longest]
-
-
-def write_litert(
-    context: ExportContext, folder: Path, precisions: Sequence[str]
-) -> ExportResult:
-    """Write each precision as .tflite, and run it in LiteRT's interpreter."""
-    with quiet():
-        import_extra("litert_torch", "litert")
-        exact = _convert(context)
-        files = []
-        for precision in precisions:
-            target = folder / LITERT_FILES[precision]
-            source = exact
-            if precision != "fp32":
-                recipe = getattr(
-                    import_extra("ai_edge_quantizer.recipe", "litert"),
-                    LITERT_RECIPES[precision],
-                )
-                quantizer = import_extra(
-                    "ai_edge_quantizer.quantizer", "litert"
-                ).Quantizer(str(exact), recipe())
-                source = exact.with_name(target.name)
-                quantizer.quantize().export_model(str(source))
-            # not moved: what the quantiser writes is executable
-            shutil.copyfile(source, target)
-            files.append(
-                ExportedFile(
-                    target.name,
-                    precision,
-                    context.differs(_run_litert(context, target)),
-                )
-            )
-    named = ", ".join(
-        f"tokens_{length}" for length in lengths(context.bundle.manifest.max_length)
-    )
-    verdict = (
-        f"shapes are fixed: signatures {named}, one row each, on the same weights; pad "
-        "to the shortest that holds the text, attention_mask 0. Inputs are int32"
-    )
-    packages = ("litert-torch", "ai-edge-quantizer", "ai-edge-litert", "onnxruntime")
-    return ExportResult(tuple(files), (verdict,), packages=packages)
-
-
-def _convert(context: ExportContext) -> Path:
-    """Convert the model to an fp32 file with all signatures."""
-    converter = import_extra("litert_torch", "litert")
-    wrapped = TracedModel(context.model()).eval()
-    target = context.scratch / LITERT_FILES["fp32"]
-    with converting(context, "LiteRT"):
-        signatures = converter
-        for length in lengths(context.bundle.manifest.max_length):
-            sample = {
-                name: torch.ones(1, length, dtype=torch.int64)
-                for name in context.trial_rows()[0]
-            }
-            signatures = signatures.signature(
-                f"tokens_{length}", wrapped, sample_kwargs=sample
-            )
-        signatures.convert().export(str(target))
-    return target
-
-
-def _run_litert(context: ExportContext, path: Path) -> Run:
-    interpreter = import_extra("ai_edge_litert.interpreter", "litert").Interpreter(
-        str(path), num_threads=1
-    )
-    runners = {
-        int(name.removeprefix("tokens_")): interpreter.get_signature_runner(name)
-        for name in interpreter.get_signature_list()
-    }
-
-    def run(row: Mapping[str, Any]) -> list[Any]:
-        found = runners[row["input_ids"].shape[1]](**row)
-        return [found[name] for name in sorted(found)]
-
-    return context.pad_rows(run, sorted(runners))

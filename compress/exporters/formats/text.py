@@ -1,0 +1,24 @@
+"""ONNX files that take texts and answer with labels, the tokenizer in their graphs."""
+
+from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Opening, Race
+
+FORMAT = Format(
+    name="text",
+    files="`model_text.onnx`, the tokenizer inside",
+    shapes="open",
+    precisions=ONNX_PRECISIONS,
+    default=("int8",),
+    writer="compress.exporters.writers.onnxruntime.write_text",
+    reader="compress.exporters.writers.onnxruntime.open_text_file",
+    suffixes=(".onnx",),
+    runtime="onnxruntime",
+    opening=Opening(
+        "onnxruntime",
+        "python",
+        "import onnxruntime",
+        'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})',
+    ),
+    race=Race(precisions=("int8",)),
+    copies_tokenizer=False,
+    leaves_out_prompts=True,
+)

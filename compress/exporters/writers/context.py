@@ -1,0 +1,326 @@
+"""What the functions that write formats share: the model to export, and what they
+return."""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.arguments import Share, TokenCount, check_arguments
+from compress.errors import ExportError, first_reason
+from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.checkpoint import Source
+from compress.exporters.predictor import pad
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED
+from compress.exporters.session import (
+    Difference,
+    Feeds,
+    Run,
+    difference,
+    metadata,
+    onnx_run,
+    read_model,
+    rows_for,
+)
+from compress.provenance import install_command
+
+if TYPE_CHECKING:
+    from compress.data.task import TaskData
+    from compress.exporters.int8 import Ranges
+    from compress.records.certificate import Certificate, VariantResult
+
+OPSET = WITH_NORM = 17
+"""The first opset with LayerNormalization as one operator, which is the one we
+write."""
+
+
+@check_arguments
+@dataclass(frozen=True)
+class FixedOptions:
+    """Options of files with fixed lengths, for NPUs and Core ML.
+
+    lengths   in tokens, for NPUs one file each; empty: the bundle's max_length
+    max_drop  how much of the score, in its own unit, files for NPUs may lose
+    """
+
+    lengths: tuple[TokenCount, ...] = ()
+    max_drop: Share = 0.005
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What an export was requested with, besides the format.
+
+    name       the user's name of the source; '': its folder
+    command    the command that is recorded
+    fixed      lengths of files with fixed lengths, and what they may lose
+    load_data  loads examples of a bundle's task: text files are checked on their texts,
+               files for NPUs are certified on them; None: there are none
+    calibrate  computes the ranges of a bundle's fp32 file, for static int8
+    say        called with progress messages
+    """
+
+    name: str = ""
+    command: str = ""
+    fixed: FixedOptions = FixedOptions()
+    load_data: "Callable[[Bundle], TaskData] | None" = None
+    calibrate: "Callable[[Bundle, Path], Ranges] | None" = None
+    say: Callable[[str], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """One file of an export.
+
+    file         path inside the folder, with forward slashes; of a model in several
+                 files the first, the others are in `with_files`
+    precision    of the weights; `note`: what else there is to say of it
+    difference   from the fp32 ONNX file's logits on made-up rows; None for a file that
+                 is not a model
+    certificate  of the ONNX file it was made of, as JSON; '' where that has none
+    proofs       certificates of this file itself, one for each place where it was run
+    """
+
+    file: str
+    precision: str
+    difference: Difference | None
+    note: str = ""
+    with_files: tuple[str, ...] = ()
+    certificate: str = ""
+    proofs: "tuple[Certificate, ...]" = ()
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """The files that a format wrote.
+
+    verdicts          sentences on where and how to run it; packages: those whose
+                      versions are recorded
+    code              opens a file in its runtime, where the format's `Opening` does not
+    path, to, sizes   the folder, the format, and the bytes of each file: filled in by
+                      `export`
+    tried             the variants that were raced before
+    """
+
+    files: tuple[ExportedFile, ...]
+    verdicts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ("onnx", "onnxruntime")
+    code: str = ""
+    path: Path = Path()
+    to: str = "onnx"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    tried: "tuple[VariantResult, ...]" = ()
+
+
+@dataclass(frozen=True)
+class ExportContext:
+    """Hold what the writers of all formats share.
+
+    name       the user's name of the source
+    bundle     the bundle to export; a checkpoint was written as one
+    source     the bundle itself, or the checkpoint
+    scratch    a temporary folder
+    options    what the user requested, and the data
+    remade     ONNX files of another opset, in place of all of the bundle's
+    warnings   warnings of the export so far
+    """
+
+    name: str
+    bundle: Bundle
+    source: Source
+    scratch: Path
+    options: ExportOptions = ExportOptions()
+    remade: Mapping[Precision, Path] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def open(
+        cls,
+        source: Source,
+        scratch: Path,
+        *,
+        opset: int | None = None,
+        options: ExportOptions = ExportOptions(),
+    ) -> "ExportContext":
+        """Write a checkpoint as a bundle, and export the files again where an opset is
+        given."""
+        if isinstance(source, Bundle):
+            name = options.name or source.path.name
+            bundle = source
+        else:
+            name = source.name
+            bundle = source.write(
+                scratch / "bundle", opset=OPSET if opset is None else opset
+            )
+        context = cls(name, bundle, source, scratch, options)
+        if opset is None or bundle.manifest.kind != "task":
+            return context
+        return context._export_at(opset)
+
+    def onnx(self, precision: Precision) -> Path:
+        """Return the ONNX file of this precision; make it from the fp32 file where the
+        bundle has none."""
+        from compress.exporters.fp16 import to_float16
+        from compress.exporters.weight_only import quantize_weights
+
+        files = self.remade or self.bundle.files()
+        target = files.get(precision, self.scratch / FILES[precision])
+        if precision in files or target.is_file():
+            return target
+        if precision == "fp16":
+            to_float16(files["fp32"], target, self.trial_rows())
+        elif precision in ("w8", "q4"):
+            quantize_weights(files["fp32"], target, bits=8 if precision == "w8" else 4)
+        else:
+            raise ExportError(
+                f"{self.bundle.path}: has no {precision} file; write it again"
+            )
+        return target
+
+    def trial_rows(self) -> list[Feeds]:
+        """Draw random rows for the fp32 file."""
+        return rows_for(self.onnx("fp32"), self.bundle.manifest.max_length)
+
+    def differs(self, other: Run, *, rows: Sequence[Feeds] | None = None) -> Difference:
+        """Compare the answers of `other` with those of the fp32 ONNX file."""
+        return difference(
+            onnx_run(self.onnx("fp32")),
+            other,
+            self.trial_rows() if rows is None else rows,
+        )
+
+    def model(self) -> Any:
+        """Load the torch model: float32, eval mode, eager attention, which every
+        exporter can read."""
+        from compress.exporters.onnx import as_float32
+        from compress.models.loader import load_model
+
+        if isinstance(self.source, Bundle):
+            model = load_model(self.bundle.path, self.bundle.task.auto_class()).model
+        else:
+            model = self.source.model
+        model = as_float32(model)
+        model.set_attn_implementation("eager")
+        return model
+
+    def pad_rows(
+        self, run: Callable[[Mapping[str, Any]], Sequence[Any]], lengths: Sequence[int]
+    ) -> Run:
+        """Pad each row to the shortest of these lengths, in ascending order, before
+        `run`; remove the padding's part of outputs that have a value for each token."""
+        per_token = [
+            "sequence_length"
+            in [size.dim_param for size in each.type.tensor_type.shape.dim]
+            for each in read_model(self.onnx("fp32")).graph.output
+        ]
+
+        def padded(row: Feeds) -> list[Any]:
+            tokens = row["input_ids"].shape[1]
+            length = next(length for length in lengths if length >= tokens)
+            outputs = run({name: pad(array, length) for name, array in row.items()})
+            return [
+                each[:, :tokens] if cut else each
+                for each, cut in zip(outputs, per_token, strict=True)
+            ]
+
+        return padded
+
+    def as_written(self) -> Path:
+        """Return the fp32 ONNX file in the form that `to_onnx` writes: exported again
+        from the weights where tuning, or an earlier version, left the bundle's own file
+        in another form."""
+        own, target = self.onnx("fp32"), self.scratch / "as_written.onnx"
+        if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED):
+            return own
+        if not target.is_file():
+            self._export(target, OPSET)
+        return target
+
+    def _export(self, target: Path, opset: int) -> None:
+        from compress.exporters.onnx import to_onnx
+
+        inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
+        longest = self.bundle.manifest.max_length
+        to_onnx(
+            self.model(),
+            target,
+            opset=opset,
+            segments="token_type_ids" in inputs,
+            max_length=longest,
+        )
+
+    def _export_at(self, opset: int) -> "ExportContext":
+        """Export fp32 and int8 again from the weights; what the int8 file left in
+        float32 stays so."""
+        from compress.exporters.int8 import quantize_dynamic
+        from compress.exporters.rewrite.graph import list_floats
+
+        fp32, int8 = (
+            self.scratch / f"opset{opset}" / name
+            for name in ("model.onnx", "model_quantized.onnx")
+        )
+        self._export(fp32, opset)
+        quantize_dynamic(
+            fp32, int8, keep=list_floats(self.onnx("fp32"), self.onnx("int8"))
+        )
+        warned = list[str]()
+        if not any(
+            node.op_type == "DynamicQuantizeLinear"
+            for node in read_model(self.onnx("int8")).graph.node
+        ):
+            warned.append(
+                "the bundle's int8 file is static; at another opset it is dynamic "
+                "int8, which the bundle was not certified with: quantise it anew with "
+                "`compress quantize`"
+            )
+        if opset < WITH_NORM:
+            warned.append(
+                f"opset {opset} has no LayerNormalization: it is spelled out in other "
+                f"operators, for onnxruntime to find again; {WITH_NORM} and above have "
+                "it"
+            )
+        return replace(
+            self, remade={"fp32": fp32, "int8": int8}, warnings=tuple(warned)
+        )
+
+
+Writer = Callable[[ExportContext, Path, Sequence[str]], ExportResult]
+Reader = Callable[[ExportContext, Path], Run]
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Import a module of an extra. Raises ExportError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ExportError(
+            f"{package} is not installed; expected it for this format: "
+            f"{install_command(extra)}"
+        ) from error
+
+
+@contextmanager
+def converting(context: ExportContext, runtime: str) -> Iterator[None]:
+    """Re-raise any error of a runtime's converter as an ExportError that names the
+    formats that take every family."""
+    try:
+        yield
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        AssertionError,
+    ) as error:
+        raise ExportError(
+            f"{context.name}: {context.bundle.manifest.model_type} cannot be exported "
+            f"to {runtime} ({first_reason(error)}); --for onnx and --for ort take "
+            "every family"
+        ) from error
