@@ -284,8 +284,8 @@ def compare_latency(
     Each race has two passes in separate processes, in opposite orders; a pass gives one
     ratio of medians. The interval of the centre of these ratios is that of the
     signed-rank test, which only assumes that they scatter symmetrically. The k-th look
-    at it may be wrong with probability LEVEL / (k (k + 1)) on each side, all looks
-    together with LEVEL (the union bound), however many there are.
+    at it may be wrong with probability GATE_LEVEL / (k (k + 1)) on each side, all looks
+    together with GATE_LEVEL (the union bound), however many there are.
     """
     pair = dict(zip(("old", "new"), files, strict=True))
     end = time.monotonic() + 60 * minutes

@@ -249,8 +249,8 @@ def describe_splits(
 def measure_coverage(
     data: TaskData, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> Coverage:
-    """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS of
-    them, evenly spaced."""
+    """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS_AUDITED
+    of them, evenly spaced."""
     chosen = (
         np.linspace(0, len(data.train) - 1, min(MOST_TEXTS_AUDITED, len(data.train)))
         .astype(int)

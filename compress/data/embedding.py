@@ -43,8 +43,8 @@ QUERY_NAMES: Final = ("query", "anchor", "question")
 PAIRS_HELD_OUT: Final = 0.1
 FEWEST_PAIRS: Final = 50
 MOST_HELD_OUT: Final = 1000
-"""Texts alone to hold out: at least FEWEST, but not more than half, and at most
-MOST."""
+"""Texts alone to hold out: at least FEWEST_PAIRS, but not more than half, and at most
+MOST_HELD_OUT."""
 MOST_SCORED: Final[Mapping[Role, tuple[int, int]]] = {
     "validation": (1000, 4000),
     "test": (10_000, 50_000),

@@ -61,7 +61,7 @@ class RowLengths:
         teacher_length: int | None = None,
         seed: int,
     ) -> RowLengths:
-        """Measure up to SAMPLE rows of a split.
+        """Measure up to ROWS_SAMPLED rows of a split.
 
         positions       tokens that the model has positions for, if limited
         teacher_length  tokens that a sentence encoder reads, if its checkpoint says so
@@ -103,8 +103,8 @@ class RowLengths:
 
     @property
     def fitting(self) -> int:
-        """Return the smallest multiple of STEP that READ_WHOLE of the rows fit, at
-        least what the teacher embeds."""
+        """Return the smallest multiple of LENGTH_STEP that READ_WHOLE of the rows fit,
+        at least what the teacher embeds."""
         needed = LENGTH_STEP * math.ceil(
             float(np.quantile(self.tokens, READ_WHOLE)) / LENGTH_STEP
         )

@@ -1,9 +1,9 @@
 """Group the texts of an embedding task for losses that compare queries with passages.
 
-A group is a query, one of its relevant passages, and up to MOST others that are judged
-irrelevant, or all that a teacher has scored; a query has as many groups as relevant
-passages, which share out the irrelevant ones. A text may be in several groups. Queries
-without a relevant passage are left out.
+A group is a query, one of its relevant passages, and up to MOST_IRRELEVANT others that
+are judged irrelevant, or all that a teacher has scored; a query has as many groups as
+relevant passages, which share out the irrelevant ones. A text may be in several groups.
+Queries without a relevant passage are left out.
 """
 
 from __future__ import annotations

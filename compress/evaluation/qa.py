@@ -92,8 +92,8 @@ class Spans:
 
 
 def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
-    """Find the span of at most LONGEST tokens of one row with the highest start + end
-    logit, for every question."""
+    """Find the span of at most LONGEST_ANSWER tokens of one row with the highest start
+    + end logit, for every question."""
     begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)
     row_T = np.repeat(np.arange(len(windows.lengths_R)), windows.lengths_R)
     first_T, last_T = logits_T2.astype(np.float64).T

@@ -130,7 +130,7 @@ def _finish(raw: Path, target: Path, suffix: str) -> None:
 def check(model: Any, folder: Path) -> float:
     """Compute the largest difference between the folder's fp32 logits, computed in
     several steps, and the model's, computed in one; relative to the largest logit (or
-    to 1). Raises ExportError where it exceeds TOLERANCE."""
+    to 1). Raises ExportError where it exceeds GENERATION_TOLERANCE."""
     import torch
 
     seeded = torch.Generator().manual_seed(0)

@@ -13,8 +13,8 @@ DynamicQuantizeLinear): the execution provider finds them in the QDQ pattern.
 
 A mask of -1e4 would take nearly all of the range of the scores it is added to,
 float32's lowest number all of it (microsoft/winml-cli#179). So it is as small as
-possible: the widest range of scores and MARGIN, which leaves a masked token
-exp(-MARGIN) of the least of the others; and scores are clipped MARGIN below the
+possible: the widest range of scores and NPU_MARGIN, which leaves a masked token
+exp(-NPU_MARGIN) of the least of the others; and scores are clipped NPU_MARGIN below the
 calibrated minimum.
 """
 

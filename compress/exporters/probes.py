@@ -62,7 +62,7 @@ def choose_probes(model: nn.Module, max_length: int | None = None) -> list[Probe
     first.
 
     max_length  the most tokens of a text that the file is made for; None:
-                DEFAULT_LENGTH, or the model's positions
+                PROBED_LENGTH, or the model's positions
     """
     most = min(longest_text(model, max_length), affordable_length(model))
     edges = {

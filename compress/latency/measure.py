@@ -158,9 +158,9 @@ def race(
     """Measure the latency of files, by name, robustly against other work on the
     machine.
 
-    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs`
-    forwards in all. Every file races SWEEPS times; if its best passes in two races do
-    not agree, it races again, MORE times at most. p50_ms is the median of an
+    RACED_TOGETHER files at a time take turns in races of two passes of `rounds` x
+    `runs` forwards in all. Every file races SWEEPS times; if its best passes in two
+    races do not agree, it races again, MORE times at most. p50_ms is the median of an
     undisturbed pass: the least p10 of a pass, times the least ratio of median to p10.
     `noisy`: no second race has a pass whose p10 is within AGREE of the least.
     """

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 PROBABILITY_STEPS = 1 << 16
-"""Probabilities are rounded to a multiple of 1 / STEPS: 0.1 becomes 0.100006. The scale
-uses the rounded value."""
+"""Probabilities are rounded to a multiple of 1 / PROBABILITY_STEPS: 0.1 becomes
+0.100006. The scale uses the rounded value."""
 
 
 def drop(x: Tensor, p: float) -> Tensor:

@@ -129,8 +129,8 @@ def warn_if_larger(
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters, FLOPs (a multiply-add is two) per token over TOKENS tokens, and
-    megabytes of 10^6 bytes.
+    """Parameters, FLOPs (a multiply-add is two) per token over COUNTED_TOKENS tokens,
+    and megabytes of 10^6 bytes.
 
     int8_mb: one byte per number of tables and matrices, four of vectors, as
     `quantize_dynamic` does.

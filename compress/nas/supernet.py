@@ -410,7 +410,7 @@ def train_supernet(
 
 
 def with_looks(stage: Stage, rows: int) -> Stage:
-    """Let the stage be scored at least LOOKS times."""
+    """Let the stage be scored at least LEAST_SCORINGS times."""
     epochs = plan_steps(stage, max(1, rows // stage.batch)) * stage.batch / rows
     return stage.model_copy(
         update={

@@ -66,8 +66,8 @@ from compress.training.objective import Objective, weigh_part
 from compress.training.step import WrappedStep
 
 LOG_ALPHA_LIMIT = math.log(100)
-"""log alpha stays within +-LIMIT (authors' code), so that every gate can open and close
-again."""
+"""log alpha stays within +-LOG_ALPHA_LIMIT (authors' code), so that every gate can open
+and close again."""
 CROSSINGS = 4
 """Measured (docs/LOG.md): in 600 steps the stream's gates reach their target at the end
 with 2, halfway with 4."""

@@ -366,7 +366,7 @@ def _pad(
 
 def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[int]]]]:
     """Yield slices of the rows' answers so that copies of `length` tokens for each fit
-    into TOKENS."""
+    into TOKENS_PER_CALL."""
     many = max(1, TOKENS_PER_CALL // (len(rows) * max(1, length)))
     for at in range(0, len(rows[0].answers), many):
         yield [row.answers[at : at + many] for row in rows]

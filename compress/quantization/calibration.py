@@ -2,8 +2,8 @@
 needs.
 
 The fp32 graph is run with those tensors as additional outputs, and their values are
-added to histograms: memory is bounded by one batch of TOKENS tokens, whatever the
-number of rows.
+added to histograms: memory is bounded by one batch of TOKENS_PER_RUN tokens, whatever
+the number of rows.
 """
 
 import copy
@@ -107,7 +107,7 @@ class Histogram:
 
 def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
     """Compute KL(P || Q): P are the counts with those outside [first, last) moved into
-    the outermost bins, Q those inside after quantisation to LEVELS bins."""
+    the outermost bins, Q those inside after quantisation to HISTOGRAM_LEVELS bins."""
     inside = counts[first:last].astype(np.float64)
     clipped = inside.copy()
     clipped[0] += counts[:first].sum()

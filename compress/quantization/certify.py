@@ -39,7 +39,8 @@ SCORE_ROUNDING = 1e-9
 """The rounding error of the difference of two scores."""
 FEWEST_ROWS = 32
 MANY_PRODUCTS = 48
-"""If there are more products than MANY, fewer rows probe them, down to FEWEST."""
+"""If there are more products than MANY_PRODUCTS, fewer rows probe them, down to
+FEWEST_ROWS."""
 
 Logits = NDArray[np.float32]
 

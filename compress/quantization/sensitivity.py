@@ -246,7 +246,7 @@ def race_products(
     max_length: int,
 ) -> dict[str, float]:
     """Measure the cost of float32 for each product in milliseconds, with one row of
-    TOKENS tokens on one thread.
+    SENSITIVITY_TOKENS tokens on one thread.
 
     Products of the same shape are put in float32 together, and share the difference
     from all-int8.
@@ -266,7 +266,7 @@ def race_products(
 
 def price_float(mixed: Mixed, make: Make, device: Device, *, max_length: int) -> Mixed:
     """Measure the cost of the products in float32, if there are any, with one row of
-    TOKENS tokens on one thread."""
+    SENSITIVITY_TOKENS tokens on one thread."""
     if not mixed.keep:
         return mixed
     p50, megabytes, setting = _race(

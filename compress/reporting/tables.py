@@ -68,8 +68,8 @@ class Column:
     """One measure of every row, in their order; `group` is the heading over the
     headings of a page.
 
-    rank   the higher, the sooner a narrow terminal does without it; LAST: on pages
-           alone; page: not in terminals alone
+    rank   the higher, the sooner a narrow terminal does without it; PAGES_ONLY: on
+           pages alone; page: not in terminals alone
     alone  the heading where there is no room for groups; '' where it is the same
     """
 

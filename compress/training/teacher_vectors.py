@@ -182,7 +182,7 @@ def _encode_texts(
 
 def _most_tokens(teacher: Teacher) -> int:
     """Return the number of tokens of a text that the encoder reads, or else its
-    tokenizer, at most MAX_LENGTH."""
+    tokenizer, at most VECTORS_LENGTH."""
     own = (
         settings_of(teacher.model.config).max_length
         or teacher.tokenizer.model_max_length

@@ -80,8 +80,8 @@ def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
 def with_texts(
     rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: int
 ) -> Dataset:
-    """Return these rows of a task, followed by up to MOST_TEXTS texts drawn from the
-    corpus.
+    """Return these rows of a task, followed by up to MOST_TEXTS_ADDED texts drawn from
+    the corpus.
 
     Their labels are missing (-100, or nan; MISSING_TAG for each word), and
     `Distillation` fills in the teacher's answers. Documents are split into lines, into

@@ -84,7 +84,7 @@ def load_runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Pa
             file: the package's tarball; a folder: one that has the files, directly or
             in `dist` or `package/dist`
     Raises DeviceError if npm is missing or fails, or if the files are not those of
-    VERSION.
+    WEB_VERSION.
     """
     pins = WEBGPU if webgpu else WASM
     if source is not None and source.is_dir():

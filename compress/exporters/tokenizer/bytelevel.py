@@ -94,7 +94,7 @@ class ByteLevel:
 
     bytes      the id of each byte's token
     whole      the trie of words that are one token; of byte numbers and special
-               symbols, followed by END
+               symbols, followed by WORD_END
     pairs      the trie of pairs of ids that merge, valued by rank; merged: the id that
                each rank makes
     special    special tokens that are recognised in a text
@@ -757,8 +757,8 @@ ROUND: Final = 1 << 32
 
 
 def _find_bytes(graph: GraphBuilder, strings_n: str) -> tuple[str, str]:
-    """Add the UTF-8 bytes (n, 4), the fourth of three NOTHING, and the code points (n,)
-    of characters from U+0800 on.
+    """Add the UTF-8 bytes (n, 4), the fourth of three NO_SYMBOL, and the code points
+    (n,) of characters from U+0800 on.
 
     The hash is undone step by step, from the last to the first; seed 0, one block of
     four bytes or a rest of three.

@@ -42,7 +42,7 @@ def label(graph: GraphBuilder, task: Task, threshold: float) -> list[ValueInfoPr
 
 
 def labels(graph: GraphBuilder, task: Task, threshold: float) -> list[ValueInfoProto]:
-    """Add label (B, K) string, '' for those below LIKELY; score (B,), the highest
+    """Add label (B, K) string, '' for those below LIKELY_LABEL; score (B,), the highest
     probability; probabilities (B, K)."""
     probabilities = graph.op("Sigmoid", "logits")
     _, highest = _choose(graph, probabilities, axis=1)

@@ -193,9 +193,9 @@ def _join(
     heads_M: str,
     decomposed: tuple[str, str],
 ) -> tuple[str, str]:
-    """Add the codes (M,) after composition, GONE where a character became a part of one
-    before, and how many characters more each was made of than it was decomposed into;
-    `decomposed`: both before.
+    """Add the codes (M,) after composition, COMPOSED_AWAY where a character became a
+    part of one before, and how many characters more each was made of than it was
+    decomposed into; `decomposed`: both before.
 
     In each round, every character of `heads_M` looks at the next one of those after it,
     which are no heads.

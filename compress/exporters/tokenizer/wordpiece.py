@@ -377,9 +377,9 @@ class WordPiece:
     def _symbols(
         self, graph: GraphBuilder, texts_R: str, prompt: str, *, spans: bool
     ) -> tuple[str, str, str, str]:
-        """Add the (M,) int32 symbols, each text ending with END, and the (M,) numbers
-        of their texts; for spans also the (R, C) lengths of the parts of the texts, 0
-        for padding, and the (M,) places among these R x C."""
+        """Add the (M,) int32 symbols, each text ending with PIECE_END, and the (M,)
+        numbers of their texts; for spans also the (R, C) lengths of the parts of the
+        texts, 0 for padding, and the (M,) places among these R x C."""
         special = "|".join(
             re.escape(token) for token in sorted(self.special, key=len, reverse=True)
         )
