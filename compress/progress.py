@@ -38,7 +38,9 @@ SCREEN: ContextVar["Callable[[], Console] | None"] = ContextVar("screen", defaul
 is shown."""
 _ACTIVE: ContextVar["Progress | None"] = ContextVar("active", default=None)
 
-Item = TypeVar("Item")
+Tracked = TypeVar("Tracked")
+Say = Callable[[str], None]
+"""A function that prints what happens."""
 
 
 class Progress:
@@ -197,13 +199,13 @@ class Progress:
 
 
 def show_progress(
-    items: Iterable[Item],
+    items: Iterable[Tracked],
     name: str,
     total: float | None = None,
     unit: str = "",
     *,
     console: "Console | None" = None,
-) -> Iterator[Item]:
+) -> Iterator[Tracked]:
     """Yield the items, and show how many are done."""
     with Progress(name, total, unit, console=console) as bar:
         for item in items:

@@ -51,6 +51,7 @@ from compress.exporters.session import (
     session_entries,
     session_options,
 )
+from compress.progress import Say
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import (
     ScoreDrop,
@@ -374,7 +375,6 @@ TUNING_RUNS = 10
 """Turns of each file at a setting, and timed forward passes in each."""
 GAIN = 0.02
 """The least gain for which a faster file replaces the present one."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from compress.exporters import formats
 from compress.terminal import printable
 
 if TYPE_CHECKING:
-    from compress.data.vector_index import Form
+    from compress.data.vector_index import StoredForm
     from compress.exporters.artifact import Precision
     from compress.exporters.predictor import AnsweredLine, Answering
 
@@ -485,7 +485,7 @@ def _predict_file(
     columns: list[str] | None,
     pair: str | None,
     on_error: Literal["stop", "skip"],
-    vectors: "Form",
+    vectors: "StoredForm",
     as_json: bool,
 ) -> None:
     """Answer the rows of a file into another file."""

@@ -24,10 +24,10 @@ from compress.config import options as opt
 
 @with_option_groups()
 def distill(
-    teacher: opt.Teacher,
+    teacher: opt.TeacherOption,
     data: opt.DataName,
     out: opt.Out = None,
-    recipe: opt.Recipe = "auto",
+    recipe: opt.RecipeOption = "auto",
     corpus: opt.CorpusName = None,
     prompt: Annotated[
         str | None, opt.training(help="Let a language model teach with this prompt.")
@@ -94,7 +94,7 @@ def pretrain(
     teacher: Annotated[
         str, opt.training(help="A teacher; or a model to take vocabulary and sizes of.")
     ],
-    recipe: opt.Recipe,
+    recipe: opt.RecipeOption,
     out: opt.Out = None,
     corpus: opt.CorpusName = None,
     data: Annotated[
@@ -156,7 +156,7 @@ def label(
         opt.data_option(help="Name the label column, which only scores the teacher."),
     ] = None,
     seed: Annotated[int, opt.training(help="Seed the choice of examples.")] = 0,
-    precision: opt.Precision = "auto",
+    precision: opt.PrecisionOption = "auto",
     gate: opt.OnWeakTeacher = "refuse",
     allow_pickle: opt.AllowPickle = False,
     plan: opt.Plan = False,

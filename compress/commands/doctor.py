@@ -26,7 +26,7 @@ from compress.provenance import (
     install_command,
     list_requirements,
 )
-from compress.records.diagnosis import Check, Diagnosis, State
+from compress.records.diagnosis import Check, CheckState, Diagnosis
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -527,7 +527,7 @@ def check_packages(
         (found, why) = find_problem(requirement)
         if not why and "error" in probed.get(name, {}):
             why = f"{found} does not load: {probed[name]['error']}"
-        state: State = "ok" if not why else "broken" if found else "missing"
+        state: CheckState = "ok" if not why else "broken" if found else "missing"
         remedy = f"pip install '{name}{requirement.specifier}'" if why else ""
         yield Check(
             "packages",

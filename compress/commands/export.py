@@ -20,7 +20,7 @@ from compress.benchmark.devices import open_chosen
 from compress.config.options import CheckpointOptions, ColumnOptions, DeviceOptions
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
-from compress.exporters.checkpoint import Source, load_source
+from compress.exporters.checkpoint import ExportSource, load_source
 from compress.exporters.export import check
 from compress.exporters.export import export as write_export
 from compress.exporters.writers.context import (
@@ -132,7 +132,7 @@ def export(
 
 @contextmanager
 def tune_source(
-    source: Source,
+    source: ExportSource,
     race: RaceOptions,
     load_data: LoadData | None,
     *,

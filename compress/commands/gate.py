@@ -35,7 +35,7 @@ from compress.exporters.manifest import is_bundle
 from compress.exporters.predictor import open_predictor
 from compress.io import sha256
 from compress.provenance import command_line, timestamp
-from compress.records.gate_result import GateCheck, GateResult, Outcome
+from compress.records.gate_result import GateCheck, GateOutcome, GateResult
 from compress.records.latency import DeviceError, Setting
 from compress.values import Range
 
@@ -168,7 +168,7 @@ def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateChe
     """Compare the sizes of the old and the new file."""
     before, after = (file.stat().st_size / 1e6 for file in files)
     change = after / before - 1
-    outcome: Outcome = (
+    outcome: GateOutcome = (
         "passed" if max_larger is None or change <= max_larger else "failed"
     )
     limit = "" if max_larger is None else f", {max_larger:.1%} allowed"
@@ -264,7 +264,7 @@ def compare_scores(
     )
 
 
-def _decide(low: float, high: float, limit: float) -> Outcome:
+def _decide(low: float, high: float, limit: float) -> GateOutcome:
     """Decide by the interval of a loss whether it is within the limit."""
     return "passed" if high <= limit else "failed" if low > limit else "cannot be told"
 
@@ -299,7 +299,7 @@ def compare_latency(
     looks = 0
     runs = FIRST_RUNS
     late = False
-    outcome: Outcome = "cannot be told"
+    outcome: GateOutcome = "cannot be told"
     while outcome == "cannot be told" and not late:
         times = {
             latency.name: latency

@@ -37,7 +37,7 @@ from compress.models.folder import (
     read_tensor_infos,
 )
 from compress.provenance import option_of, predict_command, shell_command
-from compress.records.inspection import Form, Inspection
+from compress.records.inspection import InspectedForm, Inspection
 from compress.records.run_report import REPORT, Report
 from compress.records.search_report import SearchReport
 from compress.slicing.shape import sizes_of
@@ -62,7 +62,7 @@ TASKS: Final = {
 def inspect(
     thing: ModelLike,
     *,
-    form: Form | None = None,
+    form: InspectedForm | None = None,
     teacher: ModelLike | None = None,
     columns: DataOptions = DataOptions(),
 ) -> Inspection:
@@ -95,7 +95,7 @@ def inspect(
         for key, value in found.facts.items()
         if value is not None and value != ""
     }
-    meanings: dict[Form, bool] = {
+    meanings: dict[InspectedForm, bool] = {
         "recipe": name in loader.names(),
         "checkpoint": name in ALIASES or name == EMBEDDED_MODEL,
     }
@@ -108,11 +108,11 @@ def inspect(
     return replace(found, facts=facts, notes=(*others, *found.notes))
 
 
-def detect_form(name: str) -> Form:
+def detect_form(name: str) -> InspectedForm:
     """Detect what a path or name is."""
     path = Path(name).expanduser()
     if path.is_dir():
-        marks: Mapping[str, Form] = {
+        marks: Mapping[str, InspectedForm] = {
             STUDY_FILE: "study",
             RUN: "run",
             manifests.MANIFEST_FILE: "bundle",
@@ -126,7 +126,7 @@ def detect_form(name: str) -> Form:
     if path.is_file() and path.suffix not in YAML:
         return "data"
     embedded = {*sources.EMBEDDED_DATA, *sources.SUITES}
-    meanings: tuple[tuple[bool, Form], ...] = (
+    meanings: tuple[tuple[bool, InspectedForm], ...] = (
         (
             name.partition("/")[0] in embedded or re.match(r"\w+=", name) is not None,
             "data",

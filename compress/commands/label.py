@@ -42,7 +42,7 @@ def label(
     out: FileName,
     columns: ColumnOptions = ColumnOptions(),
     seed: SeedNumber = 0,
-    precision: precisions.Precision = "auto",
+    precision: precisions.TrainingPrecision = "auto",
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
     console: Console | None = None,
@@ -88,7 +88,7 @@ def forecast_labelling(
     out: FileName,
     columns: ColumnOptions = ColumnOptions(),
     seed: SeedNumber = 0,
-    precision: precisions.Precision = "auto",
+    precision: precisions.TrainingPrecision = "auto",
     allow_pickle: bool = False,
     console: Console | None = None,
 ) -> Forecast:

@@ -32,7 +32,7 @@ from compress.jobs.phase import estimate_phases, run_phases
 from compress.jobs.ship import BUDGETED_LIMIT
 from compress.nas import record
 from compress.nas.config import STUDY_CONFIG, Budget, SearchConfig, Space
-from compress.nas.context import TimeBudget, load_student_state
+from compress.nas.context import load_student_state
 from compress.nas.finalists import distill_winner
 from compress.nas.phases import MakeEvaluator, begin_study, list_phases, ship_untrained
 from compress.nas.preparation import (
@@ -41,6 +41,7 @@ from compress.nas.preparation import (
     open_search,
     parts,
 )
+from compress.nas.time_budget import TimeBudget
 from compress.nas.worker import join
 from compress.pruning.budget import device_messages
 from compress.records.forecast import Forecast

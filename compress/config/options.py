@@ -25,8 +25,8 @@ data_option, training, budget, device_option, search_option, output = (
 file_output = partial(output, dir_okay=False)
 """An option for a file to write, which cannot be a folder."""
 
-Teacher = Annotated[str, training(help="minilm, an alias, a folder or a hub id.")]
-Recipe = Annotated[
+TeacherOption = Annotated[str, training(help="minilm, an alias, a folder or a hub id.")]
+RecipeOption = Annotated[
     str, training(help="auto, a name of `compress recipes`, or a .yaml.")
 ]
 Overrides = Annotated[
@@ -34,7 +34,7 @@ Overrides = Annotated[
     training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable."),
 ]
 Seed = Annotated[int, training(help="Seed all random numbers of the run."), SEEDS]
-Precision = Annotated[
+PrecisionOption = Annotated[
     Literal["auto", "bf16", "fp32"], training(help="Compute in this format")
 ]
 Track = Annotated[
@@ -64,7 +64,7 @@ CorpusName = Annotated[
 TextColumns = Annotated[
     list[str] | None, data_option(help="Name the text column; twice for pairs.")
 ]
-LabelColumn = Annotated[
+LabelOption = Annotated[
     str | None, data_option(help="Name the label column, or several: a,b.")
 ]
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class ColumnOptions:
     """The columns of the data, if they should not be detected."""
 
     text: TextColumns = None
-    label: LabelColumn = None
+    label: LabelOption = None
 
 
 @check_arguments
@@ -183,7 +183,7 @@ class RunOptions:
 
     overrides: Overrides = None
     seed: Seed = 0
-    precision: Precision = "auto"
+    precision: PrecisionOption = "auto"
     resume: Resume = False
     gate: OnWeakTeacher = "refuse"
     allow_pickle: AllowPickle = False

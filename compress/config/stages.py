@@ -32,7 +32,7 @@ INITS = ("scratch", "teacher", "auto")
 ALL_KINDS = (*STAGE_KINDS, "prune")
 
 Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
-Line = Annotated[Call, BeforeValidator(parse_call)]
+TermLine = Annotated[Call, BeforeValidator(parse_call)]
 """A function by its address, with options: `paper.function` or `{by: paper.function,
 option: value}`."""
 Effort = Literal["quick", "normal", "best"]
@@ -239,9 +239,9 @@ class Stage(ReadsRows):
     teacher: Literal["task", "general", "previous"]
     student: StudentSpec | None = None
     train: Literal["all", "head"] = "all"
-    rows: Line | None = None
-    corrupt: Line | None = None
-    step: Line | None = None
+    rows: TermLine | None = None
+    corrupt: TermLine | None = None
+    step: TermLine | None = None
     augment: (
         Annotated[
             Call | Literal["auto"],
@@ -429,7 +429,7 @@ class Prune(ReadsRows):
     name: StageName
     data: Literal["task", "text"] = "task"
     head: Head = "task"
-    importance: Line
+    importance: TermLine
     way: float = Field(1.0, ge=0, le=1)
     copy_layers: Literal["importance", "even", "uniform", "first", "last"] = (
         "importance"

@@ -26,8 +26,8 @@ from compress.data.tables import (
     BATCH_CHARACTERS,
     BATCH_ROWS,
     SAMPLE_ROWS,
-    Cell,
     CellKind,
+    CellValue,
     Row,
     Table,
     explain_empty,
@@ -236,7 +236,7 @@ def _open_typed(
                 position.tell = partial(truediv, done, total)
 
     first = next(flat(list(roots)), None) if roots else None
-    sample: dict[str, list[Cell]] = {}
+    sample: dict[str, list[CellValue]] = {}
     for name in roots:
         try:
             sample[name] = (

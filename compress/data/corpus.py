@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from compress.data import cache, documents, pydoc, sources
 from compress.data.masking import Frame, Template
 from compress.data.text_files import reading
-from compress.data.tokenize import Row, fingerprint, row_batches, source_files
+from compress.data.tokenize import RowMapping, fingerprint, row_batches, source_files
 from compress.errors import DataError, did_you_mean
 from compress.progress import Progress
 
@@ -36,7 +36,7 @@ CORPUS_ENCODING: Final = "2"
 """Part of every cache key; raise it when `encode_corpus` or `build_rows` writes
 something else."""
 
-Builder = Callable[..., Iterator[dict[str, Any]]]
+TextBuilder = Callable[..., Iterator[dict[str, Any]]]
 """(documents, frame, *, max_length, rng, **options) -> rows of input_ids and other
 columns, ints per row or token."""
 
@@ -490,7 +490,7 @@ def _blocks(
     template: Template,
     room: int,
     start: int,
-) -> Iterator[Row]:
+) -> Iterator[RowMapping]:
     """Yield blocks of at most `room` tokens and the special ones, from the document
     `start` on."""
     block: list[int] = []
@@ -511,7 +511,7 @@ def _blocks(
 def build_rows(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerBase,
-    builder: Builder,
+    builder: TextBuilder,
     name: str,
     options: Mapping[str, Any],
     *,
@@ -540,7 +540,7 @@ def build_rows(
     parts = corpus.parts or (corpus,)
     share = None if limit_tokens is None else -(-limit_tokens // len(parts))
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[RowMapping]:
         rng = np.random.default_rng(seed)
         frame = Frame.from_tokenizer(tokenizer)
         columns: dict[str, bool] = {}
@@ -569,12 +569,12 @@ def build_rows(
 
 
 def _check_rows(
-    rows: Iterator[Row],
+    rows: Iterator[RowMapping],
     is_list: dict[str, bool],
     max_length: int,
     what: str,
     marks: Mapping[str, int],
-) -> Iterator[Row]:
+) -> Iterator[RowMapping]:
     """Check rows against the columns of the very first one, which `is_list` holds, and
     add the marks to them."""
     for number, row in enumerate(rows):
@@ -585,7 +585,7 @@ def _check_rows(
 
 
 def _check_row(
-    row: Row, is_list: Mapping[str, bool], max_length: int, where: str
+    row: RowMapping, is_list: Mapping[str, bool], max_length: int, where: str
 ) -> None:
     """Raise DataError unless a row has the columns of the first row, and its lists one
     number per token."""
@@ -610,8 +610,8 @@ def _check_row(
 
 
 def _limit(
-    rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0
-) -> Generator[Row, None, None]:
+    rows: Iterator[RowMapping], limit_tokens: int | None, what: str, tokens: int = 0
+) -> Generator[RowMapping, None, None]:
     """Yield rows, with a progress bar, up to the one that reaches the limit, counting
     from `tokens`."""
     with Progress(what, limit_tokens, "tokens", done=tokens) as bar:

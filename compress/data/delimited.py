@@ -31,7 +31,7 @@ from compress.data.dialects import (
     FASTTEXT,
     RECURRING_ROWS,
     Dialect,
-    Line,
+    TextLine,
     detect_csv,
     detect_txt,
     first_lines,
@@ -39,7 +39,7 @@ from compress.data.dialects import (
 )
 from compress.data.schema import is_known, number
 from compress.data.tables import (
-    Cell,
+    CellValue,
     Row,
     Table,
     count_characters,
@@ -237,12 +237,12 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
             problem = error
             if not error and (len(written) != least or written == repeated):
                 problem = _compare(
-                    Line(line, written), least, repeated, look, lenient=lenient
+                    TextLine(line, written), least, repeated, look, lenient=lenient
                 )
             if problem:
                 yield Row(line, written, (), problem)
                 continue
-            cells: list[Cell] = [written[at] for at in places]
+            cells: list[CellValue] = [written[at] for at in places]
             for at in listed:
                 text = written[places[at]]
                 value = _parse_list(text)
@@ -312,7 +312,12 @@ def _name_all(
 
 
 def _compare(
-    row: Line, least: int, header: Sequence[str] | None, look: Look, *, lenient: bool
+    row: TextLine,
+    least: int,
+    header: Sequence[str] | None,
+    look: Look,
+    *,
+    lenient: bool,
 ) -> str:
     """Return what is wrong with the number of cells of a row, or with a row that
     repeats the header."""

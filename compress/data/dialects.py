@@ -53,14 +53,14 @@ DELIMITER_NAMES: Final = {
     "": "nothing",
 }
 
-Check = Callable[[str, int], None]
+CellCheck = Callable[[str, int], None]
 
 _STATED = re.compile(r"sep=([^\"\r\n])\r?\n?", re.IGNORECASE)
 _ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
 """A quotation mark after an odd number of backslashes."""
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """Hold the cells of a row, the number of its first line, and the error if it cannot
     be read."""
 
@@ -93,8 +93,8 @@ class Dialect:
         return f"separated by {between!r}, {quoting}{escaped}"
 
     def split(
-        self, numbered: Iterable[tuple[int, str]], check: Check, place: str
-    ) -> Iterator[Line]:
+        self, numbered: Iterable[tuple[int, str]], check: CellCheck, place: str
+    ) -> Iterator[TextLine]:
         """Yield the rows of numbered lines, without the blank ones of a file with
         delimiters.
 
@@ -108,8 +108,8 @@ class Dialect:
         )
 
     def _split_lines(
-        self, numbered: Iterable[tuple[int, str]], check: Check
-    ) -> Iterator[Line]:
+        self, numbered: Iterable[tuple[int, str]], check: CellCheck
+    ) -> Iterator[TextLine]:
         for number, line in numbered:
             text = line.rstrip("\r\n")
             if not text and self.delimiter:
@@ -118,9 +118,9 @@ class Dialect:
                 try:
                     check(line, number)
                 except DataError as error:
-                    yield Line(number, (), str(error))
+                    yield TextLine(number, (), str(error))
                     continue
-            yield Line(number, self._split_line(text))
+            yield TextLine(number, self._split_line(text))
 
     def _split_line(self, text: str) -> list[str]:
         """Split a line into its cells; for fastText, into the text and its labels
@@ -138,8 +138,8 @@ class Dialect:
         ]
 
     def _split_quoted(
-        self, numbered: Iterable[tuple[int, str]], check: Check, place: str
-    ) -> Iterator[Line]:
+        self, numbered: Iterable[tuple[int, str]], check: CellCheck, place: str
+    ) -> Iterator[TextLine]:
         # global, so only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
         feed = _Feed(numbered, check, escaped=self.backslash)
@@ -158,7 +158,7 @@ class Dialect:
             except StopIteration:
                 return
             except DataError as problem:
-                yield Line(feed.number, (), str(problem))
+                yield TextLine(feed.number, (), str(problem))
                 continue
             except csv.Error as problem:
                 cells = (
@@ -188,11 +188,11 @@ class Dialect:
                     'ways: quote the cells by "'
                 )
             if error:
-                yield Line(
+                yield TextLine(
                     feed.number, (), f"{place}, line {feed.number}: {error} ({self})."
                 )
             elif cells:
-                yield Line(feed.number, cells)
+                yield TextLine(feed.number, cells)
 
     def _keep_stray_marks(self, text: str) -> list[str]:
         """Read a row in whose quoted cells some marks are not doubled; [] if that can
@@ -251,7 +251,7 @@ class _Feed:
     they can be read again."""
 
     def __init__(
-        self, numbered: Iterable[tuple[int, str]], check: Check, *, escaped: bool
+        self, numbered: Iterable[tuple[int, str]], check: CellCheck, *, escaped: bool
     ) -> None:
         self.source = iter(numbered)
         self.check = check
@@ -295,7 +295,7 @@ class _Feed:
 
 def read_lines(
     path: Path, dialect: Dialect, position: Position | None = None
-) -> Iterator[Line]:
+) -> Iterator[TextLine]:
     """Yield the rows of a file. Raises DataError for a file that is not text, or has
     too long a line."""
     start = first_bytes(path)
@@ -318,7 +318,7 @@ class _Beginning:
     def has(self, sign: str) -> bool:
         return any(sign in line for line in self.lines)
 
-    def parse(self, dialect: Dialect) -> list[Line]:
+    def parse(self, dialect: Dialect) -> list[TextLine]:
         """Split the lines into rows; a last one that goes on after these lines is left
         out."""
         numbered = islice(enumerate(self.lines, start=1), dialect.skipped, None)

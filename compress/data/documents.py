@@ -31,7 +31,7 @@ from compress.data.text_files import (
 )
 from compress.errors import DataError, did_you_mean
 
-Kind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
+DocumentKind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
 
 ACCEPTED: Final = (
     ".txt, .jsonl, .ndjson or wiki_NN (Wikipedia-extractor), each also .gz, .xz or "
@@ -61,7 +61,7 @@ _DAMAGE: Final = (
 )
 
 
-def kind(name: str) -> Kind | None:
+def kind(name: str) -> DocumentKind | None:
     """Return the format of a file by its name; None if it is not supported."""
     path = PurePath(name)
     if path.suffix in _PACKED:
@@ -72,7 +72,11 @@ def kind(name: str) -> Kind | None:
         return "parquet" if path.name == PurePath(name).name else None
     if re.fullmatch(r"wiki_\d+", path.name):
         return "wiki"
-    kinds: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+    kinds: dict[str, DocumentKind] = {
+        ".txt": "text",
+        ".jsonl": "jsonl",
+        ".ndjson": "jsonl",
+    }
     return kinds.get(path.suffix)
 
 

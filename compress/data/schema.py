@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from compress.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from compress.data.tables import Cell, Table
+    from compress.data.tables import CellValue, Table
 
 PAIR_COLUMNS: Final = (
     ("sentence1", "sentence2"),
@@ -301,18 +301,18 @@ def _prefer_top_level(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if "." not in name) or tuple(names)
 
 
-def _is_text(cells: Sequence[Cell]) -> bool:
+def _is_text(cells: Sequence[CellValue]) -> bool:
     texts = [cell for cell in cells if isinstance(cell, str) and cell]
     words = sum(len(cell.split(None, 100)) for cell in texts)
     return bool(texts) and words > 2 * len(texts) and 2 * len(set(texts)) > len(texts)
 
 
-def _has_flags(cells: Sequence[Cell]) -> bool:
+def _has_flags(cells: Sequence[CellValue]) -> bool:
     flags = {cell.strip().lower() for cell in cells if isinstance(cell, str)}
     return bool(flags) and flags <= {"0", "0.0", "false", "1", "1.0", "true"}
 
 
-def _is_row_number(cells: Sequence[Cell]) -> bool:
+def _is_row_number(cells: Sequence[CellValue]) -> bool:
     values = [cell for cell in cells if isinstance(cell, str)]
     return (
         len(values) > 2

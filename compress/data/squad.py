@@ -46,14 +46,14 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _AnswerPlace:
     """Hold a value of the file, and its path for messages:
     `data[3].paragraphs[0].qas[2].question`."""
 
     value: Any
     path: str
 
-    def get(self, key: str, kind: type) -> _Place:
+    def get(self, key: str, kind: type) -> _AnswerPlace:
         if not isinstance(self.value, Mapping) or not isinstance(
             self.value.get(key), kind
         ):
@@ -61,12 +61,13 @@ class _Place:
                 f"{self.path}: expected an object with {key!r} ({kind.__name__}), as "
                 f"in the json of SQuAD; found {str(self.value)[:80]}"
             )
-        return _Place(self.value[key], f"{self.path}.{key}")
+        return _AnswerPlace(self.value[key], f"{self.path}.{key}")
 
-    def items(self, key: str) -> Iterator[_Place]:
+    def items(self, key: str) -> Iterator[_AnswerPlace]:
         values = self.get(key, list)
         return (
-            _Place(value, f"{values.path}[{n}]") for n, value in enumerate(values.value)
+            _AnswerPlace(value, f"{values.path}[{n}]")
+            for n, value in enumerate(values.value)
         )
 
 
@@ -95,11 +96,13 @@ def read(path: Path) -> Examples | None:
     """Read the questions of a file; None if it is unlabelled. Raises DataError."""
     text = whole(path, "Remove some articles.")
     return _examples(
-        _read_json(_Place(parse_json(text, str(path)), str(path))), str(path), path.name
+        _read_json(_AnswerPlace(parse_json(text, str(path)), str(path))),
+        str(path),
+        path.name,
     )
 
 
-def _read_json(data: _Place) -> Iterator[_Question]:
+def _read_json(data: _AnswerPlace) -> Iterator[_Question]:
     for number, article in enumerate(data.items("data")):
         for at, paragraph in enumerate(article.items("paragraphs")):
             context = paragraph.get("context", str).value

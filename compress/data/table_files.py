@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from compress.data.delimited import DELIMITED, open_texts
 from compress.data.tables import (
-    Cell,
+    CellValue,
     Record,
     Row,
     Table,
@@ -232,7 +232,7 @@ def from_records(
                 yield Row(number, {}, (), error)
                 continue
             record = _flatten(written)
-            cells: list[Cell] = []
+            cells: list[CellValue] = []
             problem = ""
             for name in wanted:
                 value = record[name] if name in record else written.get(name)

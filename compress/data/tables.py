@@ -29,10 +29,10 @@ from compress.errors import DataError
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-Cell = str | list[str | None] | None
+CellValue = str | list[str | None] | None
 CellKind = Literal["number", "text"]
 Record = Mapping[str, Any]
-Item = TypeVar("Item")
+Element = TypeVar("Element")
 
 COLUMNS_SHOWN: Final = 40
 """Columns listed in a message."""
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
     number: int
     record: Record | Sequence[str]
-    cells: Sequence[Cell] = ()
+    cells: Sequence[CellValue] = ()
     error: str = ""
 
 
@@ -81,7 +81,7 @@ class Table:
 
     place: str
     columns: tuple[str, ...]
-    sample: Mapping[str, Sequence[Cell]]
+    sample: Mapping[str, Sequence[CellValue]]
     rows: Callable[[Sequence[str], Position | None], Iterator[Row]]
     batches: Callable[[Sequence[str]], Iterator[RecordBatch]] | None = None
     kinds: Mapping[str, CellKind] = field(default_factory=dict)
@@ -179,14 +179,14 @@ class Table:
 
 
 def chunks(
-    rows: Iterable[Item],
-    size: Callable[[Item], int],
+    rows: Iterable[Element],
+    size: Callable[[Element], int],
     most_rows: int,
     most_characters: int,
-) -> Iterator[list[Item]]:
+) -> Iterator[list[Element]]:
     """Yield lists of rows, bounded in number and in characters; `size` counts the
     characters of a row."""
-    chunk: list[Item] = []
+    chunk: list[Element] = []
     total = 0
     for row in rows:
         chunk.append(row)
@@ -199,7 +199,9 @@ def chunks(
         yield chunk
 
 
-def take_first_rows(rows: Iterable[Item], size: Callable[[Item], int]) -> list[Item]:
+def take_first_rows(
+    rows: Iterable[Element], size: Callable[[Element], int]
+) -> list[Element]:
     return next(chunks(rows, size, SAMPLE_ROWS, SAMPLE_CHARACTERS), [])
 
 
@@ -219,7 +221,7 @@ def explain_empty(place: object, what: str = "is empty") -> str:
     return f"{place} {what}; expected rows of a text and a label."
 
 
-def to_cell(value: object) -> Cell:
+def to_cell(value: object) -> CellValue:
     """Write a value of JSON as a cell: numbers as Python does, NaN as a missing value.
     DataError for objects."""
     if value is None or isinstance(value, str):

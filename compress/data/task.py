@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from compress.arrays import Array
     from compress.data.answers import Outcome, Prediction
-
-    Array = NDArray[Any]
 
 Thresholds = tuple[float | None, float | None]
 """The thresholds of two models: see `Task.scores`."""

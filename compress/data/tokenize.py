@@ -40,7 +40,7 @@ ROWS_PER_WRITE: Final = 1000
 _BYTES: Final = ("attention_mask", "token_type_ids")
 """Columns of small numbers: int8; other columns with one number per token are int32."""
 
-Row = Mapping[str, Any]
+RowMapping = Mapping[str, Any]
 
 Builder = Callable[..., Iterator[dict[str, Any]]]
 """(split, task, tokenizer, *, max_length, options) -> rows of input_ids and labels, the
@@ -126,7 +126,7 @@ def encode_task(
         *source_files(builder),
     )
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[RowMapping]:
         for number, row in enumerate(
             builder(split, task, tokenizer, max_length=max_length, **options)
         ):
@@ -162,7 +162,9 @@ def source_files(function: Callable[..., Any]) -> list[Path]:
     return [Path(source)] if source and Path(source).is_file() else []
 
 
-def row_batches(rows: Iterable[Row], *, first: int = 0) -> Iterator[pa.RecordBatch]:
+def row_batches(
+    rows: Iterable[RowMapping], *, first: int = 0
+) -> Iterator[pa.RecordBatch]:
     """Write rows with the same columns as Arrow batches, and add attention_mask, length
     (in tokens) and index.
 
@@ -175,7 +177,7 @@ def row_batches(rows: Iterable[Row], *, first: int = 0) -> Iterator[pa.RecordBat
         first += len(batch)
 
 
-def _record_batch(rows: Sequence[Row], first: int) -> pa.RecordBatch:
+def _record_batch(rows: Sequence[RowMapping], first: int) -> pa.RecordBatch:
     sizes = np.fromiter((len(row["input_ids"]) for row in rows), np.int32, len(rows))
     arrays: dict[str, pa.Array] = {}
     for name, cell in rows[0].items():
@@ -260,7 +262,9 @@ def _count_prompts(
     return {"": 0, **counts}
 
 
-def _questions(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Row]:
+def _questions(
+    split: Dataset, encoder: Encoder, max_length: int
+) -> Iterator[RowMapping]:
     """Yield the rows of questions, labelled with the first answer."""
     example = 0
     for part in split.iter(ROWS_PER_WRITE):
@@ -287,7 +291,9 @@ def _questions(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Ro
             example += 1
 
 
-def _sentences(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Row]:
+def _sentences(
+    split: Dataset, encoder: Encoder, max_length: int
+) -> Iterator[RowMapping]:
     """Yield the rows of sentences, labelled with the tag of each word."""
     example = 0
     for part in split.iter(ROWS_PER_WRITE):

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.arrays import Array
 from compress.data.text_files import stripped_lines
 from compress.errors import DataError
 
-Form = Literal["float32", "int8", "binary"]
-Array = NDArray[Any]
+StoredForm = Literal["float32", "int8", "binary"]
 
-VECTOR_TYPES: Final[Mapping[Form, str]] = {
+VECTOR_TYPES: Final[Mapping[StoredForm, str]] = {
     "float32": "<f4",
     "int8": "|i1",
     "binary": "|u1",
@@ -43,7 +43,7 @@ INDEX_ROWS: Final = 1024
 cache."""
 
 
-def pack(vectors_NE: Array, form: Form) -> Array:
+def pack(vectors_NE: Array, form: StoredForm) -> Array:
     """Pack vectors (N, E) to (N, P)."""
     if form == "binary":
         return np.packbits(vectors_NE > 0, axis=1)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Array
 from compress.data.retrieval import WordIndex
 from compress.errors import DataError
 from compress.evaluation import metrics, qa
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
 
-Array = NDArray[Any]
 
 BAG_ROWS = 100_000
 BAG_CHARACTERS = 20_000_000

@@ -6,11 +6,11 @@ Shapes: N texts, E width of the vectors, Q queries, P passages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Array
 from compress.data.vector_index import VECTOR_TYPES, pack, unpack
 from compress.errors import CompressError, DataError
 from compress.evaluation.metrics import check_finite
@@ -20,7 +20,6 @@ from compress.records.run_report import VectorForm
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Array = NDArray[Any]
 
 DEPTH: Final = 100
 """Passages ranked for each query."""

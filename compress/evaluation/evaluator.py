@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.arrays import Array
 from compress.data.collate import Batching
 from compress.data.conll import OUTSIDE
 from compress.data.task import Task, Thresholds
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from compress.data.encoder import Encoder
 
-Array = NDArray[Any]
 SCORE_RESAMPLES = 200
 """Resamples for the interval of an F1 or a correlation: each takes some
 milliseconds."""

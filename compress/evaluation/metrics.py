@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Array
 from compress.data.conll import Entity, entities
 from compress.errors import CompressError, DataError
 from compress.progress import Progress
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-Array = NDArray[Any]
-Collate = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+CollateFunction = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
 def pearson(one: Array, other: Array) -> float:
@@ -81,7 +80,7 @@ def divergence(student: Array, teacher: Array) -> Array:
 def logits(
     model: Module,
     encoded: Dataset,
-    collate: Collate,
+    collate: CollateFunction,
     *,
     batch: int = 64,
     bf16: bool = False,

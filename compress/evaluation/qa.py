@@ -29,7 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.floating]
+from compress.arrays import Array
+
 Ints = NDArray[np.integer]
 
 LONGEST_ANSWER = 30
@@ -80,7 +81,7 @@ class Spans:
     ends_Q: Ints
     first_Q: Ints
     last_Q: Ints
-    margin_Q: Floats
+    margin_Q: Array
 
     def texts(self, contexts: Sequence[str], threshold: float) -> list[str]:
         """Return the answers; '' if the margin is above the threshold."""
@@ -91,7 +92,7 @@ class Spans:
         ]
 
 
-def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
+def best_spans(logits_T2: Array, windows: Windows) -> Spans:
     """Find the span of at most LONGEST_ANSWER tokens of one row with the highest start
     + end logit, for every question."""
     begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.arrays import Array
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Array = NDArray[Any]
 
 RANK_CUT: Final = 10
 MOST_CANDIDATES: Final = 1 << 24

@@ -97,7 +97,7 @@ class Checkpoint:
         )
 
 
-Source = Bundle | Checkpoint
+ExportSource = Bundle | Checkpoint
 
 
 def load_source(
@@ -108,7 +108,7 @@ def load_source(
     normalise: bool = False,
     max_length: int | None = None,
     allow_pickle: bool = False,
-) -> Source:
+) -> ExportSource:
     """Load a bundle or a checkpoint.
 
     pair        a sequence classifier reads two texts

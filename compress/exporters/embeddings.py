@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Floats
 from compress.exporters.artifact import BUNDLE_FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
 from compress.exporters.predictor import open_embedder
@@ -20,8 +20,6 @@ from compress.records.certificate import Certificate
 MAX_DROP = 0.01
 """The largest 1 - Spearman's rho of the similarities and fp32's for which an int8 file
 is certified."""
-
-Floats = NDArray[np.float32]
 
 
 def similarity(one: Floats, other: Floats) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from compress.errors import ExportError
 from compress.exporters import formats, manifest
 from compress.exporters.artifact import Bundle, check_writable
 from compress.exporters.card import export_card
-from compress.exporters.checkpoint import Checkpoint, Source
+from compress.exporters.checkpoint import Checkpoint, ExportSource
 from compress.exporters.manifest import Stamp
 from compress.exporters.writers.context import (
     ExportContext,
@@ -40,7 +40,7 @@ FAR = 0.1
 
 
 def export(
-    source: Source,
+    source: ExportSource,
     out: Path | None,
     *,
     to: str = "onnx",
@@ -107,7 +107,7 @@ def export(
 
 
 def check(
-    source: Source,
+    source: ExportSource,
     out: Path | None,
     *,
     to: str,
@@ -157,14 +157,14 @@ def check(
     return chosen
 
 
-def leaves_out_prompts(source: Source) -> bool:
+def leaves_out_prompts(source: ExportSource) -> bool:
     """Check whether a model leaves the tokens of prompts out of its vectors."""
     if isinstance(source, Bundle):
         return source.leaves_out_prompts
     return source.sentence is not None and source.sentence.leaves_out_prompts
 
 
-def _check_free(out: Path, to: str, source: Source) -> None:
+def _check_free(out: Path, to: str, source: ExportSource) -> None:
     """Raise ExportError where the export would replace the model itself, or anything
     that is not an export; OutputError where no folder can be written."""
     check_output_folder(out, "out")

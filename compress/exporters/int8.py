@@ -41,7 +41,7 @@ from compress.exporters.session import (
 from compress.io import atomic_file, name_disk_errors
 
 PRECISION_KEY = "compress.precision"
-Form = Literal["fused", "qdq"]
+Int8Form = Literal["fused", "qdq"]
 Ranges = Mapping[str, tuple[float, float]]
 """Tensor -> the lowest and highest value that it takes."""
 
@@ -127,7 +127,7 @@ def quantize_static(
     *,
     keep: Sequence[str] = (),
     per_channel: bool = True,
-    form: Form = "fused",
+    form: Int8Form = "fused",
     reduce_range: bool = False,
     outputs: Ranges | None = None,
 ) -> None:
@@ -218,7 +218,7 @@ class _Static:
         *,
         per_channel: bool,
         bits: int,
-        form: Form,
+        form: Int8Form,
     ) -> None:
         self.graph = graph
         self.ranges = ranges

@@ -30,7 +30,13 @@ from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import Row, Table
 from compress.data.task import Task
 from compress.data.text_files import Position, stripped_lines
-from compress.data.vector_index import VECTOR_TYPES, Form, load_texts, pack, read_index
+from compress.data.vector_index import (
+    VECTOR_TYPES,
+    StoredForm,
+    load_texts,
+    pack,
+    read_index,
+)
 from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import (
     Answering,
@@ -53,7 +59,7 @@ def predict_file(
     columns: Sequence[str] | None = None,
     second: str | None = None,
     on_error: Literal["stop", "skip"] = "stop",
-    vectors: Form = "float32",
+    vectors: StoredForm = "float32",
     say: Callable[[int, float], None] = lambda rows, share: None,
 ) -> tuple[int, int]:
     """Predict for every row of `source` and write `target`; return the numbers of rows,
@@ -303,7 +309,7 @@ def _to_columns(answer: Outcome, added: Sequence[str]) -> Values:
 
 @contextmanager
 def _open_writer(
-    path: Path, suffix: str, form: Form
+    path: Path, suffix: str, form: StoredForm
 ) -> Iterator[Callable[[Values, Sequence[str]], object]]:
     """Yield a function that writes a row; tables have the columns that are given with
     the first one.

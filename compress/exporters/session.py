@@ -498,7 +498,7 @@ prompt is left out of a vector."""
 Feeds = Mapping[str, NDArray[np.int64]]
 """One row, without padding, as a session takes it: input name -> (1, tokens)."""
 
-Run = Callable[[Feeds], Sequence[NDArray[np.float32]]]
+RunFeeds = Callable[[Feeds], Sequence[NDArray[np.float32]]]
 """Run a row: return the arrays of the fp32 file's outputs, in its order, (1, ...)."""
 
 
@@ -549,14 +549,14 @@ def rows_for(path: Path, max_length: int) -> list[Feeds]:
     return rows
 
 
-def onnx_run(path: Path) -> Run:
+def onnx_run(path: Path) -> RunFeeds:
     """Open the file in onnxruntime, on the CPU, with one thread, and return the
     function that runs a row."""
     session = open_session(path, threads=1)
     return lambda row: session.run(None, dict(row))
 
 
-def difference(exact: Run, other: Run, rows: Sequence[Feeds]) -> Difference:
+def difference(exact: RunFeeds, other: RunFeeds, rows: Sequence[Feeds]) -> Difference:
     """Compare the answers of `other` with the exact ones; NaN when any logit of `other`
     is."""
     apart = []

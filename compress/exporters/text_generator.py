@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Floats
 from compress.data.encoder import TextEncoder
 from compress.errors import BundleError
 from compress.exporters.session import open_session
@@ -17,7 +17,6 @@ from compress.exporters.session import open_session
 if TYPE_CHECKING:
     import onnxruntime
 
-Floats = NDArray[np.float32]
 Ids = Sequence[int]
 DECODER_ONLY: Mapping[str, str] = {
     "fp32": "onnx/model.onnx",

@@ -19,6 +19,7 @@ from compress.exporters.int8 import quantize_static
 from compress.exporters.rewrite.graph import Product, products
 from compress.exporters.session import read_model
 from compress.jobs.phase import Phase
+from compress.progress import Say
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import (
     CERTIFIED_ROWS,
@@ -54,8 +55,6 @@ ROWS_COMPARED = 64
 COMPARED = 256
 """Rows on which a trial calibrates and scores, and on which it compares the file with
 float."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

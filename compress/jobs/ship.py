@@ -50,7 +50,7 @@ SHIPPED_LENGTHS = (128, 32)
 bundle's maximum."""
 INT8_DROP = 0.005
 """If quantisation loses more of the score, the report says so."""
-Logits = Callable[[Dataset], NDArray[np.float32]]
+ComputeLogits = Callable[[Dataset], NDArray[np.float32]]
 _LIBRARIES = (
     "compress",
     "torch",
@@ -113,7 +113,7 @@ def measure(
         )
 
     def score(
-        name: str, run_model: Logits, model: PreTrainedModel, file: Path | None
+        name: str, run_model: ComputeLogits, model: PreTrainedModel, file: Path | None
     ) -> ScoredModel:
         console.print(f"scoring {name}", highlight=False, markup=False)
         threshold = (
@@ -272,7 +272,7 @@ def export_teacher(model: PreTrainedModel, teacher: Teacher, path: Path) -> str 
     return None
 
 
-def _open_logits(bundle: Bundle, file: Path) -> Logits:
+def _open_logits(bundle: Bundle, file: Path) -> ComputeLogits:
     """Return the function from rows to the logits of an ONNX file, read with the
     bundle's tokenizer."""
     threads = os.cpu_count() or 1

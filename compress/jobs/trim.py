@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from datasets import Dataset
-from numpy.typing import NDArray
 
 from compress.arguments import DataLike
+from compress.arrays import Floats
 from compress.benchmark.local import machine
 from compress.config.options import ColumnOptions
 from compress.data import load_task
@@ -45,8 +45,6 @@ from compress.trimming import (
     trim_checkpoint,
     trimming,
 )
-
-Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -317,7 +315,7 @@ def certify_files(
 
 
 def compare_answers(
-    bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Logits]
+    bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Floats]
 ) -> ScoreDrop:
     """Compare two bundles with different tokenizers: they answer the same examples, but
     not the same tokens."""
@@ -361,7 +359,7 @@ def compare_answers(
 
 
 def _answers(
-    evaluator: Evaluator, logits: Logits, threshold: float | None
+    evaluator: Evaluator, logits: Floats, threshold: float | None
 ) -> list[Any]:
     """List the tags of every sentence, or the text that answers each question."""
     return evaluator.task.list_answers(evaluator, logits, threshold)
@@ -374,7 +372,7 @@ def _flat(answers: Sequence[Any]) -> list[str]:
     ]
 
 
-def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> float:
+def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Floats]) -> float:
     """Return the largest |difference| of per-token logits in rows of as many tokens."""
     parts = []
     for evaluator, each in zip(evaluators, logits, strict=True):

@@ -27,7 +27,7 @@ def drop(x: Tensor, p: float) -> Tensor:
     return x * kept.to(x.dtype).mul_(PROBABILITY_STEPS / (PROBABILITY_STEPS - cut))
 
 
-class Dropout(nn.Dropout):
+class BitDropout(nn.Dropout):
     """torch's Dropout with masks from `drop`."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,4 +38,4 @@ def draw_faster(model: nn.Module) -> None:
     """Make every nn.Dropout of a model draw its masks with `drop`."""
     for module in model.modules():
         if type(module) is nn.Dropout and not module.inplace:
-            module.__class__ = Dropout
+            module.__class__ = BitDropout

@@ -21,7 +21,13 @@ from compress.models.saved_head import (
     write_shapes,
 )
 from compress.models.sentence_encoder import SentenceEncoder
-from compress.models.tensors import FLOATS, Fit, SavedTensors, compare, is_computed
+from compress.models.tensors import (
+    FLOATS,
+    SavedTensors,
+    TensorFit,
+    compare,
+    is_computed,
+)
 
 New = Literal["nothing", "pooler", "head"]
 """What of a model may be new, that is, drawn at random because the files lack it."""
@@ -87,7 +93,7 @@ def _explain_quantised(folder: Path, name: str, number_format: str, count: int) 
 
 def account(
     model: PreTrainedModel, saved: SavedTensors, info: Mapping[str, Any]
-) -> Fit:
+) -> TensorFit:
     """Compare the loaded model with its files; what transformers reports as well is
     kept."""
     fit = compare(model, saved.infos)
@@ -106,7 +112,7 @@ def account(
 def judge(
     folder: Path,
     model: PreTrainedModel,
-    fit: Fit,
+    fit: TensorFit,
     saved: SavedTensors,
     *,
     new: New,
@@ -166,7 +172,7 @@ def judge(
     raise TeacherError(f"{folder}: {'; '.join(problems)}: {remedy}")
 
 
-def _list_accepted(fit: Fit, head: set[str], new: New) -> set[str]:
+def _list_accepted(fit: TensorFit, head: set[str], new: New) -> set[str]:
     """List the tensors that may be missing, or of another shape, because they may be
     new."""
     if new == "nothing":
@@ -181,7 +187,7 @@ def _are_equal(names: Collection[str], saved: SavedTensors) -> bool:
 
 
 def _check_quantised(
-    folder: Path, model: PreTrainedModel, fit: Fit, saved: SavedTensors
+    folder: Path, model: PreTrainedModel, fit: TensorFit, saved: SavedTensors
 ) -> None:
     """Raise TeacherError for whole numbers in the place of weights."""
     state = model.state_dict()

@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
-class Weight:
+class LayerWeight:
     """The name of a weight that is the same in every family.
 
     role as in `families`; layer is None outside the encoder layers; part is `weight` or
@@ -44,18 +44,18 @@ class Weight:
     part: str
 
 
-def weight_of(name: str, family: Family) -> Weight | None:
+def weight_of(name: str, family: Family) -> LayerWeight | None:
     """Read `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3,
     "weight"); None when unknown."""
     found = family.place(name)
     return (
         None
         if found is None
-        else Weight(found.role, found.layer, name.rpartition(".")[2])
+        else LayerWeight(found.role, found.layer, name.rpartition(".")[2])
     )
 
 
-def weights_by_role(model: PreTrainedModel) -> dict[Weight, Tensor]:
+def weights_by_role(model: PreTrainedModel) -> dict[LayerWeight, Tensor]:
     """Return the weights of a model under names that are the same in every family."""
     named = model.named_parameters(remove_duplicate=False)  # layers may share weights
     return _by_role(
@@ -63,7 +63,9 @@ def weights_by_role(model: PreTrainedModel) -> dict[Weight, Tensor]:
     )
 
 
-def _by_role(weights: Mapping[str, Tensor], model_type: str) -> dict[Weight, Tensor]:
+def _by_role(
+    weights: Mapping[str, Tensor], model_type: str
+) -> dict[LayerWeight, Tensor]:
     family = families.find(model_type)
     return {
         weight: tensor
@@ -143,7 +145,9 @@ def copy_from_teacher(
 
 
 def _copy_by_role(
-    student: PreTrainedModel, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    source: Mapping[LayerWeight, Tensor],
 ) -> None:
     own = weights_by_role(student)
     for weight, parameter in own.items():
@@ -161,10 +165,10 @@ def _copy_by_role(
             )
         elif tensor.shape == parameter.shape:
             parameter.copy_(tensor)
-    types = Weight("types", None, "weight")
+    types = LayerWeight("types", None, "weight")
     # DistilBERT gets type 0 with its positions, so that it embeds as before
     if types in source and types not in own:
-        positions = own[Weight("positions", None, "weight")]
+        positions = own[LayerWeight("positions", None, "weight")]
         positions.add_(source[types][0].to(positions.device))
 
 
@@ -243,13 +247,13 @@ def _count_layers(names: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def tables(
-    teacher: PreTrainedModel, source: Mapping[Weight, Tensor]
+    teacher: PreTrainedModel, source: Mapping[LayerWeight, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the teacher's words, positions in use and types in float64, each row minus
     its mean."""
-    words = source[Weight("words", None, "weight")].double()
-    positions = source[Weight("positions", None, "weight")].double()
-    kept = source.get(Weight("types", None, "weight"))
+    words = source[LayerWeight("words", None, "weight")].double()
+    positions = source[LayerWeight("positions", None, "weight")].double()
+    kept = source.get(LayerWeight("types", None, "weight"))
     types = torch.zeros_like(words[:1]) if kept is None else kept.double()
     for name, module in teacher.named_modules():
         if name.endswith("position_embeddings") and module.padding_idx is not None:

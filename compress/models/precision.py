@@ -8,10 +8,10 @@ from torch import nn
 
 from compress.errors import CompressError
 
-Precision = Literal["auto", "bf16", "fp32"]
+TrainingPrecision = Literal["auto", "bf16", "fp32"]
 
 
-def choose(precision: Precision) -> Literal["bf16", "fp32"]:
+def choose(precision: TrainingPrecision) -> Literal["bf16", "fp32"]:
     """Resolve `auto` to bf16 autocast on hardware that supports it, where it makes a
     forward pass 2-4x faster."""
     if precision not in ("auto", "bf16", "fp32"):

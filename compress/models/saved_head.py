@@ -16,8 +16,8 @@ from compress.kinds import Kind, find
 from compress.models import heads
 from compress.models.folder import ModelFolder, explain_load_errors
 from compress.models.tensors import (
-    Fit,
     SavedTensors,
+    TensorFit,
     build_on_meta,
     compare,
     is_computed,
@@ -149,7 +149,7 @@ def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHea
     return SavedHead(base_class.__name__, "language", ("AutoModelForPreTraining",))
 
 
-def _describe_misfit(extra: Collection[str], fit: Fit) -> str:
+def _describe_misfit(extra: Collection[str], fit: TensorFit) -> str:
     parts = list[str]()
     if extra:
         parts.append(f"does not have {write_names(extra)}")

@@ -97,7 +97,7 @@ class SavedTensors:
 
 
 @dataclass(frozen=True)
-class Fit:
+class TensorFit:
     """What the tensors of files are to a model.
 
     targets      the model's tensors that each tensor of the files becomes; several
@@ -117,7 +117,7 @@ class Fit:
     doubled: Mapping[str, tuple[str, ...]]
 
 
-def compare(model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> Fit:
+def compare(model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> TensorFit:
     """Compare a model's tensors with those of files. The model may be on the meta
     device."""
     state = model.state_dict()
@@ -149,7 +149,7 @@ def compare(model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> Fit:
             converted.update(targets[name])
         for target in targets[name]:
             sources[target].append(name)
-    return Fit(
+    return TensorFit(
         targets=targets,
         missing=frozenset(_find_missing(model, state, sources)),
         mismatched={

@@ -45,7 +45,12 @@ from transformers.activations import ACT2FN
 
 from compress import families
 from compress.errors import StudentError, did_you_mean
-from compress.models.init_weights import Weight, directions, tables, weights_by_role
+from compress.models.init_weights import (
+    LayerWeight,
+    directions,
+    tables,
+    weights_by_role,
+)
 from compress.slicing.shape import Shape
 
 _LAYER = {
@@ -106,7 +111,7 @@ def from_bert(
             for part, parameter in inner.get_submodule(name).named_parameters():
                 parameter.copy_(
                     torch.stack(
-                        [source[Weight(role, n, part)].double() for n in chosen]
+                        [source[LayerWeight(role, n, part)].double() for n in chosen]
                     ).mean(0)
                 )
     for role, module in (
@@ -116,7 +121,7 @@ def from_bert(
         for part, parameter in (
             module.named_parameters() if isinstance(module, nn.Linear) else ()
         ):
-            tensor = source.get(Weight(role, None, part))
+            tensor = source.get(LayerWeight(role, None, part))
             if tensor is not None and tensor.shape == parameter.shape:
                 parameter.copy_(tensor)
 
@@ -188,17 +193,19 @@ def _choose(members: Sequence[int], layer: str | int) -> Sequence[int]:
 
 
 def _fill_embeddings(
-    albert: Any, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]
+    albert: Any, teacher: PreTrainedModel, source: Mapping[LayerWeight, Tensor]
 ) -> None:
     mine = albert.embeddings
     E = albert.config.embedding_size
     parts = tables(teacher, source)
     W = parts[0].shape[1]
-    gamma_W = source[Weight("embedding_norm", None, "weight")].double()
-    beta_W = source[Weight("embedding_norm", None, "bias")].double()
-    if (up := Weight("embedding_up", None, "weight")) in source:
+    gamma_W = source[LayerWeight("embedding_norm", None, "weight")].double()
+    beta_W = source[LayerWeight("embedding_norm", None, "bias")].double()
+    if (up := LayerWeight("embedding_up", None, "weight")) in source:
         up_DW = source[up].double()
-        shift_D = up_DW @ beta_W + source[Weight("embedding_up", None, "bias")].double()
+        shift_D = (
+            up_DW @ beta_W + source[LayerWeight("embedding_up", None, "bias")].double()
+        )
     else:
         up_DW = torch.eye(W).to(gamma_W)
         shift_D = up_DW @ beta_W

@@ -29,12 +29,12 @@ from compress.config.loader import parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
 from compress.config.recipe import FINETUNE, SIZES, TEACHER_LM, Paper, Recipe
 from compress.config.reference import Call
-from compress.config.stages import ALL_KINDS, Frozen, Line, Stage, StudentSpec
+from compress.config.stages import ALL_KINDS, Frozen, Stage, StudentSpec, TermLine
 from compress.errors import RecipeError, SearchError, did_you_mean
 from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName
 
-Value = int | float | str | bool
+SettingValue = int | float | str | bool
 """A value of an axis. For sizes, an int is a count and a float a share of the
 teacher's."""
 
@@ -49,7 +49,7 @@ COST_ROUNDING = 1e-6
 written with ten digits."""
 
 
-def _parse_values(value: Any) -> tuple[Value, ...]:
+def _parse_values(value: Any) -> tuple[SettingValue, ...]:
     """Parse a list, a single value, or {from, to, step} into distinct values. Raises
     ValueError."""
     if isinstance(value, Mapping):
@@ -83,7 +83,7 @@ def _parse_values(value: Any) -> tuple[Value, ...]:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
         raise ValueError("is an empty list: expected at least one value")
-    if wrong := [each for each in values if not isinstance(each, Value)]:
+    if wrong := [each for each in values if not isinstance(each, SettingValue)]:
         raise ValueError(f"expected numbers or words, found {wrong[0]!r}")
     if repeated := [each for each in values if values.count(each) > 1]:
         raise ValueError(f"has {repeated[0]!r} twice")
@@ -124,13 +124,13 @@ class Space(Frozen):
             lambda value: {"family": value} if isinstance(value, str) else value
         ),
     ] = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
-    axes: dict[str, Annotated[tuple[Value, ...], BeforeValidator(_parse_values)]] = (
-        Field(min_length=1)
-    )
+    axes: dict[
+        str, Annotated[tuple[SettingValue, ...], BeforeValidator(_parse_values)]
+    ] = Field(min_length=1)
     tied: tuple[tuple[str, ...], ...] = ()
     teacher: Stage
     supernet: Stage | None = None
-    importance: Line = Call("molchanov.taylor")
+    importance: TermLine = Call("molchanov.taylor")
     rows: int = Field(512, gt=0)
     short: Stage
     rungs: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
@@ -311,7 +311,7 @@ def space_names() -> list[str]:
     return sorted(path.stem for path in (loader.folder() / "spaces").glob("*.yaml"))
 
 
-def _check_axis(name: str, values: Sequence[Value], mode: str) -> list[str]:
+def _check_axis(name: str, values: Sequence[SettingValue], mode: str) -> list[str]:
     """List the problems of one axis."""
     known = SLICED if mode == "supernet" else AXES
     if name not in known and not (mode == "plain" and name.startswith("config.")):

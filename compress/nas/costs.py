@@ -2,7 +2,7 @@
 the costs of all other shapes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,8 @@ from compress.latency.model import (
     model_cost,
 )
 from compress.nas.config import SURE_DEVIATIONS, SearchConfig, describe_choice
-from compress.nas.space import Choice, Shapes
+from compress.nas.space import ShapeChoice, Shapes
+from compress.progress import Say
 from compress.records.latency import FEWEST_SHAPES
 from compress.records.search_report import ObjectiveName
 
@@ -34,8 +35,6 @@ PRICED_BY_PARTS = 300
 counted too."""
 BAND = 0.8
 """The share of the latency limit above which a shape makes use of the budget."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,16 @@ class CostModel:
         """Compute the teacher's own costs."""
         return model_cost(self.shapes.teacher, self.search.precision, kind=self.kind)
 
-    def precision(self, choice: Choice) -> Precision:
+    def precision(self, choice: ShapeChoice) -> Precision:
         precision: Any = choice.get("precision", self.search.precision)
         return cast("Precision", precision)
 
-    def latency(self, choice: Choice) -> Estimate:
+    def latency(self, choice: ShapeChoice) -> Estimate:
         return self.latencies.models[self.precision(choice)].predict(
             self.shapes.config(choice)
         )
 
-    def cost(self, choice: Choice) -> ModelCost:
+    def cost(self, choice: ShapeChoice) -> ModelCost:
         shared: Mapping[Any, int] = (
             {}
             if self.search.space.mode == "supernet"
@@ -79,7 +78,7 @@ class CostModel:
             shared=shared,
         )
 
-    def facts(self, choice: Choice) -> dict[str, float]:
+    def facts(self, choice: ShapeChoice) -> dict[str, float]:
         """Return all costs but the latency, by the names of objectives."""
         return asdict(self.cost(choice))
 
@@ -163,7 +162,7 @@ def _find_anchors(search: SearchConfig) -> dict[str, Path]:
     return files
 
 
-def choose_within_budget(costs: CostModel, count: int) -> list[Choice]:
+def choose_within_budget(costs: CostModel, count: int) -> list[ShapeChoice]:
     """Choose at most `count` shapes within the budget, the one with the fewest FLOPs
     first.
 

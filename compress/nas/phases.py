@@ -50,7 +50,7 @@ from compress.nas.finalists import (
     time_finalists,
 )
 from compress.nas.preparation import STUDY, SearchJob, parts
-from compress.nas.space import Choice
+from compress.nas.space import ShapeChoice
 from compress.nas.study import close_study, open_study, run_trials
 from compress.nas.supernet import (
     Ladder,
@@ -460,7 +460,7 @@ def estimate_trials(
 
 
 def _measure(
-    costs: CostModel, drawn: Sequence[Choice], device: Device, segments: bool
+    costs: CostModel, drawn: Sequence[ShapeChoice], device: Device, segments: bool
 ) -> tuple[PhaseEstimate, tuple[float, float], tuple[str, ...]]:
     """Export and race the first and the last of these shapes, and the teacher.
 
@@ -562,7 +562,10 @@ def _try_supernet(job: SearchJob) -> tuple[list[PhaseEstimate], PreTrainedModel]
 
 
 def _try_scoring(
-    costs: CostModel, ends: Sequence[Choice], net: PreTrainedModel, models: StageModels
+    costs: CostModel,
+    ends: Sequence[ShapeChoice],
+    net: PreTrainedModel,
+    models: StageModels,
 ) -> tuple[float, float]:
     """Score these subnets on few rows; return the mean seconds of the first rung, and
     of all rungs, for all rows."""
@@ -586,7 +589,7 @@ def _try_scoring(
     )
 
 
-def _try_students(ends: Sequence[Choice], job: SearchJob) -> tuple[float, float]:
+def _try_students(ends: Sequence[ShapeChoice], job: SearchJob) -> tuple[float, float]:
     """Train these students for a few steps; return the seconds of the first student's
     first rung, and of all rungs of the last."""
     space = job.search.space

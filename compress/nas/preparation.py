@@ -38,18 +38,12 @@ from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.models import teacher as teachers
 from compress.nas.config import Budget, SearchConfig, Space
-from compress.nas.context import (
-    PLAIN_PARTS,
-    SUPERNET,
-    Parts,
-    SearchContext,
-    TimeBudget,
-    load_student_state,
-)
+from compress.nas.context import SearchContext, load_student_state
 from compress.nas.costs import SHAPES_DRAWN, CostModel
-from compress.nas.space import Choice, Shapes
+from compress.nas.space import ShapeChoice, Shapes
 from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, join_study, make_sampler
+from compress.nas.time_budget import PLAIN_PARTS, SUPERNET, Parts, TimeBudget
 from compress.nas.trial import count_scored
 from compress.provenance import command_line, redact
 from compress.records.forecast import PhaseEstimate
@@ -226,12 +220,12 @@ class SearchJob:
         return self.found
 
     @cached_property
-    def drawn(self) -> list[Choice]:
+    def drawn(self) -> list[ShapeChoice]:
         """Choices of the space, those with the fewest operations first."""
         setting = self.search.setting
         kind = self.teacher.models.context.kind
 
-        def operations(choice: Choice) -> float:
+        def operations(choice: ShapeChoice) -> float:
             config = self.shapes.config(choice)
             return Terms.from_config(config, setting, kind).flops
 

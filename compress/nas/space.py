@@ -26,14 +26,14 @@ from compress.errors import PruneError, SearchError, StudentError
 from compress.models import heads
 from compress.models.sharing import share
 from compress.models.student import config_for
-from compress.nas.config import Space, Value
+from compress.nas.config import SettingValue, Space
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, resize_config
 
 if TYPE_CHECKING:
     import optuna
 
-Choice = Mapping[str, int | float | str]
+ShapeChoice = Mapping[str, int | float | str]
 """One student, by the axes of the space, with every size as a count."""
 
 COUPLED = (
@@ -51,7 +51,7 @@ COUPLED = (
 groups of layers."""
 
 
-def architecture_key(choice: Choice) -> str:
+def architecture_key(choice: ShapeChoice) -> str:
     """Hash a choice to 16 hex digits, regardless of the order of its axes."""
     canonical = json.dumps(dict(choice), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -62,9 +62,9 @@ class AxisGroup:
     """Axes that are chosen together, and the possible combinations of their values."""
 
     names: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    rows: tuple[tuple[SettingValue, ...], ...]
 
-    def suggest(self, trial: "optuna.Trial") -> tuple[Value, ...]:
+    def suggest(self, trial: "optuna.Trial") -> tuple[SettingValue, ...]:
         """Let the sampler draw a combination: evenly spaced numbers and words as they
         are, others by their index."""
         if len(self.names) == 1:
@@ -76,7 +76,7 @@ class AxisGroup:
                     ),
                 )
             if not all(isinstance(value, int | float) for value in values):
-                chosen: Value = trial.suggest_categorical(
+                chosen: SettingValue = trial.suggest_categorical(
                     self.names[0], [str(value) for value in values]
                 )
                 return next(row for row in self.rows if str(row[0]) == chosen)
@@ -109,7 +109,7 @@ class Shapes:
         blocks = list[AxisGroup]()
         dropped = list[str]()
         for group in _group_axes(space, axes):
-            rows = list[tuple[Value, ...]]()
+            rows = list[tuple[SettingValue, ...]]()
             reasons = list[str]()
             for row in group.rows:
                 try:
@@ -148,23 +148,23 @@ class Shapes:
         shapes._check_settings()
         return shapes
 
-    def suggest(self, trial: "optuna.Trial") -> Choice:
+    def suggest(self, trial: "optuna.Trial") -> ShapeChoice:
         """Let the sampler draw a choice, which is always a possible student."""
         return self._as_choice([block.suggest(trial) for block in self.blocks])
 
-    def key(self, choice: Choice) -> str:
+    def key(self, choice: ShapeChoice) -> str:
         return architecture_key(choice)
 
     def size(self) -> int:
         """Count the students."""
         return math.prod(len(block.rows) for block in self.blocks)
 
-    def every(self) -> Iterator[Choice]:
+    def every(self) -> Iterator[ShapeChoice]:
         """Yield all students."""
         for rows in itertools.product(*(block.rows for block in self.blocks)):
             yield self._as_choice(rows)
 
-    def drawn(self, count: int, seed: int) -> list[Choice]:
+    def drawn(self, count: int, seed: int) -> list[ShapeChoice]:
         """Draw at most `count` different students at random, including those of all
         first and of all last values."""
         if self.size() <= count:
@@ -179,7 +179,7 @@ class Shapes:
             choices[architecture_key(choice)] = choice
         return list(choices.values())
 
-    def config(self, choice: Choice) -> PreTrainedConfig:
+    def config(self, choice: ShapeChoice) -> PreTrainedConfig:
         """Make the student's transformers config. Raises StudentError or PruneError if
         there is no such student."""
         if self.space.mode == "supernet":
@@ -197,14 +197,14 @@ class Shapes:
             raise StudentError(f"{layers} layers do not divide into {groups} groups")
         return config
 
-    def sizes(self, choice: Choice) -> Sizes:
+    def sizes(self, choice: ShapeChoice) -> Sizes:
         """Return the sizes of a supernet's student."""
         return Sizes.from_request(
             self.teacher,
             **{name: float(choice[name]) for name in SIZES if name in choice},
         )
 
-    def spec(self, choice: Choice) -> StudentSpec:
+    def spec(self, choice: ShapeChoice) -> StudentSpec:
         """Return the specification of a student that is built from scratch."""
         sizes = {name: choice[name] for name in SIZES if name in choice}
         settings = {
@@ -227,14 +227,14 @@ class Shapes:
             }
         )
 
-    def _as_choice(self, rows: Sequence[tuple[Value, ...]]) -> Choice:
+    def _as_choice(self, rows: Sequence[tuple[SettingValue, ...]]) -> ShapeChoice:
         """Write every size as its count, so that equal students are written alike."""
-        values: dict[str, Value] = {}
+        values: dict[str, SettingValue] = {}
         for block, row in zip(self.blocks, rows, strict=True):
             values |= zip(block.names, row, strict=True)
         return self._resolve(values)
 
-    def _resolve(self, values: Mapping[str, Any]) -> Choice:
+    def _resolve(self, values: Mapping[str, Any]) -> ShapeChoice:
         if self.space.mode == "supernet":
             sizes = self.sizes(values).plain()
             sizes.pop("head_size")
@@ -285,13 +285,13 @@ class Shapes:
 
 def _count_sizes(
     space: Space, teacher: PreTrainedConfig
-) -> dict[str, tuple[Value, ...]]:
+) -> dict[str, tuple[SettingValue, ...]]:
     """Turn shares of the teacher's sizes into counts. Raises SearchError with every
     problem."""
     whole = Sizes.from_config(teacher)
     problems = []
     own = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
-    axes: dict[str, tuple[Value, ...]] = {}
+    axes: dict[str, tuple[SettingValue, ...]] = {}
     for name, values in space.axes.items():
         if name not in SIZES:
             axes[name] = values
@@ -334,7 +334,7 @@ def _count_sizes(
 
 
 def _group_axes(
-    space: Space, axes: Mapping[str, tuple[Value, ...]]
+    space: Space, axes: Mapping[str, tuple[SettingValue, ...]]
 ) -> Iterator[AxisGroup]:
     """Group the axes whose values can exclude each other, with every combination,
     possible or not."""
@@ -354,7 +354,7 @@ def _group_axes(
         yield AxisGroup((name,), tuple((value,) for value in values))
 
 
-def _as_range(values: Sequence[Value]) -> range | None:
+def _as_range(values: Sequence[SettingValue]) -> range | None:
     """Return the range that holds exactly these whole numbers, if there is one."""
     if not all(
         isinstance(value, int) and not isinstance(value, bool) for value in values

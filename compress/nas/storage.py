@@ -5,7 +5,7 @@ import random
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -27,9 +27,9 @@ from sqlalchemy.exc import (
 )
 
 from compress.errors import SearchError
+from compress.progress import Say
 from compress.provenance import install_command, redact, redact_in
 
-Say = Callable[[str], None]
 """Print one line."""
 
 

@@ -38,7 +38,6 @@ from compress.nas.config import OBJECTIVES, describe_choice
 from compress.nas.storage import (
     GRACE,
     HEARTBEAT,
-    Say,
     StorageError,
     close_storage,
     open_storage,
@@ -53,6 +52,7 @@ from compress.nas.trial import (
     outcome,
     pareto_front,
 )
+from compress.progress import Say
 from compress.provenance import redact
 
 if TYPE_CHECKING:

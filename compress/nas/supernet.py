@@ -42,7 +42,7 @@ from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
 from compress.nas.config import describe_choice
 from compress.nas.costs import CostModel
-from compress.nas.space import Choice
+from compress.nas.space import ShapeChoice
 from compress.pruning import importance
 from compress.records.search_report import Rung
 from compress.slicing.cut import cut, rank_units, slice_model
@@ -63,7 +63,7 @@ from compress.training.stage import plan_steps, run_stage
 from compress.training.trainer import Score
 
 if TYPE_CHECKING:
-    from compress.nas.context import TimeBudget
+    from compress.nas.time_budget import TimeBudget
 
 SUPERNET_SIGNALS: Final = frozenset({"logits"})
 SKELETONS: Final = 64
@@ -311,11 +311,11 @@ class Ladder:
     """Subnets that are scored whenever the supernet is: the smallest, the largest, and
     some evenly between."""
 
-    rungs: tuple[Choice, ...]
+    rungs: tuple[ShapeChoice, ...]
     costs: CostModel
 
     @staticmethod
-    def from_choices(costs: CostModel, among: Sequence[Choice]) -> "Ladder":
+    def from_choices(costs: CostModel, among: Sequence[ShapeChoice]) -> "Ladder":
         by_size = sorted(
             among, key=lambda choice: inner_weights(costs.shapes.sizes(choice))
         )
@@ -358,7 +358,7 @@ def load_ladder(run: Run) -> tuple[Rung, ...]:
 
 def train_supernet(
     costs: CostModel,
-    among: Sequence[Choice],
+    among: Sequence[ShapeChoice],
     *,
     task_teacher: Teacher,
     training: TrainingContext,
@@ -419,7 +419,7 @@ def with_looks(stage: Stage, rows: int) -> Stage:
     )
 
 
-def draw_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
+def draw_from(stage: Stage, among: Sequence[ShapeChoice], costs: CostModel) -> Stage:
     """Let the stage's step draw from these subnets, if it has an option for that."""
     step = stage.step
     if step is None or "among" not in options(step.function) or "among" in step.options:
@@ -467,7 +467,10 @@ def put_in_order(
 
 
 def _flops_per_example(
-    costs: CostModel, among: Sequence[Choice], stage: Stage, training: TrainingContext
+    costs: CostModel,
+    among: Sequence[ShapeChoice],
+    stage: Stage,
+    training: TrainingContext,
 ) -> float:
     """Estimate the FLOPs of an example of mean length: the teacher's forward pass, and
     both passes of the subnets."""

@@ -28,12 +28,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from compress.errors import CompressError, SearchError
 from compress.nas.config import SURE_DEVIATIONS
-from compress.records.search_report import State, find_front
+from compress.records.search_report import TrialOutcome, find_front
 
 if TYPE_CHECKING:
     from compress.nas.context import StudentEvaluator
 
-TRIAL_STATES: Mapping[TrialState, tuple[State, ...]] = {
+TRIAL_STATES: Mapping[TrialState, tuple[TrialOutcome, ...]] = {
     TrialState.COMPLETE: ("complete", "duplicate"),
     TrialState.PRUNED: ("pruned", "too slow", "duplicate"),
     TrialState.FAIL: ("failed", "duplicate"),
@@ -42,10 +42,10 @@ TRIAL_STATES: Mapping[TrialState, tuple[State, ...]] = {
 # ---- reading trials back
 
 
-def outcome(trial: FrozenTrial) -> State | None:
+def outcome(trial: FrozenTrial) -> TrialOutcome | None:
     """Return the trial's outcome; None while it waits or runs, and where its process
     died before the end."""
-    state: State | None = trial.user_attrs.get("state")
+    state: TrialOutcome | None = trial.user_attrs.get("state")
     return state if state in TRIAL_STATES.get(trial.state, ()) else None
 
 
@@ -151,7 +151,7 @@ class Verdict:
     """The end of a trial: its values in the order of the objectives if it has any, else
     the reason."""
 
-    state: State | None
+    state: TrialOutcome | None
     values: tuple[float, ...] | None = None
     reason: str = ""
 

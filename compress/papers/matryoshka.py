@@ -70,7 +70,7 @@ def _checked(of: Any) -> Any:
 
 Inner = Annotated[str | dict[str, Any], AfterValidator(_checked)]
 Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+DimensionWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @reads("logits", per="example", kinds=(KIND,), bridges=("width",))
@@ -80,7 +80,7 @@ def nested(
     *,
     of: Inner,
     sizes: Sequence[Size],
-    weights: Sequence[Weight] | None = None,
+    weights: Sequence[DimensionWeight] | None = None,
 ) -> Tensor:
     """Sum the weighted loss `of` over vectors that are cut to their first dimensions
     and normalised again (Eq. 1).

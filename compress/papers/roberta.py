@@ -36,7 +36,7 @@ from compress.data.masking import Frame
 from compress.errors import DataError
 from compress.papers.bert import mask, pair_room, segment_pairs, shorten, with_others
 
-Format = Literal["segment_pairs", "sentence_pairs", "full_sentences", "doc_sentences"]
+Packing = Literal["segment_pairs", "sentence_pairs", "full_sentences", "doc_sentences"]
 
 
 def sentence_pairs(
@@ -109,7 +109,7 @@ def static_mask(
     *,
     max_length: int,
     rng: np.random.Generator,
-    rows: Format = "full_sentences",
+    rows: Packing = "full_sentences",
     copies: int = 10,
     rate: float = 0.15,
 ) -> Iterator[dict[str, Any]]:
@@ -175,7 +175,7 @@ def _pieces(document: Document, room: int) -> Iterator[list[int]]:
         )
 
 
-FORMATS: Final[Mapping[Format, Any]] = MappingProxyType(
+FORMATS: Final[Mapping[Packing, Any]] = MappingProxyType(
     {
         "segment_pairs": segment_pairs,
         "sentence_pairs": sentence_pairs,

@@ -59,7 +59,7 @@ REPLY_SHOWN = 300
 """Characters of an endpoint's reply that a message quotes."""
 
 Question = TypeVar("Question")
-Answer = TypeVar("Answer")
+Parsed = TypeVar("Parsed")
 LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
 """The logarithm of a probability; some endpoints round that of a certain token to a
 little above 0."""
@@ -188,7 +188,7 @@ class _UnusableError(_TransientError):
 
 
 @dataclass(frozen=True)
-class _Remote(ABC, Generic[Question, Answer]):
+class _Remote(ABC, Generic[Question, Parsed]):
     """A client of an endpoint, with `concurrency` requests in flight; after a permanent
     failure it awaits the rest.
 
@@ -208,17 +208,17 @@ class _Remote(ABC, Generic[Question, Answer]):
         """Return the path and the body of a request."""
 
     @abstractmethod
-    def _read(self, content: bytes, question: Question) -> Answer:
+    def _read(self, content: bytes, question: Question) -> Parsed:
         """Parse an answer. Raises ValidationError or ValueError if it is unusable."""
 
     _remedy: ClassVar[str]
     """Suggest what may help when answers are unusable."""
 
-    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Answer]]:
+    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Parsed]]:
         """Yield (index of the question, its answer) in any order. Raises
         UnansweredError."""
         waiting = iter(enumerate(questions))
-        in_flight: dict[Future[Answer], int] = {}
+        in_flight: dict[Future[Parsed], int] = {}
         failure: UnansweredError | None = None
         # unpacked size has no bounds
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
@@ -255,7 +255,7 @@ class _Remote(ABC, Generic[Question, Answer]):
 
     async def _answer(
         self, client: httpx2.AsyncClient, stop: anyio.Event, question: Question
-    ) -> Answer:
+    ) -> Parsed:
         """Ask one question, with retries until `stop` is set. Raises TeacherError if it
         is refused or not answered."""
         path, body = self._request(question)
@@ -323,7 +323,7 @@ class _Remote(ABC, Generic[Question, Answer]):
             advice = "It redirects; use the address that it leads to, if you trust it"
         raise TeacherError(f"teacher {self.name}: {reason}. {advice}")
 
-    def _parse(self, content: bytes, question: Question) -> Answer:
+    def _parse(self, content: bytes, question: Question) -> Parsed:
         """Parse an answer. Raises _UnusableError with the reason if that fails."""
         try:
             return self._read(content, question)

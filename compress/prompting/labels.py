@@ -36,6 +36,7 @@ from rich.console import Console
 from scipy.special import log_softmax, logsumexp
 
 from compress import io as digest
+from compress.arrays import Doubles
 from compress.config.recipe import Recipe
 from compress.config.stages import INITS
 from compress.console import print_note
@@ -59,8 +60,6 @@ MOST_UNANSWERED: Final = 0.2
 """The largest share of rows that a teacher may leave unanswered."""
 EQUAL: Final = 1e-9
 """Scores that differ by less are equal up to rounding."""
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -259,11 +258,11 @@ def choose_examples(
 
 
 def normalise(
-    log_p_NA: Array,
+    log_p_NA: Doubles,
     tokens_NA: NDArray[np.int64],
     how: Literal["length", "none", "unconditional"],
-    unconditional_A: Array | None = None,
-) -> Array:
+    unconditional_A: Doubles | None = None,
+) -> Doubles:
     """Make likelihoods of answers of different length comparable: (N, A).
 
     unconditional_A  log P(answer | a context like "Answer:"), for how="unconditional"
@@ -276,7 +275,7 @@ def normalise(
     return log_p_NA - unconditional_A
 
 
-def average_by_label(scores_NA: Array, owners: Sequence[int]) -> Array:
+def average_by_label(scores_NA: Doubles, owners: Sequence[int]) -> Doubles:
     """Average exp(score) over the answers of each label, in logarithms: (N, C).
     `owners`: the label of each answer."""
     groups = [
@@ -291,13 +290,13 @@ def average_by_label(scores_NA: Array, owners: Sequence[int]) -> Array:
     )
 
 
-def content_free_prior(scores_MC: Array) -> Array:
+def content_free_prior(scores_MC: Doubles) -> Doubles:
     """Average the probabilities for the M content-free texts, then normalise over the
     labels: log p_cf (C,)."""
     return np.asarray(log_softmax(logsumexp(scores_MC, axis=0)))
 
 
-def calibrate(scores_NC: Array, log_p_cf_C: Array | None) -> Array:
+def calibrate(scores_NC: Doubles, log_p_cf_C: Doubles | None) -> Doubles:
     """Divide the probabilities by p_cf, if given, and normalise: log q (N, C)."""
     return np.asarray(
         log_softmax(scores_NC if log_p_cf_C is None else scores_NC - log_p_cf_C, axis=1)

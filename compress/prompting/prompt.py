@@ -35,7 +35,7 @@ from compress.errors import PromptError, RecipeError, did_you_mean
 
 VARIABLES = ("text", "text_pair", "label")
 
-Words = Annotated[
+LabelWords = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
@@ -73,7 +73,7 @@ class Prompt(Frozen):
     about: str = ""
     template: str
     instruction: str = ""
-    labels: dict[str, Words] = Field(min_length=2)
+    labels: dict[str, LabelWords] = Field(min_length=2)
     aliases: dict[str, str] = Field(default_factory=dict)
     examples: Annotated[
         Annotated[int, Tag("count")] | Annotated[tuple[Example, ...], Tag("list")],

@@ -392,10 +392,10 @@ def _key(
     return io.hash_value([*key, batches.bf16, teacher and teacher.digest])[:24]
 
 
-Value = TypeVar("Value")
+Computed = TypeVar("Computed")
 
 
-def _from_first(value: Value) -> Value:
+def _from_first(value: Computed) -> Computed:
     """Return the first process's value on every process: others may have another disk,
     or sums with other bits."""
     values = [value]

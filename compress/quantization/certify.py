@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 
+from compress.arrays import Floats
 from compress.benchmark.device import Device
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
@@ -41,8 +41,6 @@ FEWEST_ROWS = 32
 MANY_PRODUCTS = 48
 """If there are more products than MANY_PRODUCTS, fewer rows probe them, down to
 FEWEST_ROWS."""
-
-Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -112,8 +110,8 @@ class ScoreDrop:
 
 def compare_logits(
     evaluator: Evaluator,
-    exact: Logits,
-    other: Logits,
+    exact: Floats,
+    other: Floats,
     *,
     threshold: float | None = None,
 ) -> ScoreDrop:
@@ -148,9 +146,9 @@ class QuantizationEvaluator:
 
     bundle: Bundle
     evaluator: Evaluator
-    exact: Logits
+    exact: Floats
     probe: Dataset
-    expected: Logits
+    expected: Floats
     threads: int
 
     @staticmethod
@@ -182,7 +180,7 @@ class QuantizationEvaluator:
             self.evaluator, self.exact, self.logits(file, self.evaluator.rows)
         )
 
-    def logits(self, file: Path, rows: Dataset) -> Logits:
+    def logits(self, file: Path, rows: Dataset) -> Floats:
         """Compute a file's logits of rows."""
         task = self.bundle.task
         length = self.bundle.manifest.max_length
@@ -311,7 +309,7 @@ def sign_file(
     )
 
 
-def compute_logits(device: Device, file: Path, evaluator: Evaluator) -> Logits:
+def compute_logits(device: Device, file: Path, evaluator: Evaluator) -> Floats:
     """Compute the logits of all rows on a device: stacked, or concatenated for
     tokenwise tasks."""
     inputs = {node.name for node in read_model(file).graph.input}

@@ -13,7 +13,7 @@ the CPU, and the same on the emulator of the processor, if installed (`benchmark
 import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import onnx
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from compress.arrays import Floats
 from compress.benchmark import htp
 from compress.data.task import TaskData
 from compress.errors import ExportError
@@ -36,7 +37,7 @@ from compress.exporters.predictor import join_answers, open_predictor, run_rows
 from compress.exporters.rewrite.graph import layer
 from compress.exporters.session import (
     Feeds,
-    Run,
+    RunFeeds,
     open_session,
     read_model,
     save_certified,
@@ -47,6 +48,7 @@ from compress.exporters.writers.context import (
     ExportedFile,
     ExportResult,
 )
+from compress.progress import Say
 from compress.provenance import versions
 from compress.quantization.calibration import (
     Method,
@@ -55,7 +57,6 @@ from compress.quantization.calibration import (
     observe,
 )
 from compress.quantization.certify import (
-    Logits,
     QuantizationEvaluator,
     compare_logits,
     record_outcome,
@@ -94,8 +95,6 @@ UNTIMED = (
     "context binary is for one version of the processor and of QNN; for any other the "
     "ONNX file is compiled again"
 )
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -410,7 +409,7 @@ def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
     ]
 
 
-def open_file(context: ExportContext, file: Path) -> Run:
+def open_file(context: ExportContext, file: Path) -> RunFeeds:
     """Open a file of a fixed length; rows are padded to it."""
     session = open_session(file, threads=1)
 
@@ -546,8 +545,8 @@ def _proof_rows(bundle: Bundle, data: TaskData) -> tuple[Evaluator, str]:
 def _record(
     bundle: Bundle,
     evaluator: Evaluator,
-    before: Logits,
-    after: Logits,
+    before: Floats,
+    after: Floats,
     max_drop: float,
     **fields: Any,
 ) -> Certificate:

@@ -17,7 +17,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import (
     LEARNED_KEY,
-    Form,
+    Int8Form,
     Ranges,
     quantize_dynamic,
     quantize_learned,
@@ -25,6 +25,7 @@ from compress.exporters.int8 import (
 )
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
+from compress.progress import Say
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import QuantizationEvaluator
@@ -59,8 +60,6 @@ SHIPPED_WORTH = 0.2
 """The share of the error that a product must carry to stay in float32 in a bundle that
 was just written."""
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Attempt:
@@ -81,7 +80,7 @@ class Calibrated:
     scratch: Path
     calibration: Calibration | None = None
     percentile: float = CALIBRATION_PERCENTILE
-    form: Form = "fused"
+    form: Int8Form = "fused"
     reduce_range: bool = False
 
     def static(self, source: Path, say: Say) -> Attempt:

@@ -29,6 +29,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from compress.arrays import Floats
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import (
     Graph,
@@ -158,8 +159,6 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
     return made
 
 
-Array = NDArray[np.float32]
-
 SMALLEST = 1e-5
 """The least peak of a channel, as in the authors' code."""
 
@@ -168,11 +167,11 @@ SMALLEST = 1e-5
 class Channels:
     """The lowest and highest value of each channel of a tensor."""
 
-    low_C: Array
-    high_C: Array
+    low_C: Floats
+    high_C: Floats
 
     @property
-    def peak(self) -> Array:
+    def peak(self) -> Floats:
         return np.maximum(np.abs(self.low_C), np.abs(self.high_C))
 
 
@@ -237,7 +236,7 @@ def smooth(
         )
     smoother = _Smoother(graph)
     producer_of = producers(graph)
-    scales: dict[str, Array] = {}
+    scales: dict[str, Floats] = {}
     for group in _groups(found):
         if not smoother.owns(group):
             continue
@@ -272,7 +271,7 @@ def _scale(
     seen: Mapping[str, Channels],
     weights: Mapping[str, onnx.TensorProto],
     alpha: float,
-) -> Array:
+) -> Floats:
     """Compute the scales of Eq. 4."""
     peak_C = np.max([seen[name].peak for name in group.tensors], axis=0)
     weight_C = np.max(
@@ -284,7 +283,7 @@ def _scale(
     )
 
 
-def _range(seen: Channels, scale_C: Array) -> tuple[float, float]:
+def _range(seen: Channels, scale_C: Floats) -> tuple[float, float]:
     return min(0.0, float((seen.low_C / scale_C).min())), max(
         0.0, float((seen.high_C / scale_C).max())
     )
@@ -330,7 +329,7 @@ class _Smoother:
             if weights & set(node.input)
         )
 
-    def fold(self, sources: Sequence[Producer], scale_C: Array) -> None:
+    def fold(self, sources: Sequence[Producer], scale_C: Floats) -> None:
         """Divide the initializers of the producers, each once even if several share
         it."""
         for name, axis in {
@@ -340,7 +339,7 @@ class _Smoother:
             shape = [-1 if at == axis else 1 for at in range(value.ndim)]
             self._put(name, value / scale_C.reshape(shape))
 
-    def multiply(self, group: _Group, scale_C: Array) -> None:
+    def multiply(self, group: _Group, scale_C: Floats) -> None:
         factor = f"{group.tensors[0]}_unscale"
         self._put(factor, 1 / scale_C)
         for name in group.tensors:
@@ -352,7 +351,7 @@ class _Smoother:
             node = self.by_output[product.ends[0]]
             node.input[0] = self.reads[product.reads]
 
-    def weigh(self, group: _Group, scale_C: Array) -> None:
+    def weigh(self, group: _Group, scale_C: Floats) -> None:
         for product in {each.weight: each for each in group.products}.values():
             value = numpy_helper.to_array(self.graph.tensors[product.weight])
             self._put(

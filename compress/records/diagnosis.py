@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
 DIAGNOSIS_SCHEMA: Final = "compress.doctor/1"
-Group = Literal["machine", "extras", "tools", "packages", "compute"]
-State = Literal["ok", "missing", "broken"]
+CheckGroup = Literal["machine", "extras", "tools", "packages", "compute"]
+CheckState = Literal["ok", "missing", "broken"]
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Check:
     values      the figures in `found`: name with unit -> value
     """
 
-    group: Group
+    group: CheckGroup
     name: str
-    state: State
+    state: CheckState
     found: str
     needed_for: str = ""
     remedy: str = ""

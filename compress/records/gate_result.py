@@ -6,7 +6,7 @@ from typing import Literal
 
 from compress.records.json_text import to_json
 
-Outcome = Literal["passed", "failed", "cannot be told"]
+GateOutcome = Literal["passed", "failed", "cannot be told"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class GateCheck:
     """
 
     what: Literal["latency", "score", "size"]
-    outcome: Outcome
+    outcome: GateOutcome
     old: float
     new: float
     unit: str
@@ -60,7 +60,7 @@ class GateResult:
     seconds: float
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> GateOutcome:
         """Return `failed` if any check failed, else `passed` if all did."""
         outcomes = {one.outcome for one in self.checks}
         return (

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 INSPECTION_SCHEMA: Final = "compress.inspect/1"
-Form = Literal["checkpoint", "bundle", "recipe", "data", "run", "study"]
+InspectedForm = Literal["checkpoint", "bundle", "recipe", "data", "run", "study"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Inspection:
     """
 
     thing: str
-    form: Form
+    form: InspectedForm
     title: str
     path: str | None = None
     licence: str | None = None

@@ -32,7 +32,7 @@ def find_front(
     return front
 
 
-State = Literal["complete", "pruned", "duplicate", "too slow", "failed"]
+TrialOutcome = Literal["complete", "pruned", "duplicate", "too slow", "failed"]
 ScoreStage = Literal["subnet", "short", "final", "shipped"]
 ObjectiveName = Literal["score", "latency", "parameters", "flops_per_token", "file_mb"]
 
@@ -64,7 +64,7 @@ class TrialRecord:
 
     number: int
     choice: Mapping[str, int | float | str]
-    state: State
+    state: TrialOutcome
     scores: Mapping[ScoreStage, float | None] = field(default_factory=dict)
     parameters: int | None = None
     body_parameters: int | None = None
@@ -355,7 +355,7 @@ class SearchReport:
             )
         )
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[TrialOutcome, int]:
         """Count the trials by state."""
         return dict(Counter(point.state for point in self.points))
 

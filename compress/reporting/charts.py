@@ -53,8 +53,8 @@ NOT_LOSSES = frozenset(
 """The entries that a trainer logs beside the loss and its parts."""
 
 Pixel = tuple[float, float]
-Line = list[tuple[float, float]]
-Lines = Mapping[str, Line]
+Polyline = list[tuple[float, float]]
+Lines = Mapping[str, Polyline]
 
 
 @dataclass(frozen=True)
@@ -613,7 +613,7 @@ def line_style(index: int, names: Sequence[str]) -> str:
     return f"s{place % COLOURS}" + (" dashed" if place >= COLOURS else "")
 
 
-def thin_out(line: Line) -> Line:
+def thin_out(line: Polyline) -> Polyline:
     """Average equal runs of neighbours, so that at most MOST_POINTS points are left."""
     run = -(-len(line) // MOST_POINTS)
     parts = (
@@ -627,7 +627,7 @@ def thin_out(line: Line) -> Line:
     ] or line
 
 
-def smooth_out(line: Line) -> Line:
+def smooth_out(line: Polyline) -> Polyline:
     """Take the running mean over a twentieth of the line, centred; a line of few points
     is returned as it is."""
     if len(line) < SMOOTHED_FROM:

@@ -21,8 +21,8 @@ from itertools import product
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
+from compress.arrays import Doubles
 from compress.records.search_report import Rung, SearchReport
 from compress.reporting import format as units
 from compress.reporting.charts import (
@@ -41,8 +41,6 @@ from compress.reporting.charts import (
 from compress.reporting.format import MISSING, capitalise
 from compress.reporting.remarks import answer
 from compress.reporting.tables import Line, ResultTable, column
-
-Floats = NDArray[np.float64]
 
 BAND_LEVEL = 0.9
 FIT_RESAMPLES = 400
@@ -80,8 +78,8 @@ class Law:
     """
 
     measured: Mapping[str, tuple[float, float]]
-    centres_C: Floats
-    parameters_BP: Floats
+    centres_C: Doubles
+    parameters_BP: Doubles
 
     def error(self, at: Mapping[str, float]) -> Interval:
         """Compute the curve's error where each cause has this value."""
@@ -110,13 +108,13 @@ class Law:
             low <= at[cause] <= high for cause, (low, high) in self.measured.items()
         )
 
-    def _errors(self, at: Mapping[str, float]) -> Floats:
+    def _errors(self, at: Mapping[str, float]) -> Doubles:
         """Compute the error by the fit, then by each resample."""
         logs_C = np.log([at[cause] for cause in self.measured]) - np.log(self.centres_C)
         return np.exp(_curve(self.parameters_BP, logs_C[:, None])[:, 0])
 
 
-def _interval(values_B: Floats) -> Interval:
+def _interval(values_B: Doubles) -> Interval:
     """Return the first value in the band of the others."""
     tail = (1 - BAND_LEVEL) / 2
     low, high = np.quantile(values_B[1:], (tail, 1 - tail))
@@ -184,7 +182,7 @@ def fit(
     return Fit(None, tuple(warnings))
 
 
-def _choose_varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
+def _choose_varied(values: Mapping[str, Doubles]) -> tuple[list[str], list[str]]:
     """Choose the causes varied enough to show a curve, and say what the others lack."""
     varied = []
     why = []
@@ -224,7 +222,7 @@ def floor_shown(law: Law, error: float) -> bool:
 class _Points:
     """The points of one fit."""
 
-    def __init__(self, values: Mapping[str, Floats], logs_N: Floats) -> None:
+    def __init__(self, values: Mapping[str, Doubles], logs_N: Doubles) -> None:
         self.values = values
         self.logs_N = logs_N
         self.centres_C = np.exp([np.log(each).mean() for each in values.values()])
@@ -298,12 +296,12 @@ class _Points:
         return Law(measured, self.centres_C, np.vstack([self.fitted_P, draws_BP]))
 
 
-def _curve(parameters_BP: Floats, logs_CN: Floats) -> Floats:
+def _curve(parameters_BP: Doubles, logs_CN: Doubles) -> Doubles:
     """Compute the log error (B, N)."""
     return np.logaddexp.reduce(_parts(parameters_BP, logs_CN), axis=0)
 
 
-def _parts(parameters_BP: Floats, logs_CN: Floats) -> Floats:
+def _parts(parameters_BP: Doubles, logs_CN: Doubles) -> Doubles:
     """Compute the logarithm of the floor and of each cause's part (1 + C, B, N)."""
     floor_BN = np.repeat(parameters_BP[:, :1], logs_CN.shape[1], axis=1)
     causes = range(len(logs_CN))
@@ -319,7 +317,9 @@ def _parts(parameters_BP: Floats, logs_CN: Floats) -> Floats:
     )
 
 
-def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats, float]:
+def _best(
+    logs_CN: Doubles, targets_N: Doubles, threshold: float
+) -> tuple[Doubles, float]:
     """Find the parameters of the least cost from a grid of starts, and that cost."""
     least = targets_N.min()
     span = targets_N.max() - targets_N.min()
@@ -336,12 +336,12 @@ def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats,
 
 
 def _minimise(
-    starts_BP: Floats,
-    logs_CN: Floats,
-    targets_BN: Floats,
+    starts_BP: Doubles,
+    logs_CN: Doubles,
+    targets_BN: Doubles,
     threshold: float,
     steps: int = 80,
-) -> tuple[Floats, Floats]:
+) -> tuple[Doubles, Doubles]:
     """Minimise every fit at once by Levenberg-Marquardt, each with its own damping:
     parameters and Huber's cost."""
     # no floor above the least error, slopes from 0 to STEEPEST
@@ -374,12 +374,12 @@ def _minimise(
 
 
 def _step(
-    found_BP: Floats,
-    logs_CN: Floats,
-    targets_BN: Floats,
+    found_BP: Doubles,
+    logs_CN: Doubles,
+    targets_BN: Doubles,
     threshold: float,
-    damping_B: Floats,
-) -> Floats:
+    damping_B: Doubles,
+) -> Doubles:
     """Compute the damped Gauss-Newton step of every fit, points beyond the threshold
     weighted down."""
     parts = _parts(found_BP, logs_CN)
@@ -403,8 +403,8 @@ def _step(
 
 
 def _costs(
-    parameters_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float
-) -> Floats:
+    parameters_BP: Doubles, logs_CN: Doubles, targets_BN: Doubles, threshold: float
+) -> Doubles:
     """Compute Huber's loss of every fit, (B): squares within the threshold, straight
     lines beyond it."""
     far_BN = np.abs(targets_BN - _curve(parameters_BP, logs_CN))

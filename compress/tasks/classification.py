@@ -16,8 +16,8 @@ from compress.records.class_scores import ClassScore
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.arrays import Array
     from compress.data.labels import Coding, LabelColumn
-    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
 

@@ -15,9 +15,9 @@ from compress.evaluation import embedding
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.arrays import Array
     from compress.data.encoder import Text
     from compress.data.load import DataRequest
-    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
 
 

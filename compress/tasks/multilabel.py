@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
 
+    from compress.arrays import Array
     from compress.data.labels import Coding, LabelColumn
-    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
 
+    from compress.arrays import Array
     from compress.data.encoder import TextEncoder
     from compress.data.load import AnnotatedSplits, DataRequest
-    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
 

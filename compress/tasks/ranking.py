@@ -13,8 +13,8 @@ from compress.evaluation.ranking import Candidates
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.arrays import Array
     from compress.data.load import DataRequest
-    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
 
 

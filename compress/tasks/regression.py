@@ -13,8 +13,8 @@ from compress.evaluation import metrics
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.arrays import Array
     from compress.data.labels import Coding, LabelColumn
-    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
 

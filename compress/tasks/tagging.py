@@ -19,10 +19,10 @@ from compress.records.class_scores import ClassScore
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.arrays import Array
     from compress.data.encoder import TextEncoder
     from compress.data.load import AnnotatedSplits, DataRequest
     from compress.data.tables import Table
-    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
 

@@ -16,12 +16,12 @@ from pydantic import Field
 
 from compress.arguments import check_arguments
 
-Item = Literal["example", "token", "pair", "label", "query", "preference"]
+CountedItem = Literal["example", "token", "pair", "label", "query", "preference"]
 Mask = Literal["tokens", "labels", "queries", "preferences", "answers"]
-Difference = Literal["width", "heads", "head_size"]
+SizeDifference = Literal["width", "heads", "head_size"]
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Loss = TypeVar("Loss", bound=Callable[..., Any])
-USUAL_ITEMS: Mapping[str, Item] = MappingProxyType(
+LossFunction = TypeVar("LossFunction", bound=Callable[..., Any])
+USUAL_ITEMS: Mapping[str, CountedItem] = MappingProxyType(
     {"logits": "example", "pair": "example", "scores": "pair"}
 )
 """Default items that a mean runs over, by signal; tokens for all others."""
@@ -54,9 +54,9 @@ class Reading:
 
     signal: str
     against: str = "teacher"
-    per: Item = "token"
+    per: CountedItem = "token"
     mask: Mask = "tokens"
-    bridges: frozenset[Difference] = frozenset()
+    bridges: frozenset[SizeDifference] = frozenset()
     layers: Literal["sum", "mean"] = "sum"
     windows: bool = False
     kinds: frozenset[str] = frozenset()
@@ -67,13 +67,13 @@ def reads(
     signal: str,
     *,
     against: str = "teacher",
-    per: Item | None = None,
+    per: CountedItem | None = None,
     mask: Mask = "tokens",
-    bridges: tuple[Difference, ...] = (),
+    bridges: tuple[SizeDifference, ...] = (),
     layers: Literal["sum", "mean"] = "sum",
     windows: bool = False,
     kinds: tuple[str, ...] = (),
-) -> Callable[[Loss], Loss]:
+) -> Callable[[LossFunction], LossFunction]:
     """Declare which signal a loss reads, and how: see Reading.
 
         @compress.reads("logits")
@@ -95,7 +95,7 @@ def reads(
     )
 
     @check_arguments
-    def mark(loss: Loss) -> Loss:
+    def mark(loss: LossFunction) -> LossFunction:
         loss.reading = reading  # type: ignore[attr-defined]
         return loss
 

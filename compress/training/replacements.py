@@ -188,7 +188,7 @@ MORE_STOP_WORDS: Final = frozenset({"did", "does", "doing", "having", "just", "t
 
 
 @dataclass(frozen=True)
-class Word:
+class ReplacedWord:
     """A word at text[start:end]; `token`: its index among the text's tokens, None if it
     has several tokens."""
 
@@ -319,7 +319,7 @@ def _find(
 
 def _words(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
-) -> tuple[list[list[int]], list[list[Word]]]:
+) -> tuple[list[list[int]], list[list[ReplacedWord]]]:
     """Return the first `room` token ids of each text (the last, if its tokenizer cuts
     off the beginning), and the words among them that may be replaced."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
@@ -332,7 +332,7 @@ def _words(
         max_length=room,
         return_offsets_mapping=True,
     )
-    words: list[list[Word]] = []
+    words: list[list[ReplacedWord]] = []
     for text, spans in zip(texts, encoded["offset_mapping"], strict=True):
         # sentencepiece includes the space before a word
         exact = {
@@ -346,7 +346,7 @@ def _words(
             word = match[0].lower()
             inside = first <= match.start() and match.end() <= limit
             if inside and PLAIN_WORD.fullmatch(word) and word not in stop_words:
-                for_text.append(Word(*match.span(), exact.get(match.span())))
+                for_text.append(ReplacedWord(*match.span(), exact.get(match.span())))
         words.append(for_text)
     return encoded["input_ids"], words
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
@@ -24,10 +24,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from compress.config.stages import Effort
 from compress.io import make_folder, write_json
 from compress.training.run import from_first
 
-Effort = Literal["quick", "normal", "best"]
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
 """Factors on the least and the most steps."""
 LEAST_AUTO_STEPS = 400

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from compress.models.dropout import Dropout, draw_faster, drop
+from compress.models.dropout import BitDropout, draw_faster, drop
 from tests import tiny
 
 
@@ -59,7 +59,7 @@ def test_nothing_is_drawn_without_chance(p: float) -> None:
 def test_a_model_keeps_its_weights_and_outputs() -> None:
     model, plain = tiny.model("bert"), tiny.model("bert")
     draw_faster(model)
-    assert sum(type(module) is Dropout for module in model.modules()) > 4
+    assert sum(type(module) is BitDropout for module in model.modules()) > 4
     assert not any(type(module) is torch.nn.Dropout for module in model.modules())
     assert model.state_dict().keys() == plain.state_dict().keys()
     batch = tiny.batch()

@@ -10,8 +10,8 @@ from compress.records.search_report import (
     LatencyPrediction,
     Rung,
     SearchReport,
-    State,
     Timing,
+    TrialOutcome,
     TrialRecord,
 )
 
@@ -29,7 +29,7 @@ def shape(rng: random.Random) -> dict[str, int | float | str]:
     }
 
 
-def point(number: int, state: State = "complete", *, seed: int = 0) -> TrialRecord:
+def point(number: int, state: TrialOutcome = "complete", *, seed: int = 0) -> TrialRecord:
     """A shape whose score saturates with its size, and whose time grows with it."""
     rng = random.Random(1000 * seed + number)
     choice = shape(rng)
@@ -65,7 +65,7 @@ def trained(one: TrialRecord, gain: float, **changes: Any) -> TrialRecord:
 
 def points(count: int, *, finalists: int = 8, seed: int = 0) -> tuple[TrialRecord, ...]:
     """The first is within budget; about a sixth were rejected, and the best have been trained."""
-    states: tuple[State, ...] = ("complete",) * 14 + ("too slow", "too slow", "pruned", "duplicate", "failed")
+    states: tuple[TrialOutcome, ...] = ("complete",) * 14 + ("too slow", "too slow", "pruned", "duplicate", "failed")
     found = [point(n, states[(n * 7) % len(states)], seed=seed) for n in range(count)]
     within = [one for one in found if one.state == "complete" and (one.predicted_ms or 9) <= 4.0]
     for place, one in enumerate(sorted(within, key=lambda one: -(one.score or 0))[:finalists]):

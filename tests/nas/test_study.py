@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from compress.errors import SearchError
 from compress.nas import study as studies
 from compress.nas.record import read_trials
-from compress.nas.space import Choice
+from compress.nas.space import ShapeChoice
 from compress.nas.study import SAMPLERS, code_version, join_study, open_study
 from compress.nas.trial import (
     ALIKE,
@@ -210,7 +210,7 @@ def test_a_shape_that_another_worker_evaluates_is_a_duplicate(storage: BaseStora
     study.enqueue_trial({"layers": 2, "hidden": 4})
     evaluator = ToyEvaluator()
 
-    def second(choice: Choice) -> None:
+    def second(choice: ShapeChoice) -> None:
         if not evaluator.seen and len(study.trials) == 1:
             study.enqueue_trial({"layers": 2, "hidden": 4})
             other = threading.Thread(target=lambda: run(join_study(storage), inner, worker=True))
@@ -283,7 +283,7 @@ def test_failures_in_a_row_end_the_search(storage: BaseStorage) -> None:
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_non_finite_score_is_a_failure(storage: BaseStorage, wrong: float) -> None:
     class Nan(ToyEvaluator):
-        def score(self, choice: Choice, rung: int) -> float:
+        def score(self, choice: ShapeChoice, rung: int) -> float:
             return wrong
 
     study = begin(storage)
@@ -379,7 +379,7 @@ def test_pruning_loses_nothing_of_the_front(storage: BaseStorage) -> None:
 
 
 def test_an_interrupted_shape_is_queued_again(storage: BaseStorage) -> None:
-    def interrupt(choice: Choice) -> None:
+    def interrupt(choice: ShapeChoice) -> None:
         if len(evaluator.seen) == 3:
             raise KeyboardInterrupt
 
@@ -405,7 +405,7 @@ def test_an_overtaken_trial_counts_once(storage: BaseStorage) -> None:
     """A process pauses for so long that its trial is queued again; then it wakes up."""
     study = begin(storage)
 
-    def swept(choice: Choice) -> None:
+    def swept(choice: ShapeChoice) -> None:
         if len(study.trials) == 1:
             study.tell(0, state=TrialState.FAIL)
             study.enqueue_trial(study.trials[0].params)

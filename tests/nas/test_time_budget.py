@@ -13,7 +13,8 @@ from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.errors import DamagedError, SearchError
 from compress.nas import finalists
-from compress.nas.context import PLAIN_PARTS, SPARE, SUPERNET, TimeBudget, count_steps, load_student_state
+from compress.nas.context import load_student_state
+from compress.nas.time_budget import PLAIN_PARTS, SPARE, SUPERNET, TimeBudget, count_steps
 from compress.training.run import Run
 from compress.training.stage import Trained
 

@@ -26,7 +26,7 @@ from compress.nas.study import code_version, join_study, open_study, run_trials
 
 if TYPE_CHECKING:  # these import torch, which takes a worker seconds
     from compress.latency.model import Estimate
-    from compress.nas.space import Choice
+    from compress.nas.space import ShapeChoice
 
 OF = {"teacher": "minilm", "data": "sst2.tsv", "space": "toy"}
 
@@ -38,13 +38,13 @@ class Toy:
     layers: int = 8
     hidden: int = 32
 
-    def suggest(self, trial: optuna.Trial) -> Choice:
+    def suggest(self, trial: optuna.Trial) -> ShapeChoice:
         return {
             "layers": trial.suggest_int("layers", 1, self.layers),
             "hidden": trial.suggest_int("hidden", 1, self.hidden),
         }
 
-    def key(self, choice: Choice) -> str:
+    def key(self, choice: ShapeChoice) -> str:
         return f"{choice['layers']}x{choice['hidden']}"
 
     def size(self) -> int:
@@ -57,8 +57,8 @@ class ToyEvaluator:
 
     rungs: int = 1
     error_ms: float = 0.0
-    fails: Callable[[Choice], bool] = lambda choice: False
-    begin: Callable[[Choice], None] = lambda choice: None
+    fails: Callable[[ShapeChoice], bool] = lambda choice: False
+    begin: Callable[[ShapeChoice], None] = lambda choice: None
     seen: list[tuple[str, int]] = field(default_factory=list)
     shapes: Toy = Toy()
 
@@ -66,16 +66,16 @@ class ToyEvaluator:
     def costs(self) -> ToyEvaluator:
         return self
 
-    def latency(self, choice: Choice) -> Estimate | None:
+    def latency(self, choice: ShapeChoice) -> Estimate | None:
         return cast("Estimate", SimpleNamespace(ms=milliseconds(choice), error_ms=self.error_ms))
 
-    def facts(self, choice: Choice) -> dict[str, float]:
+    def facts(self, choice: ShapeChoice) -> dict[str, float]:
         return {
             "parameters": float(choice["layers"]) * float(choice["hidden"]) ** 2,
             "file_mb": float(choice["hidden"]),
         }
 
-    def score(self, choice: Choice, rung: int) -> float:
+    def score(self, choice: ShapeChoice, rung: int) -> float:
         self.begin(choice)
         if self.fails(choice):
             raise PruneError(f"layers {choice['layers']}: no such slice")
@@ -83,11 +83,11 @@ class ToyEvaluator:
         return score(choice) - 0.1 / (1 + rung)
 
 
-def milliseconds(choice: Choice) -> float:
+def milliseconds(choice: ShapeChoice) -> float:
     return float(choice["layers"]) * (1 + float(choice["hidden"]) / 8)
 
 
-def score(choice: Choice) -> float:
+def score(choice: ShapeChoice) -> float:
     """More layers and more width are better, each less and less so; odd widths are worse."""
     layers, hidden = float(choice["layers"]), float(choice["hidden"])
     return 1 - 0.3 / layers - 0.5 / hidden - 0.2 * (hidden % 2)
@@ -119,11 +119,11 @@ def start_worker(storage: Path | str, *words: str) -> subprocess.Popen[str]:
 
 
 def main(storage: str, version: str, *words: str) -> None:
-    def stall(choice: Choice) -> None:
+    def stall(choice: ShapeChoice) -> None:
         print(f"judging {Toy().key(choice)}", flush=True)
         time.sleep(600)
 
-    def slowly(choice: Choice) -> None:
+    def slowly(choice: ShapeChoice) -> None:
         time.sleep(0.05)
 
     evaluator = ToyEvaluator(begin=stall if "stall" in words else slowly)

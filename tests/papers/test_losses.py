@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from compress.training.objective import Loss
-from compress.training.reads import Item, Reading
+from compress.training.reads import CountedItem, Reading
 from tests.papers.case import Case, case_modules, losses, papers
 
 FOUND = {f"{paper}.{name}": loss for paper in papers() for name, loss in losses(paper).items()}
@@ -43,7 +43,7 @@ def spoilt(tensor: Tensor, axes: tuple[int, ...], mask_BL: Tensor) -> Tensor:
 
 def items(reading: Reading, target: Tensor, mask_L: Tensor) -> int:
     """How many items of the kind that the loss averages over one example holds."""
-    count: dict[Item, int] = {
+    count: dict[CountedItem, int] = {
         "example": 1,
         "token": int(mask_L.sum()),
         "pair": int(mask_L.sum()) ** 2,

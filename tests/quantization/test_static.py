@@ -9,13 +9,13 @@ import onnxruntime
 import pytest
 
 from compress.errors import ExportError
-from compress.exporters.int8 import Form, quantise_matrix, quantize_static, scale_and_zero
+from compress.exporters.int8 import Int8Form, quantise_matrix, quantize_static, scale_and_zero
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import metadata, read_model
 from compress.quantization.calibration import compute_ranges
 from tests.quantization import graphs
 
-FORMS: tuple[Form, ...] = ("fused", "qdq")
+FORMS: tuple[Int8Form, ...] = ("fused", "qdq")
 BY_MODEL = ["bert", "albert", "mobilebert", "deberta-v2", "modernbert"]
 
 
@@ -30,7 +30,7 @@ def run(path: Path, values: Any, *, optimised: Path | None = None) -> Any:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("bias", [None, np.linspace(-1, 1, 8)])
-def test_a_product_is_the_formula(form: Form, per_channel: bool, bias: Any, tmp_path: Path) -> None:
+def test_a_product_is_the_formula(form: Int8Form, per_channel: bool, bias: Any, tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
     x, w = draw.normal(size=(2, 3, 16)).astype(np.float32), draw.normal(size=(16, 8)) * np.linspace(0.1, 3, 8)
     source = graphs.one_product(tmp_path / "model.onnx", w, bias)
@@ -67,7 +67,7 @@ def test_seven_bits_cannot_saturate_sixteen() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", BY_MODEL)
-def test_every_family_stays_near_and_a_quarter_of_the_size(family: str, form: Form, tmp_path: Path) -> None:
+def test_every_family_stays_near_and_a_quarter_of_the_size(family: str, form: Int8Form, tmp_path: Path) -> None:
     source, small = graphs.exported(tmp_path / "model.onnx", family), tmp_path / "int8.onnx"
     given = graphs.rows()
     quantize_static(source, small, compute_ranges(source, given, method="minmax"), form=form)
@@ -89,7 +89,9 @@ def test_readers_of_a_tensor_share_its_quantisation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("form", FORMS)
-def test_onnxruntime_runs_no_product_behind_a_dequantised_weight(form: Form, per_channel: bool, tmp_path: Path) -> None:
+def test_onnxruntime_runs_no_product_behind_a_dequantised_weight(
+    form: Int8Form, per_channel: bool, tmp_path: Path
+) -> None:
     source = graphs.exported(tmp_path / "model.onnx", layers=2)
     quantize_static(
         source, tmp_path / "int8.onnx", compute_ranges(source, graphs.rows()), form=form, per_channel=per_channel
@@ -107,7 +109,7 @@ def test_onnxruntime_runs_no_product_behind_a_dequantised_weight(form: Form, per
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_keep_takes_products_only(form: Form, tmp_path: Path) -> None:
+def test_keep_takes_products_only(form: Int8Form, tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx")
     names = [product.name for product in products(read_model(source).graph)]
     keep = [names[1], names[-1]]
@@ -125,7 +127,7 @@ def test_keep_takes_products_only(form: Form, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_layers_that_share_a_weight_store_it_once(form: Form, tmp_path: Path) -> None:
+def test_layers_that_share_a_weight_store_it_once(form: Int8Form, tmp_path: Path) -> None:
     sizes = []
     for layers in (1, 4):
         source = graphs.exported(tmp_path / "model.onnx", "albert", layers=layers)

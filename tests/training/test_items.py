@@ -22,21 +22,21 @@ from compress.papers import deberta, deberta_v3, dynabert, electra, gkd, minillm
 from compress.papers.cofi import Matched
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective, count_items, find_loss
-from compress.training.reads import Item
+from compress.training.reads import CountedItem
 from compress.training.step import Distillation
 from tests import tiny
 
 WORDS = Words.from_tokenizer(tiny.tokenizer())
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-EVERY_ITEM: dict[Item, list[Term]] = {
+EVERY_ITEM: dict[CountedItem, list[Term]] = {
     "example": [Term("pkd.patience"), Term("minilm.value_relation", layers="last")],
     "token": [Term("tinybert.hidden"), Term("distilbert.soft_targets")],
     "pair": [Term("tinybert.attention")],
     "label": [Term("bert.masked_lm"), Term("distilbert.masked_soft_targets")],
 }
 
-EVERY_ITEM_OF_A_RANKING: dict[Item, list[Term]] = {
+EVERY_ITEM_OF_A_RANKING: dict[CountedItem, list[Term]] = {
     "query": [Term("listnet.top_one", temperature=2.0), Term("listnet.relevance"), Term("lce.relevance")],
     "preference": [Term("margin_mse.margins")],
 }
@@ -76,7 +76,7 @@ def only_one(ids: Tensor) -> Tensor:
 
 
 def test_every_kind_of_item_is_tested_and_counted() -> None:
-    assert {*EVERY_ITEM, *EVERY_ITEM_OF_A_RANKING} == set(get_args(Item))
+    assert {*EVERY_ITEM, *EVERY_ITEM_OF_A_RANKING} == set(get_args(CountedItem))
     assert all(find_loss(term).reading.per == per for per, terms in EVERY_ITEM.items() for term in terms)
     counts = {per: count.item() for per, count in counted(masked_batch(some)).items()}
     assert counts == {"example": 4, "token": 17, "pair": 49 + 9 + 25 + 4, "label": 4}
@@ -85,7 +85,7 @@ def test_every_kind_of_item_is_tested_and_counted() -> None:
 @pytest.mark.parametrize("labels", [some, only_one])
 @pytest.mark.parametrize("cut", [(3, 1), (1, 3), (2, 1, 1)])
 @pytest.mark.parametrize("per", EVERY_ITEM)
-def test_split_equals_whole(per: Item, cut: tuple[int, ...], labels: Callable[[Tensor], Tensor]) -> None:
+def test_split_equals_whole(per: CountedItem, cut: tuple[int, ...], labels: Callable[[Tensor], Tensor]) -> None:
     """Losses and gradients of unequal parts, each told the mean count, average to those of the whole batch."""
     student = tiny.model("bert", head=AutoModelForMaskedLM, layers=2)
     teacher = tiny.model("bert", head=AutoModelForMaskedLM, layers=4, seed=1)
@@ -96,7 +96,7 @@ def test_split_equals_whole(per: Item, cut: tuple[int, ...], labels: Callable[[T
 
 @pytest.mark.parametrize("cut", [(3, 5), (5, 1, 2), (6, 2)])
 @pytest.mark.parametrize("per", EVERY_ITEM_OF_A_RANKING)
-def test_whole_queries_may_be_split(per: Item, cut: tuple[int, ...]) -> None:
+def test_whole_queries_may_be_split(per: CountedItem, cut: tuple[int, ...]) -> None:
     """The parts hold 1 to 3 queries, of 1 to 3 passages, and 0 to 3 preferences."""
     student, teacher = tiny.bert(1), tiny.bert(1, layers=3, seed=1)
     shapes = (Shape.from_config(model.config) for model in (student, teacher))

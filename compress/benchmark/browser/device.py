@@ -29,10 +29,10 @@ from compress.benchmark import jobs
 from compress.benchmark.browser.server import (
     WEB,
     Acknowledgement,
-    Answer,
     BrowserFacts,
     OpenTimes,
     PageSession,
+    Replied,
     RoundTimes,
     RowOutputs,
     Site,
@@ -522,8 +522,8 @@ class Browser:
         return self._ask(command, RoundTimes, about=f"{name} at {setting}")
 
     def _ask(
-        self, command: Mapping[str, Any], kind: type[Answer], *, about: str = ""
-    ) -> tuple[Answer, bool]:
+        self, command: Mapping[str, Any], kind: type[Replied], *, about: str = ""
+    ) -> tuple[Replied, bool]:
         """Return the page's answer, and whether the page was hidden while it worked on
         it."""
         answer = self.site.session.ask(command)

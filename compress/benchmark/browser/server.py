@@ -461,7 +461,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-Text = Annotated[
+ReportedText = Annotated[
     str,
     BeforeValidator(lambda value: one_line(value) if isinstance(value, str) else value),
 ]
@@ -476,16 +476,16 @@ class BrowserFacts:
     isolated  whether the page may share memory between threads
     """
 
-    agent: Text
+    agent: ReportedText
     cores: Annotated[int, Field(ge=0)]
     memory_gb: Annotated[FiniteFloat, Field(ge=0)]
     isolated: bool
     simd: bool
     timer_ms: Milliseconds
-    processor: Text
-    system: Text
-    model: Text
-    gpu: Text
+    processor: ReportedText
+    system: ReportedText
+    model: ReportedText
+    gpu: ReportedText
 
 
 @dataclass(frozen=True)
@@ -565,14 +565,14 @@ class Acknowledgement:
     """An answer without content."""
 
 
-Answer = TypeVar(
-    "Answer", BrowserFacts, OpenTimes, RoundTimes, RowOutputs, Acknowledgement
+Replied = TypeVar(
+    "Replied", BrowserFacts, OpenTimes, RoundTimes, RowOutputs, Acknowledgement
 )
 
 
 def parse_answer(
-    answer: Mapping[str, Any], kind: type[Answer], *, about: str = ""
-) -> Answer:
+    answer: Mapping[str, Any], kind: type[Replied], *, about: str = ""
+) -> Replied:
     """Parse the page's answer to a command `about` a file. Raises DeviceError for an
     error or a malformed answer."""
     device = f"browser: {about}" if about else "browser"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
+from compress.arrays import Array
 from compress.exporters.rewrite.graph import (
     ATTENTION_OPERATOR,
     OURS,
-    Array,
     Graph,
     Readers,
     Writers,

@@ -18,9 +18,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from compress.arrays import Array
 from compress.exporters.session import read_model
 
-Array = NDArray[Any]
 Writers = Mapping[str, NodeProto]
 Readers = Mapping[str, list[NodeProto]]
 

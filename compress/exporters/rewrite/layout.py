@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
+from compress.arrays import Array
 from compress.exporters.rewrite.attention import TURNED, AttentionCore, Linear, linear
 from compress.exporters.rewrite.graph import (
     ATTENTION_OPERATOR,
     FACTOR_KEY,
     OURS,
     ROTARY,
-    Array,
     Graph,
     attribute,
     find_writer,

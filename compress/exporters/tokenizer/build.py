@@ -24,7 +24,7 @@ from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import (
     SURROGATES,
     UNICODE,
-    Range,
+    CodeRange,
     Tokens,
     WordPiece,
     characters,
@@ -356,7 +356,7 @@ def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens
     return Tokens(tokens.ids_T, lines_T, graph.op("Concat", spans_T2, word_T2, axis=1))
 
 
-def _list_matches(pattern: str) -> tuple[Range, ...]:
+def _list_matches(pattern: str) -> tuple[CodeRange, ...]:
     """List the characters of a class of Python's regular expressions; RE2's classes are
     ASCII only."""
     every = "".join(chr(code) for code in range(UNICODE) if code not in SURROGATES)

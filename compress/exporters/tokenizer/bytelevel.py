@@ -203,7 +203,7 @@ class ByteLevel:
         tokens = described["added_tokens"]
         vocabulary: dict[str, int] = model["vocab"]
         added = {token["content"]: token["id"] for token in tokens}
-        words: dict[trie.Word, int] = {
+        words: dict[trie.Symbols, int] = {
             (WORD_END + 1 + index, WORD_END): key
             for index, key in enumerate(added.values())
         }

@@ -155,7 +155,7 @@ DEAD: Final = 0
 TRIE_WINDOW: Final = 1 << 12
 """Bases that are tried at once for a node."""
 
-Word = tuple[int, ...]
+Symbols = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Trie:
     longest: int
 
 
-def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
+def build(sets: Sequence[Mapping[Symbols, int]], symbols: int) -> Trie:
     """Build the trie of these sets of words, of symbols 0 <= c < `symbols`; words are
     not empty, values not negative."""
     # node -> symbol -> node; the first nodes are the roots

@@ -306,7 +306,7 @@ class Unigram:
             text: "".join(changed.get(each, each) for each in made)
             for text, made in normal.replaced.items()
         }
-        spelled: dict[trie.Word, int] = {
+        spelled: dict[trie.Symbols, int] = {
             tuple(symbols[letter] for letter in piece): index
             for index, piece in enumerate(pieces)
             if letters.issuperset(piece)
@@ -568,7 +568,7 @@ class Unigram:
         for letter, symbol in self.symbols.items():
             classes[symbol] = find_classes()[ord(letter)]
             widths[symbol] = len(letter.encode())
-        clusters: dict[trie.Word, int] = {}
+        clusters: dict[trie.Symbols, int] = {}
         for key, made in keys.items():
             spelled = tuple(self.symbols.get(letter, UNKNOWN) for letter in made)
             if len(key) == 1:

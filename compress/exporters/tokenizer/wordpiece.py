@@ -37,7 +37,7 @@ BETWEEN: Final = ""
 """The boundary between two words in `CharacterMap.listed`, where it stands among
 characters."""
 
-Range = tuple[int, int]
+CodeRange = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class CharacterMap:
     """
 
     listed: Mapping[str, tuple[str, ...]]
-    dropped: tuple[Range, ...]
-    alone: tuple[Range, ...]
+    dropped: tuple[CodeRange, ...]
+    alone: tuple[CodeRange, ...]
 
 
 def read_characters(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
@@ -142,15 +142,15 @@ def isolate(
     return change(letter.join(("", *texts, ""))).split(letter)[1:-1]
 
 
-def characters(ranges: Iterable[Range]) -> str:
+def characters(ranges: Iterable[CodeRange]) -> str:
     """Format the ranges as the inside of a character class of a regular expression."""
     return "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in ranges)
 
 
-def join_ranges(codes: Sequence[int]) -> tuple[Range, ...]:
+def join_ranges(codes: Sequence[int]) -> tuple[CodeRange, ...]:
     """Join ascending code points into ranges; a range may span the surrogates, which no
     text has."""
-    found: list[Range] = []
+    found: list[CodeRange] = []
     for code in codes:
         if found and (
             found[-1][1] == code - 1
@@ -266,7 +266,7 @@ class WordPiece:
             token: index for index, token in enumerate(special, FIRST + len(symbols))
         }
 
-        def spelled(words: Mapping[str, int]) -> dict[trie.Word, int]:
+        def spelled(words: Mapping[str, int]) -> dict[trie.Symbols, int]:
             """Spell the words that can occur: of characters that the normaliser leaves,
             and that do not stand alone."""
             possible = (
@@ -487,7 +487,7 @@ def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> st
 
 
 def cut_prompt(
-    prompt: str, whole: Iterable[str], dropped: Sequence[Range] = ()
+    prompt: str, whole: Iterable[str], dropped: Sequence[CodeRange] = ()
 ) -> list[str]:
     """Cut a prompt as `cut` cuts texts: into each of `whole`, the longest first, and
     other characters, but not those of the ranges `dropped`.
@@ -550,7 +550,7 @@ def spell(
     )
 
 
-def contains(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:
+def contains(graph: GraphBuilder, strings: str, ranges: Sequence[CodeRange]) -> str:
     """Add (n,): 1 for each of n strings that contains a character of these ranges, 0
     for the others."""
     # So that every batch has one; not U+0000, which a constant loses

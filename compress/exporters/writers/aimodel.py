@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
+from compress.arrays import Array
 from compress.errors import ExportError
 from compress.exporters.writers.context import import_extra
 from compress.exporters.writers.mil import gelu
-
-Array = NDArray[Any]
 
 TYPES: Mapping[str, type] = {
     "f32": np.float32,
@@ -41,7 +39,7 @@ PACKED = {"ui4": 4, "ui6": 6}
 STORED = re.compile(r'(\w+): "0x([0-9A-F]*)"')
 
 
-class Program:
+class CoreAiProgram:
     """The program of an asset: call it with its inputs, by name, and get its outputs in
     their order.
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from compress import families
 from compress.errors import ExportError
 from compress.exporters.onnx import TracedModel
-from compress.exporters.session import Run, quiet, read_model
+from compress.exporters.session import RunFeeds, quiet, read_model
 from compress.exporters.writers import aimodel, mil
 from compress.exporters.writers.context import (
     ExportContext,
@@ -136,15 +136,15 @@ def write_coreai(
     return _write(CORE_AI, context, folder, precisions)
 
 
-def open_coreml(context: ExportContext, file: Path) -> Run:
+def open_coreml(context: ExportContext, file: Path) -> RunFeeds:
     """Read a file of a .mlpackage; rows are padded to its lengths."""
-    package = mil.Program(file.parents[2])
+    package = mil.MilProgram(file.parents[2])
     return context.pad_rows(package, _lengths(context))
 
 
-def open_coreai(context: ExportContext, file: Path) -> Run:
+def open_coreai(context: ExportContext, file: Path) -> RunFeeds:
     """Read a file of an .aimodel; rows are padded to its lengths."""
-    return context.pad_rows(aimodel.Program(file.parent), _lengths(context))
+    return context.pad_rows(aimodel.CoreAiProgram(file.parent), _lengths(context))
 
 
 def _lengths(context: ExportContext) -> list[int]:
@@ -284,7 +284,7 @@ def _convert_coreml(request: _Request, package: Path, precision: str) -> None:
     (package / "executorch_debug_handle_mapping.json").unlink(missing_ok=True)
 
 
-def _check_coreml(found: mil.Program, request: _Request) -> None:
+def _check_coreml(found: mil.MilProgram, request: _Request) -> None:
     described = found.spec.description
     arrays = {each.name: each.type.multiArrayType for each in described.input}
     shapes = {
@@ -341,7 +341,7 @@ def _convert_coreai(request: _Request, package: Path, precision: str) -> None:
     program.save_asset(package, metadata)
 
 
-def _check_coreai(found: aimodel.Program, request: _Request) -> None:
+def _check_coreai(found: aimodel.CoreAiProgram, request: _Request) -> None:
     several = len(request.lengths) > 1
     wanted = {
         f"main_tokens_{length}" if several else "main": dict.fromkeys(
@@ -387,7 +387,7 @@ CORE_ML = _Target(
     ),
     systems=("iOS 17 or macOS 14", "iOS 18 or macOS 15"),
     convert=_convert_coreml,
-    read=mil.Program,
+    read=mil.MilProgram,
     check=_check_coreml,
     swift="""let url = Bundle.main.url(forResource: "{stem}", withExtension: "mlmodelc")!  // Xcode compiles the package
 let model = try MLModel(contentsOf: url)
@@ -409,7 +409,7 @@ CORE_AI = _Target(
     inside=("main.mlirb", "main.hash", "metadata.json"),
     systems=("iOS 27 or macOS 27",) * 2,
     convert=_convert_coreai,
-    read=aimodel.Program,
+    read=aimodel.CoreAiProgram,
     check=_check_coreai,
     swift="""let url = Bundle.main.url(forResource: "{stem}", withExtension: "aimodel")!
 let model = try await AIModel(contentsOf: url)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from compress.arguments import Share, TokenCount, check_arguments
 from compress.errors import ExportError, first_reason
 from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
-from compress.exporters.checkpoint import Source
+from compress.exporters.checkpoint import ExportSource
 from compress.exporters.predictor import pad
 from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM
 from compress.exporters.session import (
     Difference,
     Feeds,
-    Run,
+    RunFeeds,
     difference,
     metadata,
     onnx_run,
@@ -130,7 +130,7 @@ class ExportContext:
 
     name: str
     bundle: Bundle
-    source: Source
+    source: ExportSource
     scratch: Path
     options: ExportOptions = ExportOptions()
     remade: Mapping[Precision, Path] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class ExportContext:
     @classmethod
     def open(
         cls,
-        source: Source,
+        source: ExportSource,
         scratch: Path,
         *,
         opset: int | None = None,
@@ -184,7 +184,9 @@ class ExportContext:
         """Draw random rows for the fp32 file."""
         return rows_for(self.onnx("fp32"), self.bundle.manifest.max_length)
 
-    def differs(self, other: Run, *, rows: Sequence[Feeds] | None = None) -> Difference:
+    def differs(
+        self, other: RunFeeds, *, rows: Sequence[Feeds] | None = None
+    ) -> Difference:
         """Compare the answers of `other` with those of the fp32 ONNX file."""
         return difference(
             onnx_run(self.onnx("fp32")),
@@ -208,7 +210,7 @@ class ExportContext:
 
     def pad_rows(
         self, run: Callable[[Mapping[str, Any]], Sequence[Any]], lengths: Sequence[int]
-    ) -> Run:
+    ) -> RunFeeds:
         """Pad each row to the shortest of these lengths, in ascending order, before
         `run`; remove the padding's part of outputs that have a value for each token."""
         per_token = [
@@ -289,7 +291,7 @@ class ExportContext:
 
 
 Writer = Callable[[ExportContext, Path, Sequence[str]], ExportResult]
-Reader = Callable[[ExportContext, Path], Run]
+Reader = Callable[[ExportContext, Path], RunFeeds]
 
 
 def import_extra(module: str, extra: str) -> Any:

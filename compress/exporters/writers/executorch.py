@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from compress import families
 from compress.exporters.onnx import TracedModel
-from compress.exporters.session import Run, quiet
+from compress.exporters.session import RunFeeds, quiet
 from compress.exporters.weight_only import SMALL_WEIGHT
 from compress.exporters.writers.context import (
     ExportContext,
@@ -188,7 +188,7 @@ def delegation(graph: Any) -> tuple["Counter[str]", int]:
     return left, sum(counts.delegated for counts in work.values())
 
 
-def open_file(context: ExportContext, file: Path) -> Run:
+def open_file(context: ExportContext, file: Path) -> RunFeeds:
     """Load a file into ExecuTorch's runtime."""
     names = list(context.trial_rows()[0])
     runtime = import_extra("executorch.runtime", "executorch")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from compress.exporters.onnx import TracedModel
-from compress.exporters.session import Run, quiet
+from compress.exporters.session import RunFeeds, quiet
 from compress.exporters.writers.context import (
     ExportContext,
     ExportedFile,
@@ -110,7 +110,7 @@ def _convert(context: ExportContext) -> Path:
     return target
 
 
-def open_file(context: ExportContext, file: Path) -> Run:
+def open_file(context: ExportContext, file: Path) -> RunFeeds:
     """Load a file into LiteRT's interpreter; rows are padded to its lengths."""
     interpreter = import_extra("ai_edge_litert.interpreter", "litert").Interpreter(
         str(file), num_threads=1

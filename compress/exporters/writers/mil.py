@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import erf, expit, softmax
 
+from compress.arrays import Array
 from compress.errors import ExportError
 from compress.exporters.writers.context import import_extra
 
-Array = NDArray[Any]
 
-
-class Program:
+class MilProgram:
     """The program of a package: call it with its inputs, by name, and get its outputs
     in their order.
 

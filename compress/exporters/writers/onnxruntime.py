@@ -30,7 +30,7 @@ from compress.data.task import TaskData
 from compress.errors import ExportError
 from compress.exporters.artifact import BUNDLE_FILES, Precision
 from compress.exporters.session import (
-    Run,
+    RunFeeds,
     create_session,
     onnx_run,
     open_session,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from compress.data.encoder import Text
 
 
-def open_file(context: ExportContext, file: Path) -> Run:
+def open_file(context: ExportContext, file: Path) -> RunFeeds:
     """Open an ONNX or ORT file."""
     if file.suffix == ".onnx":
         return onnx_run(file)
@@ -56,7 +56,7 @@ def open_file(context: ExportContext, file: Path) -> Run:
     return lambda row: session.run(None, dict(row))
 
 
-def open_text_file(context: ExportContext, file: Path) -> Run:
+def open_text_file(context: ExportContext, file: Path) -> RunFeeds:
     """Open a text file; its rows are texts."""
     session = open_session(file, threads=1)
     return lambda row: session.run(context.bundle.task.graph_outputs, dict(row))
@@ -125,7 +125,7 @@ def _describe(
     note: str,
     *,
     name: str = "",
-    run: Run | None = None,
+    run: RunFeeds | None = None,
 ) -> ExportedFile:
     """Describe the file `name`, opened by `run`, that was made of the ONNX file of this
     precision: by default that file itself."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from compress.errors import ExportError, first_reason
 from compress.exporters.int8 import quantize_static
-from compress.exporters.session import Feeds, Run
+from compress.exporters.session import Feeds, RunFeeds
 from compress.exporters.weight_only import SMALL_WEIGHT
 from compress.exporters.writers.context import (
     ExportContext,
@@ -137,7 +137,7 @@ def _inner_axis(reader: Any) -> int | None:
     return 1 if reader.get_type_name() == "Gather" else None
 
 
-def open_file(context: ExportContext, file: Path) -> Run:
+def open_file(context: ExportContext, file: Path) -> RunFeeds:
     """Compile a file for one thread of the CPU, in float32."""
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
     openvino = import_extra("openvino", EXTRA)
