@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     FormatName = str
 else:
     FormatName = Literal[tuple(formats.names())]
-PRECISIONS = dict.fromkeys(
+WEIGHTS = dict.fromkeys(
     precision for each in formats.known() for precision in each.precisions
 )
 FIXED_LENGTH = [each.name for each in formats.known() if each.fixed_length]
@@ -104,7 +104,7 @@ def export(
         opt.output("--for", help="Write for this runtime"),
     ] = "onnx",
     precision: Annotated[
-        str, opt.output(help=f"Of the weights: {','.join(PRECISIONS)}.")
+        str, opt.output(help=f"Of the weights: {','.join(WEIGHTS)}.")
     ] = "",
     opset: Annotated[
         int | None, opt.output(help="Export ONNX again at this opset, 12 to 23.")
