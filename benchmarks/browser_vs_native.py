@@ -98,7 +98,7 @@ def main() -> None:
                 process.wait()
         after = race_files(here, files, settings, args)
     result = {
-        "browser": facts, "onnxruntime-web": device.VERSION, "native_before": before, "in_browser": there,
+        "browser": facts, "onnxruntime-web": device.WEB_VERSION, "native_before": before, "in_browser": there,
         "native_after": after, "parity": parity,
     }  # fmt: skip
     write_result(args.out, result)

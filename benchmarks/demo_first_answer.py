@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.chromium import NEEDED, open_tab
 from benchmarks.common import make_parser, write_result
-from compress.benchmark.browser.device import VERSION
+from compress.benchmark.browser.device import WEB_VERSION
 from compress.data.cache import home
 from compress.exporters.artifact import Bundle
 
@@ -125,7 +125,7 @@ def main() -> None:
     medians |= {name: statistics.median(each[name] for each in ways) for name in ways[0]}
     manifest = Bundle.load(args.bundle).manifest
     result = {
-        "onnxruntime-web": VERSION, "model_type": manifest.model_type, "parameters": manifest.parameters,
+        "onnxruntime-web": WEB_VERSION, "model_type": manifest.model_type, "parameters": manifest.parameters,
         "medians": medians, "ways": ways, **found,
     }  # fmt: skip
     write_result(args.out, result)

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.chromium import open_tab
 from benchmarks.common import make_parser, write_result
-from compress.benchmark.browser.device import VERSION, load_runtime
-from compress.exporters.artifact import FILES, Bundle
+from compress.benchmark.browser.device import WEB_VERSION, load_runtime
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.session import read_model, session_entries
 
 TOKENS = 128
@@ -87,7 +87,7 @@ def list_contenders(bundle: Bundle, tflite: Path) -> dict[str, dict[str, Any]]:
     """Say how each is opened, by name."""
     found: dict[str, dict[str, Any]] = {}
     for precision in ("fp32", "int8"):
-        file = f"/onnx/{Path(FILES[precision]).name}"
+        file = f"/onnx/{Path(BUNDLE_FILES[precision]).name}"
         entries = session_entries(read_model(bundle.files()[precision]))
         plain = {"file": file, "entry": "ort.wasm.min.mjs"}
         found[f"ort {precision}"] = {**plain, "options": {"extra": entries}}
@@ -172,7 +172,8 @@ def main() -> None:
         print(f"{name:32} p50 {row['p50_ms']:7.2f}  min {row['min_ms']:7.2f}  {row['difference']:.2g}")
     package = json.loads((args.litert / "core" / "package.json").read_text(encoding="utf-8"))
     result = {
-        "browser": agent, "onnxruntime-web": VERSION, "litertjs": package["version"], "tokens": TOKENS, "threads": 1,
+        "browser": agent, "onnxruntime-web": WEB_VERSION, "litertjs": package["version"], "tokens": TOKENS,
+        "threads": 1,
         "rows": rows, "failed": failed,
     }  # fmt: skip
     write_result(args.out, result)

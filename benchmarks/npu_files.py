@@ -24,15 +24,15 @@ from compress.benchmark import htp
 from compress.commands.export import export
 from compress.exporters import npu
 from compress.exporters.checkpoint import load_source
-from compress.exporters.onnx import MASKED, to_onnx
+from compress.exporters.onnx import MASKED_SCORE, to_onnx
 from compress.exporters.predictor import pad
 from compress.exporters.session import read_model
 from compress.exporters.writers.context import ExportContext, ExportOptions, FixedOptions
-from compress.quantization.npu import CALIBRATION_ROWS, certify_emulated, certify_file, describe_proof, limit_length
+from compress.quantization.npu import NPU_ROWS, certify_emulated, certify_file, describe_proof, limit_length
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 
-MASKS = {"-1e4": MASKED, "float32's lowest": float(np.finfo(np.float32).min)}
+MASKS = {"-1e4": MASKED_SCORE, "float32's lowest": float(np.finfo(np.float32).min)}
 TYPES = {"w8a16": QuantType.QUInt16, "w8a8": QuantType.QUInt8}
 
 
@@ -54,7 +54,7 @@ def measure_bundle(named: str, length: int, max_drop: float) -> dict[str, Any]:
     name, bundle, data_name = load_pair(named)
     path = named.partition("=")[0]
     data = bundle.load_data(data_name)
-    rows = limit_length(bundle, length).evaluator(data.train).subsample(CALIBRATION_ROWS).rows
+    rows = limit_length(bundle, length).evaluator(data.train).subsample(NPU_ROWS).rows
     lines: dict[str, list[Certificate]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         made = export(
@@ -101,7 +101,7 @@ def export_plain(path: str, scratch: Path, length: int, mask: float) -> Path:
     to_onnx(context.model(), traced, segments=segments, form=None)
     model = read_model(traced)
     for tensor in [each.t for node in model.graph.node for each in node.attribute] + list(model.graph.initializer):
-        if tensor.data_type == onnx.TensorProto.FLOAT and onnx.numpy_helper.to_array(tensor).tolist() == MASKED:
+        if tensor.data_type == onnx.TensorProto.FLOAT and onnx.numpy_helper.to_array(tensor).tolist() == MASKED_SCORE:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(mask, np.float32), tensor.name))
     onnx.save_model(model, traced)
     npu.fix(traced, fixed, length)

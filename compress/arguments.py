@@ -171,11 +171,13 @@ class DataCheck(ArgumentCheck):
             return bool(value) and all(
                 hasattr(table, "to_parquet") for table in value.values()
             )
-        return hasattr(value, "to_parquet") or NAME.fits(value)
+        return hasattr(value, "to_parquet") or NAME_CHECK.fits(value)
 
     def take(self, value: Any, name: str) -> Any:
         super().take(value, name)
-        return check_path_text(os.fspath(value), name) if NAME.fits(value) else value
+        return (
+            check_path_text(os.fspath(value), name) if NAME_CHECK.fits(value) else value
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -193,22 +195,24 @@ class TeacherLikeCheck(ArgumentCheck):
             and len(value) == 2
             and all(hasattr(part, "save_pretrained") for part in value)
         )
-        return pair or MODEL.fits(value)
+        return pair or MODEL_CHECK.fits(value)
 
     def take(self, value: Any, name: str) -> Any:
         super().take(value, name)
-        return MODEL.take(value, name) if MODEL.fits(value) else value
+        return MODEL_CHECK.take(value, name) if MODEL_CHECK.fits(value) else value
 
 
-NAME = PathCheck("a name or a path", make=str)
-MODEL = PathCheck("an alias, a folder, a hub id or a Bundle", make=str, bundle=True)
+NAME_CHECK = PathCheck("a name or a path", make=str)
+MODEL_CHECK = PathCheck(
+    "an alias, a folder, a hub id or a Bundle", make=str, bundle=True
+)
 PathName = Annotated[str | os.PathLike[str], PathCheck()]
 """A path of a file or a folder."""
 FileName = Annotated[
     str | os.PathLike[str], PathCheck("the path of a file", is_file=True)
 ]
 """A path of a file, which cannot end in a slash."""
-NameLike = Annotated[str | os.PathLike[str], NAME]
+NameLike = Annotated[str | os.PathLike[str], NAME_CHECK]
 """The name of something, or its path."""
 BundleLike = Annotated[
     str | os.PathLike[str] | OnDisk,
@@ -220,7 +224,7 @@ BUNDLES = SequenceCheck(
     item=PathCheck("the folder of a bundle, or a Bundle", str, bundle=True),
 )
 """Several bundles by their paths, in an annotation of texts."""
-ModelLike = Annotated[str | os.PathLike[str] | OnDisk, MODEL]
+ModelLike = Annotated[str | os.PathLike[str] | OnDisk, MODEL_CHECK]
 """The name or path of a model, or a Bundle."""
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]
@@ -304,7 +308,8 @@ def read_annotation(annotation: Any) -> ArgumentCheck:
     takes anything."""
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
-    origin, inner = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    inner = get_args(annotation)
     if origin is Annotated:
         return _read_metadata(inner[0], inner[1:])
     if origin in _GENERIC:

@@ -34,7 +34,9 @@ class Screen(Console):
             markup=False,
             highlight=False,
         )
-        self.last, self.warnings, self._silent = last, warnings, quiet
+        self.last = last
+        self.warnings = warnings
+        self._silent = quiet
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print, or keep the text as the last line."""

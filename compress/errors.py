@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-MOST_SHOWN = 30
+CHOICES_SHOWN = 30
 """Choices that a message lists at most: a folder may hold thousands."""
 LONGEST_REASON = 240
 """The most characters of a library's message that one of ours repeats: a tracer prints
@@ -35,13 +35,11 @@ class ArgumentError(CompressError):
             f"{place}{name}: expected {expected}; found "
             f"{found}{remedy and '. ' + remedy}"
         )
-        self.name, self.expected, self.found, self.remedy, self.where = (
-            name,
-            expected,
-            found,
-            remedy,
-            where,
-        )
+        self.name = name
+        self.expected = expected
+        self.found = found
+        self.remedy = remedy
+        self.where = where
 
     def of(self, where: str) -> "ArgumentError":
         """Return the same error with the function or class whose argument it is."""
@@ -115,7 +113,8 @@ class DamagedError(CompressError):
         super().__init__(
             f"{path}: is damaged: {'; '.join(problems)}. {remedy}".rstrip()
         )
-        self.path, self.problems = path, problems
+        self.path = path
+        self.problems = problems
 
 
 class ExportError(CompressError):
@@ -137,8 +136,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
-    shown = ", ".join(known[:MOST_SHOWN]) + (
-        f" and {len(known) - MOST_SHOWN} more" if known[MOST_SHOWN:] else ""
+    shown = ", ".join(known[:CHOICES_SHOWN]) + (
+        f" and {len(known) - CHOICES_SHOWN} more" if known[CHOICES_SHOWN:] else ""
     )
     return f" Known: {shown}." if known else ""
 

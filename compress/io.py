@@ -85,7 +85,8 @@ def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
     A link to a folder stays; the folder is replaced. sealed: with checksums.
     """
     path = follow_links(path)
-    partial, retired = (beside(path, suffix) for suffix in ("partial", "retired"))
+    partial = beside(path, "partial")
+    retired = beside(path, "retired")
     # a process was killed between the two renames below
     if retired.exists() and not path.exists():
         retired.rename(path)

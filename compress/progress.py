@@ -69,14 +69,17 @@ class Progress:
         share: Callable[[float], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.total, self.unit, self.done = name, total, unit, done
-        self.always, self.seconds, self.share = (
-            always,
-            seconds,
-            share or self._share_of_items,
-        )
+        self.name = name
+        self.total = total
+        self.unit = unit
+        self.done = done
+        self.always = always
+        self.seconds = seconds
+        self.share = share or self._share_of_items
         self.screen = SCREEN.get() if console is None else lambda: console
-        self.first, self.clock, self.facts = done, clock, dict[str, str]()
+        self.first = done
+        self.clock = clock
+        self.facts = dict[str, str]()
         self.began = self.printed_at = clock()
         self.printed: float | None = None
         self.bar: Bar | None = None
@@ -167,7 +170,8 @@ class Progress:
             parts.append(f"{1 / rate:,.0f} s each")
         parts += self.facts.values()
         if self.total is not None and rate and self.done < self.total:
-            share, first = self.share(self.done), self.share(self.first)
+            share = self.share(self.done)
+            first = self.share(self.first)
             left = min(
                 passed * (1 - share) / (share - first), max(0.0, self.seconds - passed)
             )

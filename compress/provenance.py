@@ -96,7 +96,7 @@ def predict_command(bundle: Path, *, pair: bool) -> str:
     )
 
 
-HIDDEN = "***"
+REDACTED = "***"
 
 
 def redact(where: Path | str) -> str:
@@ -109,11 +109,11 @@ def redact(where: Path | str) -> str:
     """
     head, scheme, rest = str(where).partition("://")
     if not scheme:
-        return re.sub(r"(?is)(pass(?:word|wd)?=).*", rf"\1{HIDDEN}", head)
+        return re.sub(r"(?is)(pass(?:word|wd)?=).*", rf"\1{REDACTED}", head)
     if "@" in rest.partition("?")[2]:
-        return head + scheme + HIDDEN
-    rest = re.sub(r"(?s)^([^:/?#@]*:)?.*@", rf"\1{HIDDEN}@", rest)
-    return head + scheme + re.sub(r"(?s)([?&#]).*", rf"\1{HIDDEN}", rest)
+        return head + scheme + REDACTED
+    rest = re.sub(r"(?s)^([^:/?#@]*:)?.*@", rf"\1{REDACTED}@", rest)
+    return head + scheme + re.sub(r"(?s)([?&#]).*", rf"\1{REDACTED}", rest)
 
 
 def redact_in(words: str, where: str) -> str:
@@ -128,11 +128,11 @@ def redact_in(words: str, where: str) -> str:
     values += [rest] if "?" in password else []
     whole = {form for value in values for form in (value, unquote(value)) if form}
     for secret in sorted(whole, key=len, reverse=True):
-        words = words.replace(secret, HIDDEN)
+        words = words.replace(secret, REDACTED)
     for part in {
         part for secret in whole for part in re.split(r"[@:/?#&=;,\s]+", secret) if part
     }:
-        words = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", HIDDEN, words)
+        words = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", REDACTED, words)
     return words
 
 

@@ -34,7 +34,7 @@ from tokenizers import Tokenizer
 
 from compress.data.encoder import TextEncoder, encoder_of, text_encoder_of
 from compress.errors import BundleError, CompressError, ExportError
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.manifest import Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
@@ -44,7 +44,7 @@ from compress.outputs import check_output_folder
 from compress.progress import show_progress
 from compress.slicing.shape import positions
 
-CHUNK: Final = 1000
+TEXTS_PER_CHUNK: Final = 1000
 BYTE: Final = 6
 """Length of the token of a byte, such as <0x0A>, if bytes stand in for unknown
 characters."""
@@ -63,7 +63,7 @@ def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> NDArray[np.int64
 
 def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     texts = iter(texts)
-    while chunk := list(islice(texts, CHUNK)):
+    while chunk := list(islice(texts, TEXTS_PER_CHUNK)):
         yield chunk
 
 
@@ -74,7 +74,8 @@ def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
     `config`: the content of tokenizer.json. Raises CompressError for any model but
     WordPiece, byte BPE and Unigram.
     """
-    model, vocabulary = config["model"], config["model"]["vocab"]
+    model = config["model"]
+    vocabulary = config["model"]["vocab"]
     if isinstance(vocabulary, list):
         vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
     ids = {
@@ -321,7 +322,8 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
     None for one beyond the vocabulary, as GPT-2's by default."""
     rows = torch.tensor(kept)
     new = {old: index for index, old in enumerate(kept)}
-    words, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    words = model.get_input_embeddings()
+    outputs = model.get_output_embeddings()
     padding = words.padding_idx
     tables = [words.weight]
     if outputs is not None:
@@ -399,7 +401,7 @@ def trim_file(source: Path, target: Path, kept: Sequence[int]) -> None:
 
 PROBED: Final = 32
 """Texts of the corpus, and tokens of each in a checkpoint, for comparing outputs."""
-TOLERANCE: Final = 1e-5
+TRIM_TOLERANCE: Final = 1e-5
 
 
 def compare_files(
@@ -409,22 +411,21 @@ def compare_files(
     kept."""
     new = {old: index for index, old in enumerate(kept)}
     encoder = TextEncoder.from_folder(before.path)
-    rows, renumbered = [], []
+    rows = []
+    renumbered = []
     for row in encoder.encode(list(islice(texts, PROBED)), before.manifest.max_length):
         if all(number in new for number in row["input_ids"]):
             rows.append(row)
             renumbered.append(
                 {**row, "input_ids": [new[number] for number in row["input_ids"]]}
             )
-    for precision, name in FILES.items():
+    for precision, name in BUNDLE_FILES.items():
         if name not in before.manifest.files or not rows:
             continue
-        expected, logits = (
-            before.logits(rows, precision=precision),
-            after.logits(renumbered, precision=precision),
-        )
+        expected = before.logits(rows, precision=precision)
+        logits = after.logits(renumbered, precision=precision)
         difference = float(np.abs(expected - logits).max())
-        if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+        if not difference <= TRIM_TOLERANCE * max(1.0, float(np.abs(expected).max())):
             raise CompressError(
                 f"{before.path}: trimming changes the logits of its {precision} file "
                 f"by {difference:.2g} for texts of the corpus; nothing was written. "
@@ -455,7 +456,7 @@ def check_outputs(
             continue
         after = first_output(model, [new[number] for number in row])
         wanted = before[..., list(kept)] if after.shape != before.shape else before
-        limit = TOLERANCE * max(1.0, float(wanted.abs().max()))
+        limit = TRIM_TOLERANCE * max(1.0, float(wanted.abs().max()))
         if (
             after.shape != wanted.shape
             or not float((after - wanted).abs().max()) <= limit
@@ -475,7 +476,7 @@ TOKENIZER_FILES: Final = (
 """The files of the trimmed tokenizer; older formats (vocab.txt, merges.txt) would still
 hold the whole vocabulary."""
 
-LIMIT: Final = (
+TRIM_NOTE: Final = (
     "The vocabulary was trimmed from {before} to {after} tokens, those of a corpus. "
     "Other texts are encoded with shorter tokens, and may be understood less well."
 )
@@ -545,14 +546,14 @@ def trimming(
         for name in ("recipe.yaml", "prompt.yaml"):
             if name in bundle.manifest.files:
                 shutil.copyfile(bundle.path / name, folder / name)
-        for name in FILES.values():
+        for name in BUNDLE_FILES.values():
             if name in bundle.manifest.files:
                 trim_file(bundle.path / name, folder / name, trimmed.kept)
         manifest = Manifest.from_model(
             model, bundle.manifest.max_length, task=bundle.task
         )
         manifest = replace(manifest, threshold=bundle.manifest.threshold)
-        limit = LIMIT.format(before=trimmed.before, after=len(trimmed.kept))
+        limit = TRIM_NOTE.format(before=trimmed.before, after=len(trimmed.kept))
         card = {
             "name": out.name,
             **describe_origin("", bundle.path),

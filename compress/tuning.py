@@ -80,7 +80,8 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
     options.enable_skip_layer_norm = norms
     options.enable_bias_skip_layer_norm = norms
     options.enable_embed_layer_norm = False
-    heads, width = cores[0].heads, cores[0].heads * cores[0].size
+    heads = cores[0].heads
+    width = cores[0].heads * cores[0].size
     with tempfile.TemporaryDirectory() as scratch, quiet_logging(logging.CRITICAL):
         path = Path(scratch) / "divided.onnx"
         onnx.save_model(_divide(model), path)
@@ -93,10 +94,8 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
             opt_level=0,
         )
     fused: ModelProto = optimized.model
-    fused.producer_name, fused.producer_version = (
-        model.producer_name,
-        model.producer_version,
-    )
+    fused.producer_name = model.producer_name
+    fused.producer_version = model.producer_version
     declare_microsoft(fused)
     onnx.helper.set_model_props(fused, metadata(model))
     return fused
@@ -107,7 +106,8 @@ def _divide(model: ModelProto) -> ModelProto:
     the optimiser requires."""
     copy = ModelProto()
     copy.CopyFrom(model)
-    graph, constants = Graph(copy.graph), Graph.copy_of(model)
+    graph = Graph(copy.graph)
+    constants = Graph.copy_of(model)
     writers = graph.writers()
     for node in [node for node in graph.nodes if node.op_type == "Softmax"]:
         added = writers.get(node.input[0])
@@ -140,14 +140,15 @@ it."""
 INTEGER = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 
 FORMS = (Form(tokens_first=False), Form(merged=True), PLAIN)
-PERCENTILE = 99.99
+TUNING_PERCENTILE = 99.99
 
 SLEEPING = {"session.intra_op.allow_spinning": "0"}
 """Threads that spin while they wait compete with other programs for the cores: 2
 threads took 20 ms instead of 2 (docs/export-speed.md). Not measured on an otherwise
 idle machine."""
 
-NORMS, SLEEP = ", fused norms", ", sleeping threads"
+NORMS = ", fused norms"
+SLEEP = ", sleeping threads"
 WAYS: Mapping[str, tuple[Mapping[str, str], str, tuple[str, ...]]] = {
     "": (UNFUSED_SKIP, UNFUSED_SKIP_WHY, ()),
     NORMS: (
@@ -305,15 +306,13 @@ def int8_variants(
             )
             if calibration:
                 seen = observe(source.path, calibration)
-                minmax, percentile = (
-                    choose_ranges(seen, "minmax"),
-                    choose_ranges(seen, "percentile", PERCENTILE),
-                )
+                minmax = choose_ranges(seen, "minmax")
+                percentile = choose_ranges(seen, "percentile", TUNING_PERCENTILE)
                 methods = {
                     "static int8, minmax": partial(
                         quantize_static, ranges=minmax, keep=keep
                     ),
-                    f"static int8, percentile {PERCENTILE:g}": partial(
+                    f"static int8, percentile {TUNING_PERCENTILE:g}": partial(
                         quantize_static, ranges=percentile, keep=keep
                     ),
                     "static int8, minmax, qdq": partial(
@@ -332,7 +331,8 @@ def _quantise(
 ) -> Variant:
     target = _next(folder)
     quantise(source.path, target)
-    name, expects = source.name.replace("fp32", method, 1), (*source.expects, INTEGER)
+    name = source.name.replace("fp32", method, 1)
+    expects = (*source.expects, INTEGER)
     return replace(source, name=name, path=target, expects=expects).with_fused_counts()
 
 
@@ -344,7 +344,8 @@ def _save(
     way: str = "",
 ) -> Variant:
     """Save the model as a file with the session settings of this way."""
-    target, copy = _next(folder), ModelProto()
+    target = _next(folder)
+    copy = ModelProto()
     copy.CopyFrom(model)
     entries, reason, more = WAYS[way]
     properties = {
@@ -366,9 +367,10 @@ def _next(folder: Path) -> Path:
 PARITY = 1e-4
 """The largest allowed difference of the logits from the traced graph's, relative to the
 largest (or to 1)."""
-ROWS = 400
+TUNING_ROWS = 400
 """Rows of the evaluator for comparing int8 files, spread evenly over it."""
-ROUNDS, RUNS = 6, 10
+TUNING_ROUNDS = 6
+TUNING_RUNS = 10
 """Turns of each file at a setting, and timed forward passes in each."""
 GAIN = 0.02
 """The least gain for which a faster file replaces the present one."""
@@ -452,7 +454,7 @@ def tune(
                 calibration=calibration,
                 learned=learned,
             )
-            rows = evaluator.subsample(ROWS)
+            rows = evaluator.subsample(TUNING_ROWS)
             checked_int8 = check_int8(
                 bundle, device, exact[0], int8, evaluator=rows, max_drop=max_drop
             )
@@ -635,7 +637,7 @@ def _race(
     files = {each.variant.name: each.variant.path for each in (baseline, *passed)}
     say(f"racing {len(files)} files on {device.name}")
     times: dict[str, list[Latency]] = {name: [] for name in files}
-    for latency in device.race(files, settings, rounds=ROUNDS, runs=RUNS):
+    for latency in device.race(files, settings, rounds=TUNING_ROUNDS, runs=TUNING_RUNS):
         times[latency.name].append(latency)
     ratios = {
         name: {

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from compress.errors import ArgumentError, did_you_mean
 
-MOST_SHOWN = 60
+CHARACTERS_REPEATED = 60
 """Characters of a value that a message repeats."""
 MOST_PATH = 200
 """Characters of a path that a message repeats."""
@@ -210,7 +210,8 @@ class EitherCheck(ArgumentCheck):
 def either(kinds: Iterable[ArgumentCheck]) -> ArgumentCheck:
     """Make the check of one of several kinds, with all choices in one list; it takes
     anything if one of them does."""
-    flat, choices = list[ArgumentCheck](), list[Any]()
+    flat = list[ArgumentCheck]()
+    choices = list[Any]()
     for kind in kinds:
         parts = kind.kinds if isinstance(kind, EitherCheck) else (kind,)
         flat += [part for part in parts if not isinstance(part, ChoiceCheck)]
@@ -496,7 +497,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return hint if hint.startswith("Did you mean") else ""
 
 
-def show(value: Any, most: int = MOST_SHOWN) -> str:
+def show(value: Any, most: int = CHARACTERS_REPEATED) -> str:
     """Write a value for a message: short ones as they are, others by their kind."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

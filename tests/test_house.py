@@ -5,17 +5,17 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 502_300,
-    "tokens a line": 7.6,
-    "packed assignments": 856,
-    "decisions per 1,000 lines": 152,
+    "tokens": 503_000,
+    "tokens a line": 7.5,
+    "packed assignments": 67,
+    "decisions per 1,000 lines": 151,
     "fmt: skip": 0,
     "comparisons with a kind": 0,
     "files that compare a kind": 0,
     "comparisons with a family": 5,
     "files that compare a family": 4,
     "types of several meanings": 38,
-    "constants of several meanings": 133,
+    "constants of several meanings": 3,
     "circles": 1,
     "files in circles": 2,
     "functions of more than 10 parameters": 23,

@@ -55,7 +55,7 @@ def hottest_sensor(thermal: str, battery: str) -> float | None:
 
 
 SERVER_PORT = 5037
-STATES = {
+PHONE_STATES = {
     "unauthorized": "has not authorised this machine: unlock it, and answer the "
     "question on its screen",
     "offline": "does not answer: unplug it and plug it in again",
@@ -111,7 +111,8 @@ class Adb:
                 r"^\[([^\]]+)\]: \[(.*)\]\s*$", self.shell("getprop"), re.MULTILINE
             )
         )
-        known, celsius = defaultdict(str, found), self.temperature()
+        known = defaultdict(str, found)
+        celsius = self.temperature()
         release = known["ro.build.version.release"]
         facts = {
             "device": (
@@ -216,7 +217,7 @@ def _choose_serial(serial: str, listing: str) -> str:
     state = states[chosen]
     if state != "device":
         problem = next(
-            (text for start, text in STATES.items() if state.startswith(start)),
+            (text for start, text in PHONE_STATES.items() if state.startswith(start)),
             "is not ready",
         )
         raise DeviceError(f"adb:{chosen}: {problem} (adb says: {state})")
@@ -252,12 +253,12 @@ def _adb(words: Sequence[str], name: str, seconds: float) -> str:
 
 
 SUFFIX = {"onnxruntime_perf_test": ".onnx", "benchmark_model": ".tflite"}
-NUMBER = r"(\d[\d.]*(?:[eE][+-]?\d+)?)"
+NUMBER_PATTERN = r"(\d[\d.]*(?:[eE][+-]?\d+)?)"
 TEMPORARY = "/data/local/tmp"
 """The only folder of Android from which the shell's user may run programs."""
-LONGEST = 1800.0
+PROGRAM_TIMEOUT = 1800.0
 """The most seconds that a native program may take."""
-SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
+PHONE_SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
 
 
 def parse_run(program: str, output: str, times: str = "") -> PassTimes:
@@ -269,7 +270,7 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
     """
     figures = {
         name: float(value)
-        for name, value in re.findall(rf"([A-Z][\w ()]*): *{NUMBER}\b", output)
+        for name, value in re.findall(rf"([A-Z][\w ()]*): *{NUMBER_PATTERN}\b", output)
     }
     end = (
         " / ".join(line.strip() for line in output.strip().splitlines()[-3:])
@@ -282,10 +283,8 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
             line.split(",") for line in times.splitlines() if line.count(",") in (4, 5)
         ]
         ms = [float(row[len(row) - 4]) * 1e3 for row in rows][WARM_UP:]
-        init, first = (
-            figures.get("Session creation time cost"),
-            figures.get("First inference time cost"),
-        )
+        init = figures.get("Session creation time cost")
+        first = figures.get("First inference time cost")
         if not ms or init is None or first is None:
             raise DeviceError(
                 f"{program}: its output cannot be parsed. It ended: {end}"
@@ -297,7 +296,8 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
         (line for line in reversed(output.splitlines()) if "count=" in line), ""
     )
     figures |= {
-        name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)
+        name: float(value)
+        for name, value in re.findall(rf"(\w+)={NUMBER_PATTERN}", line)
     }
     if "avg" not in figures and "curr" in figures:  # "curr=30(all same)"
         figures |= dict.fromkeys(("min", "max"), figures["curr"])
@@ -308,10 +308,13 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
             f"ended: {end}"
         )
     ranks = (np.arange(figures["count"]) + 0.5) / figures["count"]
-    ranks[0], ranks[-1] = 0, 1
+    ranks[0] = 0
+    ranks[-1] = 1
     quantiles = [figures[name] / 1e3 for name in ("min", "median", "p95", "max")]
     ms = np.interp(ranks, (0, 0.5, 0.95, 1), quantiles).tolist()
-    peak_mb = re.search(rf"Peak memory footprint \(MB\):.*overall={NUMBER}", output)
+    peak_mb = re.search(
+        rf"Peak memory footprint \(MB\):.*overall={NUMBER_PATTERN}", output
+    )
     return PassTimes(
         figures["Init"] / 1e3,
         figures["First inference"] / 1e3,
@@ -341,7 +344,9 @@ def phone_program(
     try:
         phone.shell("mkdir", folder)
         for part in (binary, *sorted(binary.parent.glob("*.so"))):
-            phone.run("push", str(part), f"{folder}/{part.name}", seconds=LONGEST)
+            phone.run(
+                "push", str(part), f"{folder}/{part.name}", seconds=PROGRAM_TIMEOUT
+            )
         phone.shell("chmod", "755", f"{folder}/{binary.name}")
         yield NativeProgram(
             phone, program, binary.name, folder, affinity, say, phone.facts()
@@ -392,7 +397,8 @@ class NativeProgram:
         runs: int,
     ) -> list[Latency]:
         self._check(files, settings)
-        cpus, measure = format_cpus(self.affinity), partial(self._run_pass, files)
+        cpus = format_cpus(self.affinity)
+        measure = partial(self._run_pass, files)
         return list(
             chain(
                 *race_files(
@@ -472,7 +478,8 @@ class NativeProgram:
         seconds: float | None = None,
     ) -> PassTimes:
         """Call the program once for `runs` timed runs, or for `seconds` of them."""
-        model, times = self._push(path, setting), ""
+        model = self._push(path, setting)
+        times = ""
         if self.program == "benchmark_model":
             words = [
                 f"--graph={model}",
@@ -502,14 +509,14 @@ class NativeProgram:
         words = [
             "sh",
             "-c",
-            SCRIPT,
+            PHONE_SCRIPT,
             "sh",
             self.folder,
             *taskset,
             f"{self.folder}/{self.binary}",
             *words,
         ]
-        output = self.phone.shell(*words, seconds=LONGEST)
+        output = self.phone.shell(*words, seconds=PROGRAM_TIMEOUT)
         if self.program == "onnxruntime_perf_test":
             times = self.phone.shell("cat", f"{self.folder}/times.csv")
         return parse_run(self.program, output, times)
@@ -519,7 +526,9 @@ class NativeProgram:
         its name in our folder."""
         if str(path) not in self.pushed:
             model = self.pushed[str(path)] = f"{len(self.pushed)}{path.suffix}"
-            self.phone.run("push", str(path), f"{self.folder}/{model}", seconds=LONGEST)
+            self.phone.run(
+                "push", str(path), f"{self.folder}/{model}", seconds=PROGRAM_TIMEOUT
+            )
         model = self.pushed[str(path)]
         if self.program == "benchmark_model":
             return model

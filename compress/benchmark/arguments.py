@@ -11,8 +11,8 @@ from compress.records.latency import DeviceError, Setting
 
 DEFAULT_SEQ = 128
 """Tokens of a text, unless others are given or the model takes fewer."""
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-RUNTIMES = {
+SECONDS_OF_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
+RUNTIME_CHOICES = {
     suffix: each.runtime
     for each in formats.known()
     for suffix in each.suffixes
@@ -38,7 +38,7 @@ def parse_duration(text: str) -> float:
         raise DeviceError(
             f"--sustain {text}: expected a duration such as 90s, 5m or 1h"
         )
-    return float(match[1]) * SECONDS[match[2]]
+    return float(match[1]) * SECONDS_OF_UNIT[match[2]]
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
@@ -79,12 +79,12 @@ def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
     files: dict[str, Path] = {}
     available: set[str] = set()
     for path in paths:
-        if path.suffix in RUNTIMES:
+        if path.suffix in RUNTIME_CHOICES:
             named = {str(path): path}
         elif path.is_file():
             raise DeviceError(
                 f"{path}: expected the folder of a bundle, or a file ending in "
-                f"{', '.join(RUNTIMES)}"
+                f"{', '.join(RUNTIME_CHOICES)}"
             )
         else:
             bundle = Bundle.load(path)

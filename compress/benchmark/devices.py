@@ -17,7 +17,7 @@ from compress.provenance import command_line
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Setting
 
-KINDS = ("local", "ssh", "browser", "adb")
+DEVICE_KINDS = ("local", "ssh", "browser", "adb")
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def open_device(
         ("assets", assets, ("browser", "adb")),
         ("webgpu", webgpu, ("browser", "adb")),
     ):
-        if is_set and kind in KINDS and kind not in kinds:
+        if is_set and kind in DEVICE_KINDS and kind not in kinds:
             raise DeviceError(
                 f"--{option}: does not apply to --device {kind}; it is for "
                 f"{', '.join(kinds)}"
@@ -106,7 +106,7 @@ def open_device(
                 )
                 device = stack.enter_context(phone_browser(phone, page, say))
         else:
-            meant = did_you_mean(kind, KINDS) if kind not in KINDS else ""
+            meant = did_you_mean(kind, DEVICE_KINDS) if kind not in DEVICE_KINDS else ""
             raise DeviceError(
                 f"--device {name}: no such device; expected local, "
                 f"ssh:[user@]host[:port], browser or adb[:SERIAL].{meant}"

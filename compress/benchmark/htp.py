@@ -27,8 +27,8 @@ from compress.provenance import install_command
 from compress.records.latency import DeviceError
 
 PYTHON = "COMPRESS_NPU_PYTHON"
-SCRIPT = Path(__file__).parent / "remote" / "htp.py"
-NAME = "emulator of the HTP (version 75), x86-64"
+HTP_SCRIPT = Path(__file__).parent / "remote" / "htp.py"
+HTP_NAME = "emulator of the HTP (version 75), x86-64"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def emulate(
     time.
     """
     session = open_session(file, threads=1)
-    names, length = [node.name for node in session.get_inputs()], fixed_length(session)
+    names = [node.name for node in session.get_inputs()]
+    length = fixed_length(session)
     if length is None:
         raise DeviceError(
             f"{file}: has open shapes; expected a file of a fixed length, as --for npu "
@@ -94,9 +95,9 @@ def emulate(
         if outputs is None or node.name in outputs
     ]
     with tempfile.TemporaryDirectory(prefix="compress-htp.") as scratch:
-        inputs, results, context = (
-            Path(scratch) / name for name in ("rows.npz", "answers.npz", "context")
-        )
+        inputs = Path(scratch) / "rows.npz"
+        results = Path(scratch) / "answers.npz"
+        context = Path(scratch) / "context"
         context.mkdir()
         feeds: dict[str, Any] = {
             name: np.concatenate([pad(np.asarray([row[name]]), length) for row in rows])
@@ -105,7 +106,7 @@ def emulate(
         np.savez(inputs, **feeds)
         command = [
             python,
-            str(SCRIPT),
+            str(HTP_SCRIPT),
             str(file.resolve()),
             str(inputs),
             str(results),
@@ -121,13 +122,13 @@ def emulate(
             ) from None
         except subprocess.TimeoutExpired:
             raise DeviceError(
-                f"{NAME}: did not answer {len(rows)} rows in {timeout:g} seconds"
+                f"{HTP_NAME}: did not answer {len(rows)} rows in {timeout:g} seconds"
             ) from None
         if done.returncode:
             last = (
                 done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             )[-1]
-            raise DeviceError(f"{NAME}: failed: {last[:500]}; {how_to_install()}")
+            raise DeviceError(f"{HTP_NAME}: failed: {last[:500]}; {how_to_install()}")
         report = json.loads(done.stdout.strip().splitlines()[-1])
         with np.load(results) as arrays:
             values = [(arrays[str(n)], tokenwise) for n, tokenwise in wanted]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, TensorProto
 
-from compress.benchmark.arguments import RUNTIMES
+from compress.benchmark.arguments import RUNTIME_CHOICES
 from compress.benchmark.remote.runner import INPUTS
 from compress.errors import ExportError
 from compress.exporters.session import (
@@ -73,7 +73,8 @@ def _open_job(path: Path) -> dict[str, Any]:
         entries = _read_properties(path)
     elif not path.is_file():
         raise ExportError(f"{path}: no such file; expected an exported model")
-    options, runtime = dict(SESSION_OPTIONS), RUNTIMES[path.suffix]
+    options = dict(SESSION_OPTIONS)
+    runtime = RUNTIME_CHOICES[path.suffix]
     return {
         "runtime": runtime,
         "options": options,
@@ -92,10 +93,8 @@ def check_settings(
     `cores`: the number of CPUs, then any text, as `Device.facts` reports it; '' if
     unknown.
     """
-    count, most = (
-        cores.split(" ", maxsplit=1)[0],
-        max(setting.threads for setting in settings),
-    )
+    count = cores.split(" ", maxsplit=1)[0]
+    most = max(setting.threads for setting in settings)
     if count.isdecimal() and most > int(count):
         raise DeviceError(
             f"--threads {most}: {device} has {count} CPUs to use; expected at most "

@@ -29,7 +29,7 @@ from compress.exporters.session import EncodedRow
 from compress.progress import Progress, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
-PATIENCE = 15.0
+EXIT_TIMEOUT = 15.0
 """Seconds that an agent has to exit after its input ends: it kills its runners and
 removes its folder, if any."""
 
@@ -55,7 +55,7 @@ class Link:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             if body is not None:
                 with body.open("rb") as file:
-                    shutil.copyfileobj(file, self.process.stdin, agent.CHUNK)
+                    shutil.copyfileobj(file, self.process.stdin, agent.BYTES_PER_CHUNK)
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self.lost_error() from None
@@ -94,7 +94,8 @@ def connect(
     The agent runs in its own session, so that Ctrl-C interrupts only us. Raises
     DeviceError if it is silent for `timeout` seconds.
     """
-    pipe, timed_out = subprocess.PIPE, threading.Event()
+    pipe = subprocess.PIPE
+    timed_out = threading.Event()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
@@ -124,7 +125,7 @@ def connect(
             try:
                 with suppress(BrokenPipeError):  # if the buffer is not empty
                     process.stdin.close()
-                process.wait(PATIENCE)
+                process.wait(EXIT_TIMEOUT)
             except subprocess.TimeoutExpired:
                 pass
             finally:
@@ -134,7 +135,7 @@ def connect(
 
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
-ROWS_AT_ONCE = 64
+ROWS_PER_JOB = 64
 """Rows sent in one line."""
 
 
@@ -184,7 +185,8 @@ class AgentDevice:
             name: self._place(jobs.timing_job(path), path)
             for name, path in files.items()
         }
-        cpus, measure = format_cpus(self.affinity), partial(self._run_pass, timing_jobs)
+        cpus = format_cpus(self.affinity)
+        measure = partial(self._run_pass, timing_jobs)
         return list(
             chain(
                 *race_files(
@@ -227,8 +229,8 @@ class AgentDevice:
             ) as (ask, _),
             Progress("scoring", len(rows), "rows") as bar,
         ):
-            for at in range(0, len(rows), ROWS_AT_ONCE):
-                batch = [_as_json(row) for row in rows[at : at + ROWS_AT_ONCE]]
+            for at in range(0, len(rows), ROWS_PER_JOB):
+                batch = [_as_json(row) for row in rows[at : at + ROWS_PER_JOB]]
                 for shape, data in ask({"rows": batch})["logits"]:
                     logits.append(
                         np.frombuffer(base64.b64decode(data), np.float32).reshape(shape)
@@ -267,10 +269,8 @@ class AgentDevice:
                 answer = asks[name]({"runs": this.runs})
                 times[name].ms += answer["ms"]
                 times[name].peak_rss_mb = answer["peak_rss_mb"]
-            celsius, load = (
-                self._temperature(),
-                _other_load(before, self.link.ask(do="usage", cpus=cpus)),
-            )
+            celsius = self._temperature()
+            load = _other_load(before, self.link.ask(do="usage", cpus=cpus))
         return {
             name: replace(sample, celsius=celsius, load=load)
             for name, sample in times.items()
@@ -293,11 +293,9 @@ class AgentDevice:
         def check(answer: dict[str, Any]) -> dict[str, Any]:
             if "died" not in answer:
                 return answer
-            code, message, at = (
-                answer["died"],
-                answer["words"],
-                f" at {setting}" if setting else "",
-            )
+            code = answer["died"]
+            message = answer["words"]
+            at = f" at {setting}" if setting else ""
             if code == REFUSED:
                 raise DeviceError(f"{name}{at}: {message}")
             raise DeviceError(
@@ -337,9 +335,9 @@ def _other_load(
     """Return (CPUs that other processes kept busy, all CPUs); (0.0, 0) if unknown."""
     if not before or not after:
         return 0.0, 0
-    seconds, busy, own = (
-        after[key] - before[key] for key in ("seconds", "busy", "own")
-    )
+    seconds = after["seconds"] - before["seconds"]
+    busy = after["busy"] - before["busy"]
+    own = after["own"] - before["own"]
     return max(0.0, busy - own) / max(seconds, 1e-3), after["cpus"]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 SIZE = 1024
 """Rows and columns of the matrices; one product is 2 * SIZE^3 floating-point
 operations."""
-SECONDS = 0.125
+SECONDS_PER_PROBE = 0.125
 """Seconds for each format and number of threads: half a second in all."""
 
 
@@ -69,7 +69,8 @@ def product(torch: Any, dtype: Any, threads: int) -> float:
     torch.set_num_threads(threads)
     left, right = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
     _ = left @ right  # warm-up
-    best, end = float("inf"), time.perf_counter() + SECONDS
+    best = float("inf")
+    end = time.perf_counter() + SECONDS_PER_PROBE
     while best == float("inf") or time.perf_counter() < end:
         begin = time.perf_counter()
         _ = left @ right

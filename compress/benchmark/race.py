@@ -80,7 +80,8 @@ def race_files(
             f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to "
             "compare, of 1 run"
         )
-    names, share = tuple(files), 1 / (2 * max(1, len(settings)))
+    names = tuple(files)
+    share = 1 / (2 * max(1, len(settings)))
     first: list[Mapping[str, PassTimes]] = []
     for number, order, half in (
         (1, names, rounds - rounds // 2),
@@ -183,7 +184,8 @@ def sustain_file(
     returns the median latency in milliseconds."""
     minutes: list[float] = []
     temperatures: list[float | None] = []
-    started, left = temperature(), seconds
+    started = temperature()
+    left = seconds
     while left > 0:
         minutes.append(run(min(MINUTE, left)))
         temperatures.append(temperature())

@@ -24,7 +24,7 @@ NO_PYTHON = 127
 NO_FOLDER = 73
 """EX_CANTCREAT: the exit code of our command if it cannot create its folder."""
 
-FAILURES = (
+SSH_FAILURES = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its host key has changed. Find out why before you trust it",
@@ -187,7 +187,8 @@ class RemoteFolder:
     def send(self, path: Path, name: str) -> str:
         """Send a file and return its remote path. Raises DeviceError if it cannot be
         written."""
-        size, free = path.stat().st_size, int(self.link.hello["free"])
+        size = path.stat().st_size
+        free = int(self.link.hello["free"])
         answer = {"error": "No space left on device"}
         if size <= free:
             answer = self.link.ask(path, do="put", name=name, bytes=size)
@@ -213,7 +214,7 @@ def _explain_loss(
         )
     if code == SSH_FAILED:
         host = f"-p {address.port} {address.host}" if address.port else address.host
-        for pattern, meaning in FAILURES:
+        for pattern, meaning in SSH_FAILURES:
             if pattern in output:
                 return f"{last}: {meaning.format(host=host)}"
         return (

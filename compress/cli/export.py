@@ -353,7 +353,8 @@ def predict(
         lines = (
             stream.read_lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
         )
-        predictor, skipped = _open(bundle, precision, vector), 0
+        predictor = _open(bundle, precision, vector)
+        skipped = 0
         with _print_answers(as_json) as show:
             for each in stream.answer_lines(
                 predictor, lines, second=second, unit="line" if piped else "text"
@@ -414,7 +415,8 @@ def demo(
                 f"{'--lan' if lan else '--no-open'}: only applies to a served page; "
                 "add --serve"
             )
-        say, answer = printer(as_json), printer(as_json, answer=True)
+        say = printer(as_json)
+        answer = printer(as_json, answer=True)
         folder = (
             out
             or Path(

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 130
+TERMINATED = 143
 """Exit codes after Ctrl-C and after SIGTERM: 128 plus the number of the signal, as of a
 shell's commands."""
 

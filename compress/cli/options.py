@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 USER_ERROR = 2
 UNCERTIFIED = 3
 """Exit code if a file was made, but its score drops by more than allowed."""
-FAILED, UNDECIDED = 1, 3
+FAILED = 1
+UNDECIDED = 3
 """Exit codes of `compress gate`."""
 HELP = ["-h", "--help"]
 """Options that print a command's help."""
@@ -135,7 +136,7 @@ class CommandGroup(_SharedCommand, TyperGroup):
     """A command with subcommands, whose help lists its options in groups."""
 
 
-NAME_WIDTH = 24
+OPTION_WIDTH = 24
 """Maximum characters of an option with its values; longer lists of values go into its
 help."""
 
@@ -151,7 +152,7 @@ def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
         .replace("  [", " [")
     )
     values = re.search(r"<\w+(\|\w+)+>", name)
-    if len(name) > NAME_WIDTH and values:
+    if len(name) > OPTION_WIDTH and values:
         name = name.replace(values[0], f"<{parameter.opts[0].lstrip('-')}>")
         about, bracket, rest = text.partition(" [")
         text = (
@@ -171,7 +172,8 @@ def with_option_groups(
     """
 
     def expand(command: Callable[..., None]) -> Callable[..., None]:
-        groups, flat = dict[str, Callable[..., Any]](), list[Parameter]()
+        groups = dict[str, Callable[..., Any]]()
+        flat = list[Parameter]()
         for parameter in signature(command, eval_str=True).parameters.values():
             group = parameter.annotation
             if not is_dataclass(group):
@@ -467,7 +469,8 @@ def user_errors(hint: str = "") -> Iterator[None]:
         named = (
             error.renamed(output.options) if isinstance(error, ArgumentError) else error
         )
-        message, code = f"error: {named}", USER_ERROR
+        message = f"error: {named}"
+        code = USER_ERROR
     except OSError as error:
         # a library's own error, or a reader that has read enough
         if error.errno in (None, errno.EPIPE):
@@ -480,7 +483,8 @@ def user_errors(hint: str = "") -> Iterator[None]:
         ).rstrip()
         code = USER_ERROR
     except KeyboardInterrupt as interrupt:
-        message, code = f"\ninterrupted. {hint}", exit_code(interrupt)
+        message = f"\ninterrupted. {hint}"
+        code = exit_code(interrupt)
     else:
         return
     print(printable(message), file=sys.stderr)

@@ -142,7 +142,8 @@ def inspect(
         raise typer.Exit(USER_ERROR)
 
 
-MOST_LABELS, MOST_FILES = 12, 8
+MOST_LABELS = 12
+MOST_FILES = 8
 """Labels and files that are printed at most; the JSON has them all."""
 
 
@@ -271,10 +272,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> "RenderableType":
         *rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
     )
     for column in table.columns:
-        column.overflow, column.justify = (
-            "fold",
-            "left" if column is table.columns[0] else "right",
-        )
+        column.overflow = "fold"
+        column.justify = "left" if column is table.columns[0] else "right"
     for row in rows:
         table.add_row(*(_format_cell(name, value) for name, value in row.items()))
     return table

@@ -21,7 +21,8 @@ from compress.records.bench_result import BenchResult, RacedFormat
 from compress.records.latency import DeviceError, Setting
 from compress.values import Range
 
-ALL, ABSENT = "all", "not installed here"
+ALL = "all"
+ABSENT = "not installed here"
 OTHER_ORT = ".with_runtime_opt.ort"
 """The ending of files for other providers than the CPU."""
 
@@ -66,7 +67,8 @@ def bench(
     fails or cannot be reached, ExportError for a format that is unknown, or was named
     and cannot be written.
     """
-    exported, kind = ExportedFormats({}, {}, {}), device.device.partition(":")[0]
+    exported = ExportedFormats({}, {}, {})
+    kind = device.device.partition(":")[0]
     with ExitStack() as stack:
         if formats:
             if kind not in ("local", "ssh"):
@@ -219,11 +221,9 @@ def export_formats(
     chosen, left_out = choose_formats(
         formats, precision=precision, calibrated=data is not None, rows=rows
     )
-    files, known, fixed = (
-        dict[str, Path](),
-        dict[str, RacedFormat](),
-        FixedOptions((length,)),
-    )
+    files = dict[str, Path]()
+    known = dict[str, RacedFormat]()
+    fixed = FixedOptions((length,))
     for bundle, (to, every) in product(bundles, chosen.items()):
         groups = [every]
         while groups:

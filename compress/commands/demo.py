@@ -10,9 +10,9 @@ from pathlib import Path
 
 from compress import __version__
 from compress.arguments import BundleLike, PathName, check_arguments
-from compress.benchmark.browser.device import PACKAGE, load_runtime
+from compress.benchmark.browser.device import WEB_PACKAGE, load_runtime
 from compress.benchmark.browser.server import PageSession, Site, serve_site
-from compress.data.text_preparation import DOCUMENT, QUERY
+from compress.data.text_preparation import DOCUMENT_PROMPT, QUERY
 from compress.errors import ExportError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle, Precision
@@ -22,9 +22,9 @@ from compress.io import atomic_folder, hash_files, write_json
 from compress.outputs import check_output_folder
 from compress.reporting.html import FOLDER, render
 
-NAME = "demo.json"
+DEMO_FILE = "demo.json"
 """The description of the model for the page; a folder with this file is a demo."""
-MODEL = "model_text.onnx"
+DEMO_MODEL_FILE = "model_text.onnx"
 SERVICE_WORKER = "sw.js"
 """Caches the other files in the browser, if the page is served from a permanent
 host."""
@@ -48,9 +48,9 @@ class Demo:
     @property
     def parts(self) -> dict[str, int]:
         """Return the bytes of the model, the engine and the page."""
-        model, engine = (
-            self.sizes[MODEL],
-            sum(size for name, size in self.sizes.items() if name.startswith("ort")),
+        model = self.sizes[DEMO_MODEL_FILE]
+        engine = sum(
+            size for name, size in self.sizes.items() if name.startswith("ort")
         )
         return {
             "model": model,
@@ -82,7 +82,8 @@ def demo(
     cannot be a graph, or a folder that holds something else; DeviceError if
     onnxruntime-web is unavailable. Nothing is written then.
     """
-    loaded, out = Bundle.load(bundle), Path(out)
+    loaded = Bundle.load(bundle)
+    out = Path(out)
     check_out(loaded, out)
     if loaded.leaves_out_prompts and loaded.task.preparation.changes_texts:
         raise ExportError(
@@ -97,14 +98,15 @@ def demo(
     )
     with atomic_folder(out) as folder:
         # the page adds them
-        proof = text_file(loaded, folder / MODEL, precision=precision, prompt="")
+        proof = text_file(
+            loaded, folder / DEMO_MODEL_FILE, precision=precision, prompt=""
+        )
         for path in engine:
             shutil.copyfile(path, folder / path.name)
-        model, weight = (
-            (folder / MODEL).stat().st_size,
-            sum(path.stat().st_size for path in engine),
-        )
-        path, task = loaded.path.resolve(), loaded.task
+        model = (folder / DEMO_MODEL_FILE).stat().st_size
+        weight = sum(path.stat().st_size for path in engine)
+        path = loaded.path.resolve()
+        task = loaded.task
         classes = f" into {len(task.labels)} labels" if task.labels else ""
         title = path.parent.name if path.name == "bundle" else path.name
         page = render(
@@ -118,7 +120,7 @@ def demo(
             engine=weight,
             total=model + weight,
             precision=precision,
-            runtime=PACKAGE.replace("@", " "),
+            runtime=WEB_PACKAGE.replace("@", " "),
             max_length=proof.max_length,
             version=__version__,
         )
@@ -138,7 +140,7 @@ def demo(
             "icons": [icon],
         }
         write_json(folder / "app.webmanifest", app)
-        prompts = [task.preparation.prompt(name) for name in (QUERY, DOCUMENT)]
+        prompts = [task.preparation.prompt(name) for name in (QUERY, DOCUMENT_PROMPT)]
         about = {
             "kind": task.kind,
             "form": task.form,
@@ -146,11 +148,11 @@ def demo(
             "prompts": prompts,
         }
         write_json(
-            folder / NAME,
+            folder / DEMO_FILE,
             {
                 "format": 1,
                 **about,
-                "entries": session_entries(read_model(folder / MODEL)),
+                "entries": session_entries(read_model(folder / DEMO_MODEL_FILE)),
             },
         )
         cached = sorted(folder.iterdir())
@@ -177,7 +179,7 @@ def check_out(bundle: Bundle, out: Path) -> None:
             f"--out {out}: holds the bundle, which the demo would replace; expected "
             "another folder"
         )
-    foreign = out.is_dir() and any(out.iterdir()) and not (out / NAME).is_file()
+    foreign = out.is_dir() and any(out.iterdir()) and not (out / DEMO_FILE).is_file()
     if foreign or manifest.is_bundle(out):
         raise ExportError(
             f"--out {out}: exists and is no demo; expected a new folder, or a demo to "

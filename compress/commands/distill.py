@@ -20,7 +20,7 @@ from compress.arguments import (
     optional_name,
 )
 from compress.commands import preflight
-from compress.config.choices import AUTO, CandidateRecipes
+from compress.config.choices import AUTO_RECIPE, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.console import print_note
@@ -45,7 +45,7 @@ def distill(
     teacher: TeacherLike,
     data: DataLike,
     out: PathName,
-    recipe: NameLike | Recipe | CandidateRecipes = AUTO,
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO_RECIPE,
     corpus: NameLike | None = None,
     prompt: NameLike | Prompt | None = None,
     columns: DataOptions = DataOptions(),
@@ -128,7 +128,7 @@ def forecast(
     *,
     teacher: TeacherLike,
     data: DataLike,
-    recipe: NameLike | Recipe | CandidateRecipes = AUTO,
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO_RECIPE,
     corpus: NameLike | None = None,
     prompt: NameLike | Prompt | None = None,
     columns: DataOptions = DataOptions(),

@@ -135,10 +135,11 @@ MANAGERS: Final[Mapping[str, str]] = {
 }
 TOOL_SECONDS: Final = 5.0
 """Seconds that a program may take to print its version, and the hub to answer."""
-PROBE_SECONDS: Final = 180.0
+DOCTOR_SECONDS: Final = 180.0
 """Seconds after which a package that does not finish loading counts as broken; all of
 them take 3 to 8."""
-LEAST_DISK, LEAST_MEMORY = 5e9, 4e9
+LEAST_DISK = 5e9
+LEAST_MEMORY = 4e9
 """Bytes below which a run is likely to fail."""
 
 
@@ -167,12 +168,11 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
         hub = _run_in_thread(check_hub)
         probed = pool.submit(probe_packages)
         try:
-            wanted, requirements = (
-                str(metadata(DISTRIBUTION)["Requires-Python"]),
-                list_requirements(),
-            )
+            wanted = str(metadata(DISTRIBUTION)["Requires-Python"])
+            requirements = list_requirements()
         except PackageNotFoundError:
-            wanted, requirements = ">=3.11", []
+            wanted = ">=3.11"
+            requirements = []
         for check in (*check_machine(wanted), *check_extras(), *check_caches()):
             add(check)
         for name, future in tools.items():
@@ -309,12 +309,11 @@ def measure_memory() -> tuple[int, int]:
     free = next(
         (int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), total
     )
-    limit, used = (
-        _read_text(Path("/sys/fs/cgroup", name)).strip()
-        for name in ("memory.max", "memory.current")
-    )
+    limit = _read_text(Path("/sys/fs/cgroup", "memory.max")).strip()
+    used = _read_text(Path("/sys/fs/cgroup", "memory.current")).strip()
     if limit.isdecimal() and used.isdecimal() and int(limit) < total:
-        total, free = int(limit), min(free, int(limit) - int(used))
+        total = int(limit)
+        free = min(free, int(limit) - int(used))
     return total, free
 
 
@@ -500,7 +499,7 @@ def probe_packages() -> dict[str, dict[str, Any]]:
             lines.put("")
 
         threading.Thread(target=read, daemon=True).start()
-        end = time.monotonic() + PROBE_SECONDS
+        end = time.monotonic() + DOCTOR_SECONDS
         why = ""
         try:
             while line := lines.get(timeout=max(0.0, end - time.monotonic())):
@@ -509,7 +508,7 @@ def probe_packages() -> dict[str, dict[str, Any]]:
             if child.wait():
                 why = f"ends the process with code {child.returncode}"
         except queue.Empty:
-            why = f"does not load within {PROBE_SECONDS:.0f} s"
+            why = f"does not load within {DOCTOR_SECONDS:.0f} s"
         finally:
             child.kill()
     if why:
@@ -524,7 +523,8 @@ def check_packages(
     """Check the packages of the base install, by version and by importing them; then
     GPU and speed."""
     for requirement in requirements:
-        name, (found, why) = requirement.name, find_problem(requirement)
+        name = requirement.name
+        (found, why) = find_problem(requirement)
         if not why and "error" in probed.get(name, {}):
             why = f"{found} does not load: {probed[name]['error']}"
         state: State = "ok" if not why else "broken" if found else "missing"

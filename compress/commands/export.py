@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from compress.records.certificate import VariantResult
     from compress.records.latency import Setting
 
-CALIBRATION_ROWS = 256
+EXPORT_ROWS = 256
 """Rows for calibration, spread evenly over the training split."""
 
 
@@ -185,4 +185,4 @@ def calibrate(load_data: LoadData, bundle: Bundle, file: Path) -> "Ranges":
 
 def calibration_rows(bundle: Bundle, data: "TaskData") -> "Dataset":
     """Encode examples of the training split for calibration."""
-    return bundle.evaluator(data.train).subsample(CALIBRATION_ROWS).rows
+    return bundle.evaluator(data.train).subsample(EXPORT_ROWS).rows

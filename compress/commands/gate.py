@@ -19,7 +19,7 @@ from compress.arguments import (
     check_arguments,
     name_of,
 )
-from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIMES
+from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIME_CHOICES
 from compress.benchmark.device import Device
 from compress.benchmark.devices import open_chosen
 from compress.benchmark.jobs import check_settings
@@ -30,7 +30,7 @@ from compress.evaluation.statistics import (
     paired_share_interval,
     signed_rank_interval,
 )
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
 from compress.exporters.manifest import is_bundle
 from compress.exporters.predictor import open_predictor
 from compress.io import sha256
@@ -45,15 +45,17 @@ if TYPE_CHECKING:
 
 GROWTH = Range(0, 100)
 """The limits of a growth that is allowed, as a share."""
-LEVEL = 0.025
+GATE_LEVEL = 0.025
 """The probability, on each side, that the interval of the latency is wrong: over all
 looks together."""
-LOOKS = (8, 12, 16, 24, 32, 48, 64, 96, 128)
+GATE_LOOKS = (8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of paired passes after which the interval is computed; then after each
 doubling of the last."""
-ROUNDS = 8
+GATE_ROUNDS = 8
 """Interleaved rounds of a race, half of them in each of its two passes."""
-TURN_MS, MOST_RUNS, FIRST_RUNS = 40.0, 500, 10
+TURN_MS = 40.0
+MOST_RUNS = 500
+FIRST_RUNS = 10
 """Milliseconds that a file runs in its turn; the maximum number of runs; and the runs
 in the first race."""
 
@@ -92,12 +94,11 @@ def gate(
     device that fails.
     """
     started = time.monotonic()
-    old, new = name_of(old), name_of(new)
+    old = name_of(old)
+    new = name_of(new)
     opened = [_open(Path(path), precision) for path in (old, new)]
-    files, bundles = (
-        [file for _, file in opened],
-        [bundle for bundle, _ in opened if bundle is not None],
-    )
+    files = [file for _, file in opened]
+    bundles = [bundle for bundle, _ in opened if bundle is not None]
     tasks = {
         (bundle.task.kind, bundle.task.labels, bundle.task.pair)
         for bundle in bundles
@@ -112,7 +113,9 @@ def gate(
         [DEFAULT_SEQ, *(bundle.manifest.max_length for bundle in bundles)]
     )
     setting = Setting(device.threads, device.batch, length)
-    checks, name, split = [compare_sizes(files, max_larger=max_larger)], "", ""
+    checks = [compare_sizes(files, max_larger=max_larger)]
+    name = ""
+    split = ""
     if data is not None:
         if len(bundles) < len(files):
             raise BundleError(
@@ -120,7 +123,8 @@ def gate(
                 "read the rows"
             )
         loaded = bundles[0].load_data(data, text=columns.text, label=columns.label)
-        name, split = loaded.name, "validation" if loaded.test is None else "test"
+        name = loaded.name
+        split = "validation" if loaded.test is None else "test"
         rows = loaded.validation if loaded.test is None else loaded.test
         say(f"scoring both on {len(rows):,} {split} rows of {name}")
         checks.append(compare_scores(bundles, files, rows, max_drop=max_drop))
@@ -152,12 +156,12 @@ def gate(
 def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
     """Return the bundle that a path is or belongs to, if any, and the file to
     compare."""
-    if path.suffix in RUNTIMES and path.is_file():
+    if path.suffix in RUNTIME_CHOICES and path.is_file():
         folder = next(filter(is_bundle, path.resolve().parents[:2]), None)
         return (None if folder is None else Bundle.load(folder)), path
     bundle = Bundle.load(path)
     bundle.check_has(precision)
-    return bundle, bundle.path / FILES[precision]
+    return bundle, bundle.path / BUNDLE_FILES[precision]
 
 
 def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateCheck:
@@ -221,7 +225,8 @@ def compare_scores(
             lambda drawn: before(drawn) - after(drawn), count
         )
     elif np.isin([old_rows, new_rows], (0.0, 1.0)).all():
-        lost, won = int((old_rows > new_rows).sum()), int((old_rows < new_rows).sum())
+        lost = int((old_rows > new_rows).sum())
+        won = int((old_rows < new_rows).sum())
         low, high = (
             paired_share_interval(lost, won, len(old_rows))
             if lost or won
@@ -233,7 +238,9 @@ def compare_scores(
             lambda drawn: float(drops[drawn].mean()), len(drops)
         )
     outcome = _decide(low, high, max_drop)
-    change, least, most = new - old, 0.0 - high, 0.0 - low
+    change = new - old
+    least = 0.0 - high
+    most = 0.0 - low
     reason = (
         f"{100 * change:+.2f} points of {task.metric} ({100 * least:+.2f} to "
         f"{100 * most:+.2f}), a drop of {100 * max_drop:g} allowed; {rows:,} rows"
@@ -277,22 +284,26 @@ def compare_latency(
     Each race has two passes in separate processes, in opposite orders; a pass gives one
     ratio of medians. The interval of the centre of these ratios is that of the
     signed-rank test, which only assumes that they scatter symmetrically. The k-th look
-    at it may be wrong with probability LEVEL / (k (k + 1)) on each side, all looks
-    together with LEVEL (the union bound), however many there are.
+    at it may be wrong with probability GATE_LEVEL / (k (k + 1)) on each side, all looks
+    together with GATE_LEVEL (the union bound), however many there are.
     """
-    pair, end = (
-        dict(zip(("old", "new"), files, strict=True)),
-        time.monotonic() + 60 * minutes,
-    )
+    pair = dict(zip(("old", "new"), files, strict=True))
+    end = time.monotonic() + 60 * minutes
     check_settings(device.name, device.facts().get("cores", ""), pair, [setting])
-    ratios, medians = list[float](), list[tuple[float, float]]()
-    allowed, low, high, centre = log1p(max_slower), -inf, inf, 0.0
-    looks, runs, late = 0, FIRST_RUNS, False
+    ratios = list[float]()
+    medians = list[tuple[float, float]]()
+    allowed = log1p(max_slower)
+    low = -inf
+    high = inf
+    centre = 0.0
+    looks = 0
+    runs = FIRST_RUNS
+    late = False
     outcome: Outcome = "cannot be told"
     while outcome == "cannot be told" and not late:
         times = {
             latency.name: latency
-            for latency in device.race(pair, [setting], rounds=ROUNDS, runs=runs)
+            for latency in device.race(pair, [setting], rounds=GATE_ROUNDS, runs=runs)
         }
         passes = times["old"].passes, times["new"].passes
         for before, after in zip(*passes, strict=True):
@@ -306,21 +317,22 @@ def compare_latency(
         runs = max(5, min(MOST_RUNS, ceil(TURN_MS / min(passes[0] + passes[1]))))
         late = time.monotonic() >= end
         due = (
-            LOOKS[looks]
-            if looks < len(LOOKS)
-            else LOOKS[-1] * 2 ** (looks - len(LOOKS) + 1)
+            GATE_LOOKS[looks]
+            if looks < len(GATE_LOOKS)
+            else GATE_LOOKS[-1] * 2 ** (looks - len(GATE_LOOKS) + 1)
         )
         if len(ratios) >= due or late:
             looks += 1
             centre, low, high = signed_rank_interval(
-                np.array(ratios), LEVEL / (looks * (looks + 1))
+                np.array(ratios), GATE_LEVEL / (looks * (looks + 1))
             )
             outcome = _decide(low, high, allowed)
             say(
                 f"{len(ratios)} passes: {_percent(centre)} ({_percent(low)} to "
                 f"{_percent(high)})"
             )
-    least, most = (expm1(bound) if isfinite(bound) else None for bound in (low, high))
+    least = expm1(low) if isfinite(low) else None
+    most = expm1(high) if isfinite(high) else None
     reason = (
         f"{_percent(centre)} ({_percent(low)} to {_percent(high)}), {max_slower:+.1%} "
         f"allowed; {len(ratios)} passes"

@@ -28,7 +28,7 @@ from compress.exporters import manifest as manifests
 from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
 from compress.models import checkpoints
-from compress.models.checkpoints import ALIASES, EMBEDDED
+from compress.models.checkpoints import ALIASES, EMBEDDED_MODEL
 from compress.models.folder import (
     ADAPTER,
     CONFIG,
@@ -44,7 +44,9 @@ from compress.slicing.shape import sizes_of
 from compress.training.run import continuation
 
 YAML = (".yaml", ".yml")
-STUDY, RUN, RECORD = "search.yaml", "run.json", "search.json"
+STUDY_FILE = "search.yaml"
+RUN = "run.json"
+SEARCH_RECORD_FILE = "search.json"
 TASKS: Final = {
     "ForSequenceClassification": "classes or a number of a text",
     "ForTokenClassification": "a tag for each word",
@@ -95,7 +97,7 @@ def inspect(
     }
     meanings: dict[Form, bool] = {
         "recipe": name in loader.names(),
-        "checkpoint": name in ALIASES or name == EMBEDDED,
+        "checkpoint": name in ALIASES or name == EMBEDDED_MODEL,
     }
     others = [
         f"{name} is also the name of a {other}: "
@@ -111,9 +113,9 @@ def detect_form(name: str) -> Form:
     path = Path(name).expanduser()
     if path.is_dir():
         marks: Mapping[str, Form] = {
-            STUDY: "study",
+            STUDY_FILE: "study",
             RUN: "run",
-            manifests.NAME: "bundle",
+            manifests.MANIFEST_FILE: "bundle",
             manifests.FORMER: "bundle",
             CONFIG: "checkpoint",
             ADAPTER: "checkpoint",
@@ -123,15 +125,17 @@ def detect_form(name: str) -> Form:
         )
     if path.is_file() and path.suffix not in YAML:
         return "data"
-    embedded = {*sources.EMBEDDED, *sources.SUITES}
+    embedded = {*sources.EMBEDDED_DATA, *sources.SUITES}
     meanings: tuple[tuple[bool, Form], ...] = (
         (
             name.partition("/")[0] in embedded or re.match(r"\w+=", name) is not None,
             "data",
         ),
-        (name == EMBEDDED, "checkpoint"),
+        (name == EMBEDDED_MODEL, "checkpoint"),
         (
-            path.suffix in YAML or name in loader.names() or name == choices.AUTO,
+            path.suffix in YAML
+            or name in loader.names()
+            or name == choices.AUTO_RECIPE,
             "recipe",
         ),
         (
@@ -146,7 +150,7 @@ def detect_form(name: str) -> Form:
         ""
         if "/" in name
         else did_you_mean(
-            name, [*loader.names(), *ALIASES, *sources.EMBEDDED, EMBEDDED]
+            name, [*loader.names(), *ALIASES, *sources.EMBEDDED_DATA, EMBEDDED_MODEL]
         )
     )
     raise CompressError(
@@ -216,10 +220,12 @@ def inspect_checkpoint(name: str) -> Inspection:
         identify_kind(Path(name))  # says what to do with it
     folder = checkpoints.config_folder(name)
     source = ModelFolder(folder)
-    config, notes, problems = source.config, list[str](), list[str]()
+    config = source.config
+    notes = list[str]()
+    problems = list[str]()
     with _gather(problems):
         source.check()
-    is_local = Path(name).is_dir() or name == EMBEDDED
+    is_local = Path(name).is_dir() or name == EMBEDDED_MODEL
     weights = None
     if is_local or list(folder.glob("*.safetensors")):
         with _gather(problems):
@@ -333,7 +339,8 @@ def inspect_bundle(name: str) -> Inspection:
     """Read a bundle's manifest and report, and check every file against its hash."""
     folder = Path(name).expanduser()
     path = manifests.find_bundle(folder) or folder
-    made, problems = Manifest.read(path), []
+    made = Manifest.read(path)
+    problems = []
     try:
         made.check(path)
     except BundleError as error:
@@ -408,7 +415,8 @@ def inspect_run(name: str) -> Inspection:
         "The run cannot be identified without it: start again in another --out",
     )
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
-    done, problems = list[str](), list[str]()
+    done = list[str]()
+    problems = list[str]()
     for result in sorted(folder.glob("stages/*/model")):
         verified, damaged = _verify(result)
         problems += damaged
@@ -480,7 +488,7 @@ def inspect_study(name: str) -> Inspection:
     facts: dict[str, Any] = {key: settings.get(key) for key in _RUN_FACTS}
     resume = "" if "finished" in settings else continuation(folder)
     next_ = [resume] if resume else []
-    if not (folder / RECORD).is_file():
+    if not (folder / SEARCH_RECORD_FILE).is_file():
         return Inspection(
             thing=name,
             form="study",
@@ -489,7 +497,7 @@ def inspect_study(name: str) -> Inspection:
             facts=facts,
             next=tuple(next_),
         )
-    report = SearchReport.from_json(folder / RECORD)
+    report = SearchReport.from_json(folder / SEARCH_RECORD_FILE)
     facts |= {
         "device": f"{report.device}, {report.setting}",
         "objectives": ", ".join(report.objectives),
@@ -559,7 +567,8 @@ def inspect_recipe(name: str) -> Inspection:
             title="a table that chooses a recipe: the first line that fits",
             next=(shell_command("recipes", name), shell_command("recipes")),
         )
-    recipe, path = Recipe.load(name), loader.locate(name)
+    recipe = Recipe.load(name)
+    path = loader.locate(name)
     text_alone = recipe.stages[-1].head != "task" if recipe.training else False
     facts = {
         "purpose": catalog.PURPOSES[catalog.purpose(recipe)],
@@ -574,7 +583,7 @@ def inspect_recipe(name: str) -> Inspection:
     if recipe.pruning:
         use = shell_command(
             "prune",
-            EMBEDDED,
+            EMBEDDED_MODEL,
             "--recipe",
             name,
             "--data",
@@ -588,7 +597,7 @@ def inspect_recipe(name: str) -> Inspection:
         use = shell_command(
             "pretrain",
             "--teacher",
-            EMBEDDED,
+            EMBEDDED_MODEL,
             "--recipe",
             name,
             "--corpus",
@@ -600,7 +609,7 @@ def inspect_recipe(name: str) -> Inspection:
         use = shell_command(
             "distill",
             "--teacher",
-            EMBEDDED,
+            EMBEDDED_MODEL,
             "--recipe",
             name,
             "--data",
@@ -643,7 +652,7 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
     for option, value in asdict(columns).items():
         for each in [value] if isinstance(value, str) else value or ():
             given += [f"--{option}", each]
-    who = teacher or EMBEDDED
+    who = teacher or EMBEDDED_MODEL
     return Inspection(
         thing=name,
         form="data",
@@ -651,7 +660,7 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
         title=f"data: {task.kind} of "
         f"{', '.join(f'{each.rows:,} {each.name}' for each in splits)} rows",
         licence="Apache-2.0"
-        if name in sources.EMBEDDED
+        if name in sources.EMBEDDED_DATA
         else _licence(place)
         if place.is_dir()
         else None,
@@ -669,7 +678,9 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
             *(
                 ()
                 if teacher
-                else (shell_command("inspect", name, "--teacher", EMBEDDED, *given),)
+                else (
+                    shell_command("inspect", name, "--teacher", EMBEDDED_MODEL, *given),
+                )
             ),
         ),
     )

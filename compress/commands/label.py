@@ -30,7 +30,7 @@ from compress.records.forecast import Forecast
 from compress.teachers.labelling import AskForLabels, LabelJob, WriteLabels, load_texts
 from compress.training.trainer import peak_rss_mb
 
-PHASES: tuple[Phase[LabelJob], ...] = (AskForLabels(), WriteLabels())
+LABEL_PHASES: tuple[Phase[LabelJob], ...] = (AskForLabels(), WriteLabels())
 
 
 @check_arguments
@@ -76,7 +76,7 @@ def label(
         ),
         console=console or Console(quiet=True),
     )
-    return run_phases(PHASES, job).soft
+    return run_phases(LABEL_PHASES, job).soft
 
 
 @check_arguments
@@ -108,7 +108,7 @@ def forecast_labelling(
         options=RunOptions(seed=seed, precision=precision, allow_pickle=allow_pickle),
         console=console or Console(quiet=True),
     )
-    _, estimates = estimate_phases(PHASES, job)
+    _, estimates = estimate_phases(LABEL_PHASES, job)
     prompted = job.labeller.task_prompt.prompt.name
     title = f"{prompted}: {job.labeller.name} on {job.texts.name}"
     return Forecast(title, tuple(estimates), peak_rss_mb())

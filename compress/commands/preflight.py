@@ -104,7 +104,7 @@ def check(
         else [settings]
     ):
         user_code.check(each, options.allow_code)
-    if answers and teacher.endswith((".yaml", ".yml", *vectors.FILES)):
+    if answers and teacher.endswith((".yaml", ".yml", *vectors.VECTOR_FILES)):
         if not Path(teacher).is_file():
             raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
     else:
@@ -198,7 +198,7 @@ def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe
     return recipe.model_copy(update={"stages": stages})
 
 
-RUNS = Path("runs")
+RUNS_FOLDER = Path("runs")
 """The parent of run folders that are chosen automatically."""
 
 
@@ -223,13 +223,15 @@ def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
         for each in (recipe, source)
     )
     numbered = {}
-    for path in RUNS.glob(f"{name}-*"):
+    for path in RUNS_FOLDER.glob(f"{name}-*"):
         if (number := path.name.removeprefix(f"{name}-")).isdecimal():
             numbered[int(number)] = path
     if not resume:
-        return RUNS / f"{name}-{max(numbered, default=0) + 1}"
+        return RUNS_FOLDER / f"{name}-{max(numbered, default=0) + 1}"
     if not numbered:
-        raise RunError(f"{RUNS / name}-*: there is no run to --resume; give --out")
+        raise RunError(
+            f"{RUNS_FOLDER / name}-*: there is no run to --resume; give --out"
+        )
     return numbered[
         max(numbered, key=lambda number: (not is_finished(numbered[number]), number))
     ]

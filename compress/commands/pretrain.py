@@ -88,7 +88,7 @@ def pretrain(
         console=console,
     )
     with opened as job:
-        run_phases(PHASES, job)
+        run_phases(PRETRAIN_PHASES, job)
         run = job.models.run
         if run.main:
             run.finish()
@@ -132,7 +132,9 @@ def forecast_pretraining(
             console=console,
         )
         with opened as job, console.status("trying each stage"):
-            _, estimates = estimate_phases(PHASES, job.for_trial(Path(scratch)))
+            _, estimates = estimate_phases(
+                PRETRAIN_PHASES, job.for_trial(Path(scratch))
+            )
             models = job.models
     title = (
         f"{models.recipe.name}: {corpus or data}, tokens of {models.base_teacher.name}"
@@ -149,7 +151,8 @@ class KeepCheckpoint(Phase[Job]):
 
     def run(self, job: Job) -> Job:
         models = job.models
-        run, last = models.run, models.recipe.stages[-1]
+        run = models.run
+        last = models.recipe.stages[-1]
         result = run.path / RESULT
         if run.main and not keep_if_intact(
             result, partial(warn, models.context.console)
@@ -159,7 +162,7 @@ class KeepCheckpoint(Phase[Job]):
         return job
 
 
-PHASES: tuple[Phase[Job], ...] = (RunStages(), KeepCheckpoint())
+PRETRAIN_PHASES: tuple[Phase[Job], ...] = (RunStages(), KeepCheckpoint())
 
 
 def describe_score(spent: Trained) -> str:
@@ -191,7 +194,8 @@ def open_pretraining(
 
     Raises a CompressError for anything wrong with the arguments.
     """
-    name, source = teacher_path(teacher), None if data is None else data_path(data)
+    name = teacher_path(teacher)
+    source = None if data is None else data_path(data)
     loaded = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(
         loaded, teacher=name, out=out, data=source, corpus=corpus, options=options

@@ -65,7 +65,8 @@ def prune(
     Raises PruneError for a target that this model cannot reach, and a CompressError for
     anything else that is wrong.
     """
-    model, data = teacher_path(model), data_path(data)
+    model = teacher_path(model)
+    data = data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=model, out=out, data=data, options=options)
     recipe = load_functions(recipe, join_processes().num_processes, options.allow_code)

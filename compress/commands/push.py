@@ -8,10 +8,10 @@ from typing import Any
 from compress.arguments import BundleLike, check_arguments
 from compress.errors import PushError
 from compress.exporters.artifact import Bundle
-from compress.exporters.manifest import NAME as MANIFEST
+from compress.exporters.manifest import MANIFEST_FILE as MANIFEST
 from compress.provenance import versions
 
-CARD = ("license", "base_model", "datasets", "language", "pipeline_tag")
+CARD_FIELDS = ("license", "base_model", "datasets", "language", "pipeline_tag")
 """Fields of the card by which the hub lists a model."""
 REPOSITORY = r"(?!.*(?:--|\.\.))\w(?:[\w.-]{0,94}\w)?/\w(?:[\w.-]{0,94}\w)?"
 
@@ -21,8 +21,8 @@ class PushResult:
     """Describe what was published, or with `dry_run` would be.
 
     files    name -> bytes
-    card     the fields of CARD in the front matter of README.md; missing: those that it
-             lacks
+    card     the fields of CARD_FIELDS in the front matter of README.md; missing: those
+             that it lacks
     scores   the results in it, such as `accuracy (int8) 0.885`
     url      the address of the commit; '' if nothing was sent
     """
@@ -123,8 +123,8 @@ def _plan(bundle: Bundle, repo: str, private: bool) -> PushResult:
         repo=repo,
         private=private,
         files=dict(sorted(sizes.items())),
-        card={key: card[key] for key in CARD if key in card},
-        missing=tuple(key for key in CARD if key not in card),
+        card={key: card[key] for key in CARD_FIELDS if key in card},
+        missing=tuple(key for key in CARD_FIELDS if key not in card),
         scores=tuple(
             f"{each.get('name', each['type'])} {each['value']:.4g}" for each in results
         ),

@@ -36,7 +36,7 @@ from compress.data.objects import data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import Bundle, check_place, check_writable
 from compress.jobs.phase import estimate_phases, run_phases
-from compress.jobs.quantize import PHASES, QuantizeJob
+from compress.jobs.quantize import QUANTIZE_PHASES, QuantizeJob
 from compress.quantization.select import (
     Name,
     Quantized,
@@ -176,7 +176,7 @@ def quantize(
             say,
             exact,
         )
-        quantized = run_phases(PHASES, job).quantized
+        quantized = run_phases(QUANTIZE_PHASES, job).quantized
     assert quantized is not None, "its phases have made it"
     return quantized
 
@@ -212,7 +212,8 @@ def forecast_quantization(
     task_data = bundle.load_data(
         data, text=columns.text, label=columns.label, seed=seed
     )
-    exact, trained = bundle.files()["fp32"], list[PhaseEstimate]()
+    exact = bundle.files()["fp32"]
+    trained = list[PhaseEstimate]()
     if method == "qat":
         training = _training_arguments(
             bundle, data, columns=columns, seed=seed, overrides=overrides
@@ -235,7 +236,7 @@ def forecast_quantization(
             say,
             exact,
         )
-        _, estimates = estimate_phases(PHASES, job)
+        _, estimates = estimate_phases(QUANTIZE_PHASES, job)
     title = f"{bundle.path}: int8 by {method} on {task_data.name}"
     return Forecast(title, (*trained, *estimates), peak_rss_mb())
 

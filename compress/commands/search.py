@@ -31,7 +31,7 @@ from compress.jobs.checks import join_processes
 from compress.jobs.phase import estimate_phases, run_phases
 from compress.jobs.ship import BUDGETED_LIMIT
 from compress.nas import record
-from compress.nas.config import NAME, Budget, SearchConfig, Space
+from compress.nas.config import STUDY_CONFIG, Budget, SearchConfig, Space
 from compress.nas.context import TimeBudget, load_student_state
 from compress.nas.finalists import distill_winner
 from compress.nas.phases import MakeEvaluator, begin_study, list_phases, ship_untrained
@@ -104,7 +104,7 @@ def search(
         config,
         request.identify(config),
         resume=options.resume,
-        name=NAME,
+        name=STUDY_CONFIG,
         track=options.track,
     )
     seconds = None if study.minutes is None else 60 * study.minutes
@@ -199,7 +199,8 @@ def forecast_search(
         preparing, searching = list_phases(strict=options.gate == "refuse")
         with console.status("trying each phase"):
             job, estimates = estimate_phases([*preparing, *searching], job)
-    models, shapes = job.teacher.models, job.shapes
+    models = job.teacher.models
+    shapes = job.shapes
     title = (
         f"{config.space.name}: {models.base_teacher.name} on "
         f"{models.context.data.name}, {shapes.size():,} shapes"
@@ -251,7 +252,8 @@ def show(
     such trial, or if it failed.
     """
     console = console or Console(quiet=True)
-    config, report = SearchConfig.load(study), record.load_report(study)
+    config = SearchConfig.load(study)
+    report = record.load_report(study)
     point = report.point(number)
     if not point.choice or point.state == "failed":
         raise SearchError(
@@ -266,7 +268,7 @@ def show(
         study / "run.json",
         f"Restore it from a copy; the trials can still be shown: {study}",
     )
-    with closing(Run.open(study, config, facts, resume=True, name=NAME)) as run:
+    with closing(Run.open(study, config, facts, resume=True, name=STUDY_CONFIG)) as run:
         config = config.with_code(allow_code)
         folder = study / "students" / str(number)  # its time is not that of the search
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from compress.config.stages import INITS, StudentSpec
 from compress.errors import ObjectiveError, PruneError, StudentError, TeacherError
 from compress.models import heads
 from compress.models.checkpoints import config_folder
-from compress.models.flops import TOKENS, ModelSize, measure_size
+from compress.models.flops import COUNTED_TOKENS, ModelSize, measure_size
 from compress.models.loader import load_config
 from compress.models.student import build
 from compress.reporting.terminal import print_wide
@@ -30,7 +30,8 @@ from compress.slicing.shape import Shape, find_setting
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.objective import Objective
 
-DEPTHS, WIDTHS = (1.0, 0.5, 0.25), (1.0, 0.5, 0.25)
+DEPTHS = (1.0, 0.5, 0.25)
+WIDTHS = (1.0, 0.5, 0.25)
 """Shares of the teacher's layers, and of its width, heads and FFN, that are listed
 beside the recipes' students."""
 
@@ -113,17 +114,13 @@ def _build_students(
         return [(recipe.name, heads.create(smaller, "encoder", None))] if sizes else []
     found: list[tuple[str, PreTrainedModel]] = []
     for stage in recipe.training:
-        spec, from_previous = (
-            stage.student or (None if found else recipe.student),
-            stage.teacher == "previous",
-        )
+        spec = stage.student or (None if found else recipe.student)
+        from_previous = stage.teacher == "previous"
         if spec is not None:
             source = found[-1][1] if from_previous and found else teacher
             found.append((f"{recipe.name}: {stage.name}", _build(spec, source)))
-        student, taught_by = (
-            found[-1][1],
-            found[-2][1] if from_previous and len(found) > 1 else teacher,
-        )
+        student = found[-1][1]
+        taught_by = found[-2][1] if from_previous and len(found) > 1 else teacher
         heads.model_class(student.config, stage.head, "classification")
         if stage.objective:
             shapes = (
@@ -201,7 +198,8 @@ _COLUMNS: Final[tuple[tuple[str, bool, Callable[[ModelSize, ModelSize], str]], .
 """Heading, whether it is shown without --wide, and the cell for a student's and the
 teacher's size."""
 _NOTE = (
-    f"Without heads. params: millions; MFLOP: per token, of {TOKENS}; int8: MB of the "
+    f"Without heads. params: millions; MFLOP: per token, of {COUNTED_TOKENS}; int8: MB "
+    "of the "
     "file; FLOPs: of the teacher's. any: in any recipe, with --set student.layers=..., "
     "student.hidden, student.heads, student.ffn"
 )

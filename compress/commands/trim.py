@@ -20,7 +20,7 @@ from compress.arguments import (
 )
 from compress.config.options import ColumnOptions
 from compress.jobs.phase import estimate_phases, run_phases
-from compress.jobs.trim import PHASES, TrimJob, TrimResult, load_trim_texts
+from compress.jobs.trim import TRIM_PHASES, TrimJob, TrimResult, load_trim_texts
 from compress.records.forecast import Forecast
 from compress.training.trainer import peak_rss_mb
 
@@ -53,7 +53,8 @@ def trim(
     repeat the call. Raises CompressError with neither data nor corpus, BundleError for
     data of another task, and the errors of `trim_bundle`.
     """
-    name, folder = name_of(model), Path(out)
+    name = name_of(model)
+    folder = Path(out)
     bundle, task_data, texts = load_trim_texts(
         name, folder, data=data, corpus=optional_name(corpus), columns=columns
     )
@@ -61,7 +62,7 @@ def trim(
         name, folder, bundle, task_data, texts, min_count, keep, max_drop, threads
     )
     with job.closing:
-        result = run_phases(PHASES, job).result
+        result = run_phases(TRIM_PHASES, job).result
     assert result is not None, "its phases have made it"
     return result
 
@@ -85,11 +86,12 @@ def forecast_trimming(
     All texts are read once and counted; everything else is done with the first
     thousand, into a temporary folder.
     """
-    name, folder = name_of(model), Path(out)
+    name = name_of(model)
+    folder = Path(out)
     bundle, task_data, texts = load_trim_texts(
         name, folder, data=data, corpus=optional_name(corpus), columns=columns
     )
     job = TrimJob(name, folder, bundle, task_data, texts, min_count, keep, 0.0, threads)
     with (console or Console(quiet=True)).status("trying each phase"):
-        _, estimates = estimate_phases(PHASES, job)
+        _, estimates = estimate_phases(TRIM_PHASES, job)
     return Forecast(f"{name}, trimmed", tuple(estimates), peak_rss_mb())

@@ -13,7 +13,7 @@ from compress.config.recipe import Recipe
 from compress.config.stages import Effort, Frozen
 from compress.errors import RecipeError
 
-AUTO = "auto"
+AUTO_RECIPE = "auto"
 
 
 class Choice(Frozen):
@@ -73,7 +73,9 @@ class Choices(Frozen):
 def table_path(name: str | Path) -> Path:
     """Return the path of `auto`, or of a .yaml file of choices. Raises RecipeError if
     it does not exist."""
-    return folder() / "choices" / "auto.yaml" if name == AUTO else locate(str(name))
+    return (
+        folder() / "choices" / "auto.yaml" if name == AUTO_RECIPE else locate(str(name))
+    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class CandidateRecipes:
 
         Raises the RecipeError of the first recipe if none is left.
         """
-        options, errors = list[tuple[Choice, Recipe]](), list[RecipeError]()
+        options = list[tuple[Choice, Recipe]]()
+        errors = list[RecipeError]()
         has_target = any(line.startswith("target.") for line in overrides)
         for choice in Choices.load(name).choices:
             own = [
@@ -151,7 +154,7 @@ class CandidateRecipes:
 
 def is_table(name: Any) -> bool:
     """Return True for `auto`, and for a file that holds choices instead of a recipe."""
-    if name == AUTO:
+    if name == AUTO_RECIPE:
         return True
     path = Path(str(name))
     if path.suffix not in (".yaml", ".yml") or not path.is_file():

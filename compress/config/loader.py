@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from compress.errors import RecipeError, did_you_mean
 
-MOST_BYTES: Final = 64 * 1024
+MOST_RECIPE_BYTES: Final = 64 * 1024
 """The largest settings file that is accepted; ours have 3 kB."""
 MOST_DEPTH: Final = 100
 MOST_VALUES: Final = 20_000
@@ -122,11 +122,12 @@ def load_yaml(path: Path) -> Any:
     """Read a settings file. Raises RecipeError, with the line, if it is not valid YAML,
     too large or too deep."""
     with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
+        content = file.read(MOST_RECIPE_BYTES + 1)
+    if len(content) > MOST_RECIPE_BYTES:
         raise RecipeError(
             [
-                f"{path.name}: is larger than {MOST_BYTES:,} bytes; expected settings, "
+                f"{path.name}: is larger than {MOST_RECIPE_BYTES:,} bytes; expected "
+                "settings, "
                 "as in our recipes"
             ]
         )

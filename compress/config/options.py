@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from compress import kinds
-from compress.arguments import BUNDLES, MINUTES, NAME, SEEDS, check_arguments
+from compress.arguments import BUNDLES, MINUTES, NAME_CHECK, SEEDS, check_arguments
 from compress.config import PANELS
 
 data_option, training, budget, device_option, search_option, output = (
@@ -48,7 +48,9 @@ AllowPickle = Annotated[
     bool, training("--allow-pickle", help="Allow pickled weights that you trust.")
 ]
 AllowCode = Annotated[
-    str | None, training(help="Let the recipe run your code in this folder."), NAME
+    str | None,
+    training(help="Let the recipe run your code in this folder."),
+    NAME_CHECK,
 ]
 OnWeakTeacher = Annotated[
     Literal["refuse", "warn"], training(help="If the teacher only equals the majority.")

@@ -29,7 +29,7 @@ from compress.config.loader import (
 )
 from compress.config.stages import (
     ALL_KINDS,
-    TAGS,
+    UNION_BRANCHES,
     AnyStage,
     Effort,
     Frozen,
@@ -135,7 +135,7 @@ TEACHER_LM = {
 """Measured (docs/LOG.md): the embedded teacher's head alone stays at the perplexity of
 word counts. More than 40 passes over the same text are worth nothing (Muennighoff et
 al. 2023, arXiv:2305.16264, Sec. 6)."""
-WHOLE = StudentSpec.model_validate({"init": "teacher"})
+TEACHER_ITSELF = StudentSpec.model_validate({"init": "teacher"})
 """A student that begins as the teacher itself."""
 
 
@@ -211,7 +211,7 @@ class Recipe(Frozen):
                 )
             return self
         new = [stage.name for stage in self.training if stage.student is not None]
-        if self.student != WHOLE or new:
+        if self.student != TEACHER_ITSELF or new:
             where = f"stage {new[0]}: student" if new else "student"
             raise ValueError(
                 f"{where}: a recipe that prunes begins with the teacher itself: "
@@ -271,7 +271,7 @@ class Recipe(Frozen):
         try:
             recipe = Recipe.model_validate(tree)
         except ValidationError as error:
-            problems += explain(path.name, error, _settings_at, tags=TAGS)
+            problems += explain(path.name, error, _settings_at, tags=UNION_BRANCHES)
         if problems:
             raise RecipeError(sorted(set(problems)))
         return (
@@ -316,10 +316,8 @@ class Recipe(Frozen):
             exclude={"stages", "teacher", "teacher_lm", "student", "target"}
         )
         tree["student"] = self.student.plain()
-        tree["teacher"], tree["teacher_lm"] = (
-            self.teacher.plain(),
-            self.teacher_lm.plain(),
-        )
+        tree["teacher"] = self.teacher.plain()
+        tree["teacher_lm"] = self.teacher_lm.plain()
         if self.pruning or self.target.model_fields_set:
             tree["target"] = self.target.model_dump(exclude_none=True)
         tree["stages"] = [stage.plain() for stage in self.stages]
@@ -379,7 +377,7 @@ def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
         "paper": Paper,
         "target": Target,
     }
-    inner["stages"] = Prune if TAGS[1] in loc else Stage
+    inner["stages"] = Prune if UNION_BRANCHES[1] in loc else Stage
     return (inner.get(str(loc[0]), Recipe) if len(loc) > 1 else Recipe).model_fields
 
 

@@ -26,10 +26,10 @@ from compress.config.term import Term
 from compress.config.term import parse as parse_term
 from compress.errors import RecipeError
 
-KINDS = ("distill", "finetune", "pretrain")
+STAGE_KINDS = ("distill", "finetune", "pretrain")
 INITS = ("scratch", "teacher", "auto")
 """The values of a student's `init` that do not name a checkpoint."""
-ALL_KINDS = (*KINDS, "prune")
+ALL_KINDS = (*STAGE_KINDS, "prune")
 
 Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
 Line = Annotated[Call, BeforeValidator(parse_call)]
@@ -40,9 +40,10 @@ StageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 ADAM = (0.9, 0.999), 1e-8
 """Adam's default betas and eps: Kingma & Ba 2015, arXiv:1412.6980, Sec. 2."""
-NUMBER, AUTO = "a number", "or auto"
+NUMBER_BRANCH = "a number"
+AUTO = "or auto"
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
-NumberOrAuto = Discriminator(lambda given: AUTO if given == "auto" else NUMBER)
+NumberOrAuto = Discriminator(lambda given: AUTO if given == "auto" else NUMBER_BRANCH)
 TEXT_LENGTH = 128
 """Tokens of a row that a stage makes of text, if it names no number."""
 
@@ -64,7 +65,7 @@ class Frozen(BaseModel):
                 own.__name__,
                 error,
                 lambda at: own.model_fields if len(at) == 1 else (),
-                tags=TAGS,
+                tags=UNION_BRANCHES,
             )
             raise RecipeError(problems) from error
 
@@ -143,7 +144,8 @@ class ReadsRows(Frozen):
 
     data: Literal["task", "text"]
     max_length: Annotated[
-        Annotated[int, Field(ge=8, le=1_000_000), Tag(NUMBER)] | Auto, NumberOrAuto
+        Annotated[int, Field(ge=8, le=1_000_000), Tag(NUMBER_BRANCH)] | Auto,
+        NumberOrAuto,
     ]
 
     @property
@@ -251,7 +253,8 @@ class Stage(ReadsRows):
     improve: bool = False
     limit_tokens: int | None = Field(None, gt=0)
     epochs: Annotated[
-        Annotated[float, Field(gt=0, le=100_000), Tag(NUMBER)] | Auto, NumberOrAuto
+        Annotated[float, Field(gt=0, le=100_000), Tag(NUMBER_BRANCH)] | Auto,
+        NumberOrAuto,
     ] = 1.0
     effort: Effort = "normal"
     steps: int | None = Field(None, gt=0, le=100_000_000)
@@ -261,7 +264,7 @@ class Stage(ReadsRows):
     language_sampling: float | None = Field(None, ge=0, le=1)
     micro_batch: int | None = Field(None, gt=0)
     lr: Annotated[
-        Annotated[float, Field(gt=0, le=10), Tag(NUMBER)] | Auto, NumberOrAuto
+        Annotated[float, Field(gt=0, le=10), Tag(NUMBER_BRANCH)] | Auto, NumberOrAuto
     ]
     optimizer: Literal["adamw", "lamb", "adafactor"] = "adamw"
     schedule: Literal["linear", "constant", "cosine", "inverse_sqrt"] = "linear"
@@ -454,7 +457,7 @@ class Prune(ReadsRows):
         return {self.kind: self.name, "importance": self.importance.plain()} | tree
 
 
-TAGS = ("a stage that trains", "a stage that prunes", NUMBER, AUTO)
+UNION_BRANCHES = ("a stage that trains", "a stage that prunes", NUMBER_BRANCH, AUTO)
 """The branches of unions in pydantic's locations; never the name of a setting."""
 
 
@@ -462,9 +465,10 @@ def _tag(line: Any) -> str:
     prunes = isinstance(line, Prune) or (
         isinstance(line, dict) and ("prune" in line or line.get("kind") == "prune")
     )
-    return TAGS[prunes]
+    return UNION_BRANCHES[prunes]
 
 
 AnyStage = Annotated[
-    Annotated[Stage, Tag(TAGS[0])] | Annotated[Prune, Tag(TAGS[1])], Discriminator(_tag)
+    Annotated[Stage, Tag(UNION_BRANCHES[0])] | Annotated[Prune, Tag(UNION_BRANCHES[1])],
+    Discriminator(_tag),
 ]

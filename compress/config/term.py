@@ -108,9 +108,9 @@ class Term:
         """Return the name of this term in logs and errors."""
         if isinstance(self.loss, str):
             return self.loss
-        home, called = (
-            getattr(self.loss, name, None) or getattr(type(self.loss), name)
-            for name in ("__module__", "__qualname__")
+        home = getattr(self.loss, "__module__", None) or type(self.loss).__module__
+        called = (
+            getattr(self.loss, "__qualname__", None) or type(self.loss).__qualname__
         )
         return f"{home.removeprefix('compress.papers.')}.{called}"
 
@@ -130,7 +130,7 @@ class Term:
         the options."""
         changed = {
             name: getattr(self, name)
-            for name in SETTINGS[1:]
+            for name in TERM_SETTINGS[1:]
             if getattr(self, name) != getattr(Term, name)
         }
         return (
@@ -140,7 +140,7 @@ class Term:
         )
 
 
-SETTINGS = tuple(
+TERM_SETTINGS = tuple(
     each.name for each in fields(Term) if each.name not in ("options", "code")
 )
 """The settings of a term in YAML; every other key of its line is an option of the
@@ -158,8 +158,10 @@ def parse(line: object) -> Term:
         raise ValueError(
             f"expected a mapping with `loss: paper.function`, found {line!r}"
         )
-    settings = {str(key): value for key, value in line.items() if key in SETTINGS}
-    options = {str(key): value for key, value in line.items() if key not in SETTINGS}
+    settings = {str(key): value for key, value in line.items() if key in TERM_SETTINGS}
+    options = {
+        str(key): value for key, value in line.items() if key not in TERM_SETTINGS
+    }
     if problems := find_problems(Term, settings):
         raise ValueError("\n".join(map(str, problems)))
     return Term(**settings, options=options)

@@ -59,7 +59,8 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
     root = _find_root(allowed)
     if Path(allowed).expanduser().is_dir() and str(root) not in sys.path:
         sys.path.append(str(root))  # at the end, where it shadows nothing
-    functions, problems = dict[str, Callable[..., Any]](), list[str]()
+    functions = dict[str, Callable[..., Any]]()
+    problems = list[str]()
     for where, line in lines.items():
         try:
             functions[line.name] = _import(line.name, root)

@@ -33,7 +33,7 @@ from compress.data.tables import (
     explain_empty,
 )
 from compress.data.text_files import (
-    LONGEST,
+    LONGEST_LINE,
     TOO_EXPANSIVE,
     Position,
     limit_unpacked,
@@ -142,11 +142,11 @@ def _bound(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
         if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
             lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
             lengths = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
-            if lengths.max(initial=0) > LONGEST:
+            if lengths.max(initial=0) > LONGEST_LINE:
                 where = f"{path}, row {row + int(lengths.argmax())}, column {name!r}"
                 raise DataError(
                     f"{where}: a cell of {lengths.max():,} bytes; expected at most "
-                    f"{LONGEST:,}."
+                    f"{LONGEST_LINE:,}."
                 )
             sizes += lengths
     cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_CHARACTERS)) + 1

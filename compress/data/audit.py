@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 LOUD: Final = 0.1
 """The share of a split from which a fault is a warning: it then changes a score by
 points."""
-FEW_ROWS: Final = 30
+FEW_ROWS_TO_SCORE: Final = 30
 """A smaller split gets a note: at 30 rows an accuracy of 0.5 is uncertain by 0.18."""
-MOST_TEXTS: Final = 2000
+MOST_TEXTS_AUDITED: Final = 2000
 """Texts on which a tokenizer is measured: they give its share of unknown tokens to
 about a tenth of a point."""
 
@@ -55,7 +55,8 @@ _CONSEQUENCES: Final[Mapping[tuple[str, str], str]] = {
 def audit(data: TaskData) -> TaskData:
     """Add notes on the faults of its splits to a task. DataError if the test split is
     the training split."""
-    splits, task = _splits(data), data.task
+    splits = _splits(data)
+    task = data.task
     keys = {role: row_keys(split) for role, split in splits.items()}
     train = keys["train"]
     trained = (np.sort(train), np.sort(np.concatenate([train, keys["validation"]])))
@@ -82,7 +83,7 @@ def audit(data: TaskData) -> TaskData:
             )
     unit, units = task.unit
     for role, split in splits.items():
-        if role != "train" and (size := task.count_rows(split)) < FEW_ROWS:
+        if role != "train" and (size := task.count_rows(split)) < FEW_ROWS_TO_SCORE:
             notes.append(
                 f"{role} has {size} {units if size > 1 else unit}: each is "
                 f"{100 / size:.0f} points of a score, which is uncertain by up to "
@@ -214,11 +215,13 @@ def describe_splits(
 ) -> tuple[tuple[SplitFacts, ...], tuple[Overlap, ...]]:
     """Describe each split (lengths, classes, repeated rows), and count the rows that
     splits share."""
-    splits, task = _splits(data), data.task
+    splits = _splits(data)
+    task = data.task
     keys = {name: row_keys(split) for name, split in splits.items()}
     facts = []
     for name, split in splits.items():
-        shares, conflicting = {}, 0
+        shares = {}
+        conflicting = 0
         if _is_labelled(task, split):
             counts = task.count_classes(split)
             total = counts.sum() if task.word_labels else len(split)
@@ -246,10 +249,10 @@ def describe_splits(
 def measure_coverage(
     data: TaskData, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> Coverage:
-    """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS of
-    them, evenly spaced."""
+    """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS_AUDITED
+    of them, evenly spaced."""
     chosen = (
-        np.linspace(0, len(data.train) - 1, min(MOST_TEXTS, len(data.train)))
+        np.linspace(0, len(data.train) - 1, min(MOST_TEXTS_AUDITED, len(data.train)))
         .astype(int)
         .tolist()
     )

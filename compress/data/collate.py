@@ -194,10 +194,8 @@ class LengthGrouped(Sampler[int]):
         stretch = np.arange(len(rows)) // (self.batch_size * BATCHES_PER_SORT)
         rows = rows[np.lexsort((-self.lengths[rows], stretch))]
         full = len(rows) // self.batch_size
-        batches, rest = (
-            rows[: full * self.batch_size].reshape(full, self.batch_size),
-            rows[full * self.batch_size :],
-        )
+        batches = rows[: full * self.batch_size].reshape(full, self.batch_size)
+        rest = rows[full * self.batch_size :]
         order = rng.permutation(full)
         if full:
             longest = int(self.lengths[batches[order, 0]].argmax())
@@ -278,12 +276,12 @@ class LanguageSampled(Sampler[list[int]]):
         passes: int,
         seed: int,
     ) -> None:
-        numbers, kinds, lengths = (
-            np.asarray(part),
-            np.asarray(paired),
-            np.asarray(lengths),
-        )
-        self.power, self.passes, self.seed = power, passes, seed
+        numbers = np.asarray(part)
+        kinds = np.asarray(paired)
+        lengths = np.asarray(lengths)
+        self.power = power
+        self.passes = passes
+        self.seed = seed
         self.turns = [
             [
                 (rows, TokenBudget(lengths[rows], budgets[kind], seed=seed))
@@ -353,8 +351,10 @@ class QueryGrouped(Sampler[list[int]]):
         *,
         seed: int,
     ) -> None:
-        self.lengths, self.relevant = np.asarray(lengths), np.asarray(relevance) > 0
-        self.rows, self.seed = rows, seed
+        self.lengths = np.asarray(lengths)
+        self.relevant = np.asarray(relevance) > 0
+        self.rows = rows
+        self.seed = seed
         places = np.unique(np.asarray(query), return_inverse=True)[1]
         order = np.argsort(places, kind="stable")
         self.queries = np.split(order, np.cumsum(np.bincount(places))[:-1])
@@ -397,7 +397,8 @@ class QueryGrouped(Sampler[list[int]]):
         if len(rows) <= self.rows:
             return rows
         rows = rng.permutation(rows)
-        relevant, others = rows[self.relevant[rows]], rows[~self.relevant[rows]]
+        relevant = rows[self.relevant[rows]]
+        others = rows[~self.relevant[rows]]
         relevant = relevant[: max(self.rows // 2, self.rows - len(others))]
         return np.sort(np.concatenate([relevant, others[: self.rows - len(relevant)]]))
 

@@ -33,14 +33,15 @@ from compress.errors import DataError
 if TYPE_CHECKING:
     from compress.data.tables import Table
 
-WORDS = ("tokens", "words")
-TAGS = ("ner_tags", "tags", "labels", "ner", "pos_tags", "upos", "chunk_tags")
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner", "pos_tags", "upos", "chunk_tags")
 """The usual names of the lists of a table, preferred ones first."""
-DOCUMENT = "-DOCSTART-"
+DOCSTART = "-DOCSTART-"
 OUTSIDE = "O"
 OUTSIDES = ("0", "o", "_", "-", "other", "outside", "out", "none", "null", "nil")
 """What others write for O, in lower case."""
-_BEGINS, _ENDS = "BSU", "ESLU"
+_ENTITY_BEGINS = "BSU"
+_ENDS = "ESLU"
 _FORMS = (
     re.compile(r"(?P<prefix>[BIESLUM])-(?P<label>.+)"),
     re.compile(r"(?P<prefix>[BIESLUM])[_:/](?P<label>.+)"),
@@ -72,7 +73,7 @@ def is_conll(path: Path) -> bool:
         columns = _columns(line)
         if (
             not columns
-            or columns[0] == DOCUMENT
+            or columns[0] == DOCSTART
             or (columns[0].startswith("#") and not is_tag(columns[-1]))
         ):
             continue
@@ -201,8 +202,10 @@ def table_columns(
     """Return the columns of lists of words and of lists of tags, as requested or by
     their usual names, if any."""
     lists = [name for name in split.columns if split.has_lists(name)]
-    words = next((name for name in text or WORDS if name in lists), None)
-    tags = next((name for name in ([label] if label else TAGS) if name in lists), None)
+    words = next((name for name in text or WORD_COLUMNS if name in lists), None)
+    tags = next(
+        (name for name in ([label] if label else TAG_COLUMNS) if name in lists), None
+    )
     return (words, tags) if words and tags else None
 
 
@@ -298,7 +301,7 @@ def _sentences(path: Path) -> Iterator[list[_TaggedWord]]:
     rows: list[_TaggedWord] = []
     for number, line in enumerate(lines(path, newline=""), start=1):
         columns = _columns(line)
-        if not columns or columns[0] == DOCUMENT:
+        if not columns or columns[0] == DOCSTART:
             if rows:
                 yield rows
             rows = []
@@ -377,20 +380,22 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     label: after O, or after B-y.
     """
     found: list[Entity] = []
-    open_label, first = None, 0
+    open_label = None
+    first = 0
     for at, tag in enumerate(tags):
         prefix, label = (
             (tag[0], tag[2:])
             if has_prefix(tag)
             else ("S", None if tag == OUTSIDE else tag)
         )
-        if open_label is not None and (prefix in _BEGINS or label != open_label):
+        if open_label is not None and (prefix in _ENTITY_BEGINS or label != open_label):
             found.append(Entity(open_label, first, at))
             open_label = None
         if label is None:
             continue
         if open_label is None:
-            open_label, first = label, at
+            open_label = label
+            first = at
         if prefix in _ENDS:
             found.append(Entity(open_label, first, at + 1))
             open_label = None

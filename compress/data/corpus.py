@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
     from transformers.tokenization_utils_base import CharSpan
 
-ENCODING: Final = "2"
+CORPUS_ENCODING: Final = "2"
 """Part of every cache key; raise it when `encode_corpus` or `build_rows` writes
 something else."""
 
@@ -168,7 +168,8 @@ def load_corpus(source: str) -> Corpus:
         }
         corpus = Corpus.from_parts(path.resolve().name, parts)
     else:
-        path, parallel = sources.local(source), kind == "parallel"
+        path = sources.local(source)
+        parallel = kind == "parallel"
         names = [
             str(file.relative_to(path)) if path.is_dir() else file.name
             for file in files
@@ -337,7 +338,8 @@ def _divide(number: int, document: str) -> Iterator[Passage]:
     for line in lines:
         bounds += [before + end for _, end in _find_sentences(line)]
         before += len(line) + 1
-    first, sentences = 0, len(bounds) - 1
+    first = 0
+    sentences = len(bounds) - 1
     while first < sentences:
         end = first + 1
         while end < sentences and bounds[end] - bounds[first] < LONGEST_PASSAGE:
@@ -447,11 +449,9 @@ def encode_corpus(
         blocks = tokens = document = of_document = 0
         if done:
             table = pa.concat_tables(done)
-            blocks, tokens, document = (
-                len(table),
-                pc.sum(table["length"]).as_py(),
-                table["document"][-1].as_py(),
-            )
+            blocks = len(table)
+            tokens = pc.sum(table["length"]).as_py()
+            document = table["document"][-1].as_py()
             of_document = pc.sum(pc.equal(table["document"], document)).as_py()
         rows = islice(
             _blocks(corpus, tokenizer, template, room, document), of_document, None
@@ -473,7 +473,7 @@ def encode_corpus(
             )
 
     key = cache.digest(
-        ENCODING,
+        CORPUS_ENCODING,
         corpus.fingerprint,
         fingerprint(tokenizer),
         str(max_length),
@@ -532,14 +532,17 @@ def build_rows(
         [dict(options), max_length, seed, limit_tokens], sort_keys=True
     )
     read = (corpus.fingerprint, fingerprint(tokenizer))
-    key = cache.digest("built", ENCODING, name, settings, *read, *source_files(builder))
+    key = cache.digest(
+        "built", CORPUS_ENCODING, name, settings, *read, *source_files(builder)
+    )
     what = f"{name} of {corpus.name}"
 
     parts = corpus.parts or (corpus,)
     share = None if limit_tokens is None else -(-limit_tokens // len(parts))
 
     def rows() -> Iterator[Row]:
-        rng, frame = np.random.default_rng(seed), Frame.from_tokenizer(tokenizer)
+        rng = np.random.default_rng(seed)
+        frame = Frame.from_tokenizer(tokenizer)
         columns: dict[str, bool] = {}
         for number, part in enumerate(parts):
             marks = (

@@ -52,7 +52,7 @@ from compress.data.text_files import Position, lines
 from compress.errors import DataError
 
 DELIMITED: Final = (".tsv", ".csv", ".txt")
-FIXED: Final = {"": ("text",), FASTTEXT: ("text", "label")}
+FIXED_SUFFIXES: Final = {"": ("text",), FASTTEXT: ("text", "label")}
 """The columns of lines that are one text each, and of fastText's."""
 HEADER_CELL: Final = 64
 LONGEST_LITERAL: Final = 100_000
@@ -129,7 +129,7 @@ def _look(path: Path, *, quoted: bool) -> Look:
     found = take_first_rows(
         read_lines(path, dialect), lambda row: count_characters(row.cells)
     )
-    if found and found[0].error and dialect.delimiter not in FIXED:
+    if found and found[0].error and dialect.delimiter not in FIXED_SUFFIXES:
         raise DataError(found[0].error)
     error = next((row.error for row in found if row.error), "")
     notes = (f"{path.name}: {note}",) if note else ()
@@ -141,8 +141,8 @@ def _look(path: Path, *, quoted: bool) -> Look:
 def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header | None:
     """Return the header of a file, by the rules at the top; None if it has none.
     DataError for a title above it."""
-    if look.dialect.delimiter in FIXED or not look.rows:
-        fixed = FIXED.get(look.dialect.delimiter)
+    if look.dialect.delimiter in FIXED_SUFFIXES or not look.rows:
+        fixed = FIXED_SUFFIXES.get(look.dialect.delimiter)
         return Header(fixed, own=False) if fixed else None
     first = look.rows[0]
     names = tuple(cell.strip() for cell in first)

@@ -29,7 +29,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from compress.data.tables import take_first_rows
-from compress.data.text_files import LONGEST, Position, check_line, first_bytes, lines
+from compress.data.text_files import (
+    LONGEST_LINE,
+    Position,
+    check_line,
+    first_bytes,
+    lines,
+)
 from compress.errors import DataError
 
 FASTTEXT: Final = "__label__"
@@ -39,7 +45,7 @@ RECURRING_ROWS: Final = 20
 DELIMITERS: Final = ",;\t|"
 UNCLOSED: Final = "unexpected end of data"
 """What csv.reader says of a quoted cell without an end."""
-NAMES: Final = {
+DELIMITER_NAMES: Final = {
     ",": "commas",
     ";": "semicolons",
     "\t": "tabs",
@@ -135,7 +141,7 @@ class Dialect:
         self, numbered: Iterable[tuple[int, str]], check: Check, place: str
     ) -> Iterator[Line]:
         # global, so only ever raised
-        csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
         feed = _Feed(numbered, check, escaped=self.backslash)
         reader = csv.reader(
             feed,
@@ -262,8 +268,8 @@ class _Feed:
         number, line = numbered
         self.size = len(line) + (self.size if self.taken else 0)
         self.taken.append(numbered)
-        if self.size > LONGEST:
-            raise csv.Error(f"more than {LONGEST:,} characters")
+        if self.size > LONGEST_LINE:
+            raise csv.Error(f"more than {LONGEST_LINE:,} characters")
         if "\0" in line or not line.isascii():
             self.check(line, number)
         return self._unescape(line) if self.escaped else line
@@ -353,7 +359,7 @@ def detect_csv(path: Path) -> tuple[Dialect, str]:
         note = (
             ""
             if len(fitting) == 1
-            else f"took {NAMES[chosen.delimiter]} as the delimiter"
+            else f"took {DELIMITER_NAMES[chosen.delimiter]} as the delimiter"
         )
         return _with_spaces(chosen, begins), note
     variants = [
@@ -406,7 +412,7 @@ def _decide(fitting: Sequence[Dialect], begins: _Beginning, path: Path) -> Diale
     strong = [dialect for dialect in fitting if not _is_punctuation(dialect, begins)]
     if len(fitting) == 1 or len(strong) == 1:
         return (strong or fitting)[0]
-    found = " and ".join(NAMES[dialect.delimiter] for dialect in fitting)
+    found = " and ".join(DELIMITER_NAMES[dialect.delimiter] for dialect in fitting)
     raise DataError(
         f"{path}: {found} both divide every row into the same number of cells. Name "
         f"the delimiter in a first line of its own, such as sep={fitting[0].delimiter}"

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any, Final, Literal
 
 from compress.data.text_files import (
-    LONGEST,
+    LONGEST_LINE,
     TOO_EXPANSIVE,
     decode_lines,
     json_objects,
@@ -214,7 +214,10 @@ class _Counted(io.RawIOBase):
     def __init__(
         self, stream: IO[bytes], where: str, packed: _Counted | None = None
     ) -> None:
-        self.stream, self.where, self.packed, self.total = stream, where, packed, 0
+        self.stream = stream
+        self.where = where
+        self.packed = packed
+        self.total = 0
 
     def readable(self) -> bool:
         return True
@@ -235,7 +238,8 @@ def _plain(lines: Iterator[str]) -> Iterator[str]:
         blank = not line.strip()
         if document and (blank or size + len(line) > LONGEST_DOCUMENT):
             yield "".join(document)
-            document, size = [], 0
+            document = []
+            size = 0
         if not blank:
             document.append(line)
             size += len(line)
@@ -250,7 +254,8 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
     size = 0
     for line in lines:
         if line.startswith("<doc "):
-            article, size = [], 0
+            article = []
+            size = 0
         elif line.startswith("</doc>") and article is not None:
             text = "".join(article).strip()
             if "\n" in text:
@@ -259,9 +264,9 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
         elif article is not None:
             article.append(line)
             size += len(line)
-            if size > LONGEST:
+            if size > LONGEST_LINE:
                 raise DataError(
-                    f"{where}: an article is longer than {LONGEST:,} characters. "
+                    f"{where}: an article is longer than {LONGEST_LINE:,} characters. "
                     "Remove it."
                 )
     if article is not None:
@@ -271,7 +276,7 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
         )
 
 
-_CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
+_LANGUAGE_CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
 """A language code: en, fra, pt_BR."""
 
 
@@ -288,7 +293,7 @@ def find_parallel(source: Path) -> list[Path]:
         path
         for path in source.parent.glob(f"{source.name}.*")
         if kind(path.name) is None
-        and _CODE.fullmatch(path.name.removeprefix(f"{source.name}."))
+        and _LANGUAGE_CODE.fullmatch(path.name.removeprefix(f"{source.name}."))
     ]
     return sorted(sides) if len(sides) == 2 else []
 
@@ -318,7 +323,7 @@ def find_languages(folder: Path) -> dict[str, Path]:
         if (
             len(codes) == (1 if path.is_dir() else 2)
             and (path.is_dir() or sides)
-            and all(map(_CODE.fullmatch, codes))
+            and all(map(_LANGUAGE_CODE.fullmatch, codes))
         ):
             found[name] = source
         elif path.is_dir() or kind(path.name):

@@ -38,14 +38,14 @@ from compress.data.task import Task, UnsavedTask
 from compress.errors import DataError, did_you_mean
 from compress.kinds import find
 
-QUERIES: Final = ("query", "anchor", "question")
+QUERY_NAMES: Final = ("query", "anchor", "question")
 """Metrics of pairs; the others are those of retrieval."""
-HELD_OUT: Final = 0.1
-FEWEST: Final = 50
-MOST: Final = 1000
-"""Texts alone to hold out: at least FEWEST, but not more than half, and at most
-MOST."""
-LARGEST: Final[Mapping[Role, tuple[int, int]]] = {
+PAIRS_HELD_OUT: Final = 0.1
+FEWEST_PAIRS: Final = 50
+MOST_HELD_OUT: Final = 1000
+"""Texts alone to hold out: at least FEWEST_PAIRS, but not more than half, and at most
+MOST_HELD_OUT."""
+MOST_SCORED: Final[Mapping[Role, tuple[int, int]]] = {
     "validation": (1000, 4000),
     "test": (10_000, 50_000),
 }
@@ -53,7 +53,7 @@ LARGEST: Final[Mapping[Role, tuple[int, int]]] = {
 vectors."""
 PASSAGE: Final = 400
 """Characters up to which sentences of a document are joined to a passage."""
-SCHEMA: Final = pa.schema(
+GROUP_SCHEMA: Final = pa.schema(
     {
         "text": pa.string(),
         "related": pa.list_(pa.int64()),
@@ -160,7 +160,8 @@ class EmbeddingTexts:
     ) -> EmbeddingTexts:
         """Keep these judged texts with the texts they are judged with, and add random
         passages up to `passages`."""
-        queries, part = sorted(queries), EmbeddingTexts()
+        queries = sorted(queries)
+        part = EmbeddingTexts()
 
         def add(number: int) -> int:
             new = part.add(self.texts[number])
@@ -196,9 +197,9 @@ class EmbeddingTexts:
             yield pa.record_batch(
                 [
                     pa.array(cells, kind.type)
-                    for cells, kind in zip(columns, SCHEMA, strict=True)
+                    for cells, kind in zip(columns, GROUP_SCHEMA, strict=True)
                 ],
-                schema=SCHEMA,
+                schema=GROUP_SCHEMA,
             )
 
 
@@ -226,7 +227,7 @@ def load_embedding(
     if "validation" not in parts:
         parts["validation"], held_out = _hold_out(parts["train"], source, rng)
         notes.append(f"no validation split: held out {held_out} (seed {seed})")
-    for role, (queries, passages) in LARGEST.items():
+    for role, (queries, passages) in MOST_SCORED.items():
         part = parts.get(role)
         if (
             part is not None
@@ -358,7 +359,7 @@ def _read_table(
     split: Table, text: Sequence[str] | None, label: str | None
 ) -> EmbeddingTexts:
     plain = {schema.plain(name): name for name in split.columns}
-    query = next((plain[name] for name in QUERIES if name in plain), None)
+    query = next((plain[name] for name in QUERY_NAMES if name in plain), None)
     positives = [name for key, name in plain.items() if key.startswith("positive")]
     if text is None and query is not None and positives:
         negatives = [name for key, name in plain.items() if key.startswith("negative")]
@@ -410,7 +411,8 @@ def _read_judgements(
 ) -> EmbeddingTexts:
     """Read rows of a query, a passage, and its relevance, a teacher's score, or
     both."""
-    part, names = EmbeddingTexts(), [name for name in (relevance, scores) if name]
+    part = EmbeddingTexts()
+    names = [name for name in (relevance, scores) if name]
     about = {
         relevance: "relevance of the passage, 0 if it is irrelevant",
         scores: "teacher's score of the passage",
@@ -420,7 +422,8 @@ def _read_judgements(
             _number(cell, place, name, about[name])
             for name, cell in zip(names, cells, strict=True)
         ]
-        one, other = part.add(asked), part.add(found)
+        one = part.add(asked)
+        other = part.add(found)
         if one is not None and other is not None:
             part.passages.add(other)
             part.judge(
@@ -468,7 +471,8 @@ def _read_queries(
     split: Table, query: str, positives: Sequence[str], negatives: Sequence[str]
 ) -> EmbeddingTexts:
     """Read rows of a query, relevant passages and irrelevant ones."""
-    part, columns = EmbeddingTexts(), [query, *positives, *negatives]
+    part = EmbeddingTexts()
+    columns = [query, *positives, *negatives]
     for batch in split.read(columns):
         for first, *others in zip(
             *(batch[name].to_pylist() for name in columns), strict=True
@@ -500,7 +504,8 @@ def _read_beir(found: Retrieval, source: str) -> dict[Role, EmbeddingTexts]:
 def _read_judged(
     found: Retrieval, judged: Mapping[str, Mapping[str, float]], place: str | Path
 ) -> EmbeddingTexts:
-    part, numbers = EmbeddingTexts(), dict[str, int]()
+    part = EmbeddingTexts()
+    numbers = dict[str, int]()
     for name, passage in found.corpus.items():
         if (number := part.add(passage)) is not None:
             numbers[name] = number
@@ -522,7 +527,7 @@ def _hold_out(
     return how many, in words."""
     if judged := part.scorable().judged:
         queries = rng.permutation(sorted(judged))
-        count = max(1, round(HELD_OUT * len(queries)))
+        count = max(1, round(PAIRS_HELD_OUT * len(queries)))
         if len(queries) < 2:
             raise DataError(
                 f"{source}: a single judged text cannot be held out; add a validation "
@@ -532,7 +537,9 @@ def _hold_out(
         description = f"{count:,} of {len(queries):,} judged texts"
     else:
         count = min(
-            MOST, max(FEWEST, round(HELD_OUT * len(part.texts))), len(part.texts) // 2
+            MOST_HELD_OUT,
+            max(FEWEST_PAIRS, round(PAIRS_HELD_OUT * len(part.texts))),
+            len(part.texts) // 2,
         )
         chosen = sorted(rng.permutation(len(part.texts))[:count].tolist())
         held_out = _read_texts(part.texts[number] for number in chosen)

@@ -549,7 +549,8 @@ def _make_row(
                 "to stand for it. Leave empty texts out, or set pad_token in its "
                 f"{TOKENIZER_CONFIG}"
             )
-        ids, types = [settings.pad_token_id], [0]
+        ids = [settings.pad_token_id]
+        types = [0]
     row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
     if settings.token_types:
         row["token_type_ids"] = types

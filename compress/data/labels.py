@@ -62,7 +62,7 @@ Labels = NDArray[np.int64] | NDArray[np.float32]
 
 _BLANK: Final = pa.array(["", "nan", "-1", "-1.0"])
 _TRUE: Final = pa.array(["1", "1.0", "true"])
-_FLAGS: Final = pa.array(["0", "0.0", "false", *_TRUE.to_pylist()])
+_FLAG_VALUES: Final = pa.array(["0", "0.0", "false", *_TRUE.to_pylist()])
 _PLAIN = re.compile(r"[-+]?(0|[1-9]\d*|(?=\.))(\.\d+)?(e[-+]\d+)?")
 _WHOLE = re.compile(r"-?(0|[1-9]\d*)(\.0)?")
 _QUANTITY = re.compile(r"[-+]?[$€£¥]?\s?\d[\d.,'\s]*[%$€£¥]?")
@@ -247,7 +247,7 @@ def label_column(
     )
     labels = LabelColumn(split.place, _name_flags(flags, names, blank), split.first)
     for name, column in zip(names, trimmed, strict=True):
-        invalid = ~np.asarray(pc.is_in(column, value_set=_FLAGS)) & ~blank
+        invalid = ~np.asarray(pc.is_in(column, value_set=_FLAG_VALUES)) & ~blank
         if invalid.any():
             value = column[int(invalid.argmax())].as_py()
             raise DataError(
@@ -344,7 +344,7 @@ def _learn_lists(
         and labels.typed == "number"
         and len(lengths) == 1
         and lengths[0] > 1
-        and items <= set(_FLAGS.to_pylist())
+        and items <= set(_FLAG_VALUES.to_pylist())
     )
     if flags:
         declared = [str(place) for place in range(lengths[0])]
@@ -387,7 +387,7 @@ def _read_flags(labels: LabelColumn, names: Sequence[str]) -> LabelColumn:
         pc.fill_null(pc.list_value_length(labels.cells), len(names))
     ) != len(names)
     flat = pc.fill_null(pc.list_flatten(labels.cells), "")
-    valid = np.asarray(pc.is_in(flat, value_set=_FLAGS))
+    valid = np.asarray(pc.is_in(flat, value_set=_FLAG_VALUES))
     if not valid.all() and not wrong.any():
         wrong[np.asarray(pc.list_parent_indices(labels.cells))[~valid]] = True
     if wrong.any():

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from compress.data.task import Task
 
-SAMPLE: Final = 2000
+ROWS_SAMPLED: Final = 2000
 """Rows whose lengths are measured."""
-STEP: Final = 64
+LENGTH_STEP: Final = 64
 """Lengths are multiples of this, which suits files of a fixed length."""
 READ_WHOLE: Final = 0.99
 """Share of the rows that are read whole, if the longest length allows it."""
-LONGEST: Final = 512
+LONGEST_CHOSEN: Final = 512
 """The longest length that is chosen: BERT's positions. Attention takes time in
 proportion to the square of it."""
-MEASURED: Final = 4096
+MOST_COUNTED: Final = 4096
 """The most tokens that are counted."""
 
 
@@ -61,7 +61,7 @@ class RowLengths:
         teacher_length: int | None = None,
         seed: int,
     ) -> RowLengths:
-        """Measure up to SAMPLE rows of a split.
+        """Measure up to ROWS_SAMPLED rows of a split.
 
         positions       tokens that the model has positions for, if limited
         teacher_length  tokens that a sentence encoder reads, if its checkpoint says so
@@ -73,29 +73,29 @@ class RowLengths:
             limit = teacher_length
         longest = min(
             task.longest_row,
-            positions or LONGEST,
-            limit or LONGEST,
+            positions or LONGEST_CHOSEN,
+            limit or LONGEST_CHOSEN,
         )
-        if len(split) > SAMPLE:
+        if len(split) > ROWS_SAMPLED:
             split = split.select(
                 np.sort(
                     np.random.default_rng(seed).choice(
-                        len(split), SAMPLE, replace=False
+                        len(split), ROWS_SAMPLED, replace=False
                     )
                 )
             )
         rows = encode(
             split,
             encoder,
-            longest if task.tokenwise else MEASURED,
+            longest if task.tokenwise else MOST_COUNTED,
             preparation=task.preparation,
         )
         read = None
         if task.usual_length is not None:
             read = min(
                 teacher_length or task.usual_length,
-                positions or MEASURED,
-                limit or MEASURED,
+                positions or MOST_COUNTED,
+                limit or MOST_COUNTED,
             )
         return RowLengths(
             np.asarray(rows["length"][:]), longest, task.tokenwise, read, limit
@@ -103,9 +103,11 @@ class RowLengths:
 
     @property
     def fitting(self) -> int:
-        """Return the smallest multiple of STEP that READ_WHOLE of the rows fit, at
-        least what the teacher embeds."""
-        needed = STEP * math.ceil(float(np.quantile(self.tokens, READ_WHOLE)) / STEP)
+        """Return the smallest multiple of LENGTH_STEP that READ_WHOLE of the rows fit,
+        at least what the teacher embeds."""
+        needed = LENGTH_STEP * math.ceil(
+            float(np.quantile(self.tokens, READ_WHOLE)) / LENGTH_STEP
+        )
         return min(max(needed, self.teacher_length or 0), self.longest)
 
     def share_cut(self, max_length: int) -> float:

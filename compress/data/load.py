@@ -26,14 +26,14 @@ from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
 
-HELD_OUT: Final = 0.1
+SHARE_HELD_OUT: Final = 0.1
 """The share of the training rows that becomes the validation split of a source without
 one."""
 
 DETECTED: Final = ("ranking", "embedding", "qa", "tagging")
 """The kinds that a source shows, in the order in which they are looked for; others show
 in the labels."""
-TABLES: Final = (".jsonl", ".ndjson", ".parquet")
+TABLE_SUFFIXES: Final = (".jsonl", ".ndjson", ".parquet")
 """Files that are always tables."""
 
 
@@ -202,7 +202,8 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
             )
         notes.append(_held_out_note(held_out, request.seed))
         masks = {"train": ~held_out, "validation": held_out}
-        splits["validation"], encoded["validation"] = splits["train"], encoded["train"]
+        splits["validation"] = splits["train"]
+        encoded["validation"] = encoded["train"]
     batches = {
         role: _batches(split.table, encoded.get(role), masks.get(role))
         for role, split in splits.items()
@@ -330,7 +331,7 @@ def hold_out(encoded: Labels, task: Task, seed: int) -> NDArray[np.bool_]:
     if task.one_label:
         _, classes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
         order = order[counts[classes[order]] > 1]
-    step = round(1 / HELD_OUT)
+    step = round(1 / SHARE_HELD_OUT)
     mask = np.zeros(len(encoded), bool)
     if len(order) > 1:
         mask[order[rng.integers(min(step, len(order))) :: step]] = True
@@ -393,7 +394,7 @@ def read_annotated_files(
 
 
 def _is_table(path: Path) -> bool:
-    return path.suffix.lower() in TABLES or (
+    return path.suffix.lower() in TABLE_SUFFIXES or (
         path.suffix.lower() == ".json" and head(path).lstrip().startswith("[")
     )
 
@@ -489,7 +490,7 @@ def with_validation(
         )
     held_out = np.isin(
         np.asarray(splits["train"].groups),
-        numbers[: max(1, round(HELD_OUT * len(numbers)))],
+        numbers[: max(1, round(SHARE_HELD_OUT * len(numbers)))],
     )
     notes.append(_held_out_note(held_out, seed))
     tables["validation"] = tables["train"].filter(pa.array(held_out))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-ROWS_PER_CALL: Final = 10_000
+ROWS_PER_MASK: Final = 10_000
 
 _UNUSED: Final = re.compile(r"[\[<]unused_?\d+[\]>]")
 _INSIDE: Final = "##"
@@ -42,8 +42,10 @@ class Template:
         DataError."""
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer(*["a"] * texts)
-        ids, types = whole["input_ids"], whole.get("token_type_ids")
-        starts, end = [], 0
+        ids = whole["input_ids"]
+        types = whole.get("token_type_ids")
+        starts = []
+        end = 0
         cuts = []
         for _ in range(texts):
             start = next(
@@ -199,7 +201,7 @@ def count_tokens(rows: Dataset, vocabulary: int) -> LongTensor:
     `input_ids`: (V,)."""
     total = np.zeros(vocabulary, np.int64)
     for table in (
-        rows.select_columns(["input_ids"]).with_format("arrow").iter(ROWS_PER_CALL)
+        rows.select_columns(["input_ids"]).with_format("arrow").iter(ROWS_PER_MASK)
     ):
         for chunk in table["input_ids"].chunks:
             counts = np.bincount(

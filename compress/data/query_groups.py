@@ -1,9 +1,9 @@
 """Group the texts of an embedding task for losses that compare queries with passages.
 
-A group is a query, one of its relevant passages, and up to MOST others that are judged
-irrelevant, or all that a teacher has scored; a query has as many groups as relevant
-passages, which share out the irrelevant ones. A text may be in several groups. Queries
-without a relevant passage are left out.
+A group is a query, one of its relevant passages, and up to MOST_IRRELEVANT others that
+are judged irrelevant, or all that a teacher has scored; a query has as many groups as
+relevant passages, which share out the irrelevant ones. A text may be in several groups.
+Queries without a relevant passage are left out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from compress.data import cache
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ENCODING: Final = "1"
+GROUPS_ENCODING: Final = "1"
 """Part of every cache key: raise it when groups are made differently."""
-MOST: Final = 7
+MOST_IRRELEVANT: Final = 7
 """The most irrelevant passages of a group, which then has 9 texts."""
-ROWS_PER_WRITE: Final = 1000
+GROUPS_PER_WRITE: Final = 1000
 
 
 class _Member(NamedTuple):
@@ -55,12 +55,13 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
 
     Raises DataError if no text of the split has a relevant passage.
     """
-    key = cache.digest("groups", ENCODING, split._fingerprint, rows._fingerprint)
+    key = cache.digest("groups", GROUPS_ENCODING, split._fingerprint, rows._fingerprint)
     scored = any(map(len, split["scores"][:]))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        members, numbers = _members(split), count()
-        while some := list(islice(members, ROWS_PER_WRITE)):
+        members = _members(split)
+        numbers = count()
+        while some := list(islice(members, GROUPS_PER_WRITE)):
             table: pa.Table = rows.with_format("arrow")[
                 [member.text for member in some]
             ].drop_columns("index")
@@ -100,5 +101,5 @@ def _members(split: Dataset) -> Iterator[_Member]:
         for number, found in enumerate(relevant):
             group = next(groups)
             yield _Member(group, asker, asker, 0.0, 0.0)
-            for other in (found, *others[number :: len(relevant)][:MOST]):
+            for other in (found, *others[number :: len(relevant)][:MOST_IRRELEVANT]):
                 yield _Member(group, other[0], asker, other[1], other[2])

@@ -51,7 +51,7 @@ from compress.errors import DataError
 
 NEGATIVES: Final = 8
 """Passages added to each query if no irrelevant ones are given."""
-QUERIES: Final = ("query", "question")
+RANKING_QUERY_NAMES: Final = ("query", "question")
 PASSAGES: Final = (
     "passage",
     "document",
@@ -70,7 +70,7 @@ TEACHERS: Final = (
     "prediction",
 )
 
-_SCHEMA: Final = pa.schema(
+_RANKING_SCHEMA: Final = pa.schema(
     {
         "text": pa.string(),
         "text_pair": pa.string(),
@@ -151,7 +151,8 @@ def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings
             return _from_retrieval(retrieval, name)
     opened = sources.find(source, [*(text or ()), *([label] if label else [])])
     columns = _choose(opened.train, text, label)
-    notes, splits = list(opened.notes), dict[Role, Examples]()
+    notes = list(opened.notes)
+    splits = dict[Role, Examples]()
     candidates: list[tuple[Role, Table]] = [("train", opened.train)]
     candidates += [("validation", split) for split in opened.validation] + [
         ("test", split) for split in opened.test
@@ -204,7 +205,8 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
     """
     labels = table["label"].to_numpy()
     queries, places = np.unique(table["query"].to_numpy(), return_inverse=True)
-    highest, lowest = np.full(len(queries), -np.inf), np.full(len(queries), np.inf)
+    highest = np.full(len(queries), -np.inf)
+    lowest = np.full(len(queries), np.inf)
     np.maximum.at(highest, places, labels)
     np.minimum.at(lowest, places, labels)
     scorable = (highest > 0) & (highest > lowest)
@@ -237,7 +239,8 @@ def _is_table(path: Path) -> bool:
     except DataError:  # reading the file explains it
         return False
     if all(
-        known & set(names) for names in (QUERIES, PASSAGES, (RELEVANCES[0], *TEACHERS))
+        known & set(names)
+        for names in (RANKING_QUERY_NAMES, PASSAGES, (RELEVANCES[0], *TEACHERS))
     ):
         return True
     return {"query", "positive"} <= known and not known & set(schema.LABELS)
@@ -254,7 +257,7 @@ def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Col
             "passages; name both."
         )
     query, passage = text or (
-        next((found[name] for name in QUERIES if name in found), None),
+        next((found[name] for name in RANKING_QUERY_NAMES if name in found), None),
         None,
     )
     teacher = next(
@@ -312,7 +315,8 @@ def _rows(split: Table, columns: _Columns) -> Iterator[Pair]:
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
             row += 1
-            place, numbers = f"{split.place}, row {row}", dict[str, float]()
+            place = f"{split.place}, row {row}"
+            numbers = dict[str, float]()
             for name in reversed(columns.numbers):
                 cell = passages.pop()
                 value = number(cell) if isinstance(cell, str) else None
@@ -389,8 +393,9 @@ def _examples(pairs: Iterable[Pair], place: str) -> Examples:
         for pair in passages.values()
     ]
     table = pa.table(
-        [pa.array(column) for column in zip(*rows, strict=True)], names=_SCHEMA.names
-    ).cast(_SCHEMA)
+        [pa.array(column) for column in zip(*rows, strict=True)],
+        names=_RANKING_SCHEMA.names,
+    ).cast(_RANKING_SCHEMA)
     if table["teacher"].null_count:
         table = table.drop_columns("teacher")
     notes: tuple[str, ...] = ()

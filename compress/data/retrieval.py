@@ -29,7 +29,7 @@ from compress.data import squad
 from compress.data.schema import number
 from compress.data.sources import Role, by_role, is_beir, split_word
 from compress.data.text_files import json_objects, lines
-from compress.data.vector_index import BLOCK, take_best
+from compress.data.vector_index import INDEX_BLOCK, take_best
 from compress.errors import DataError
 
 K1: Final = 1.2
@@ -60,9 +60,8 @@ def read_beir(folder: Path) -> Retrieval:
             f"{folder}: expected a folder with corpus.jsonl, queries.jsonl and "
             "qrels/train.tsv, as BEIR lays them out."
         )
-    queries, corpus = (
-        dict(_texts(folder / name)) for name in ("queries.jsonl", "corpus.jsonl")
-    )
+    queries = dict(_texts(folder / "queries.jsonl"))
+    corpus = dict(_texts(folder / "corpus.jsonl"))
     notes: list[str] = []
     qrels: dict[Role, Judgements] = {}
     files = sorted((folder / "qrels").glob("*.tsv"))
@@ -111,10 +110,8 @@ def read_beir(folder: Path) -> Retrieval:
                 f"{file}: left out {len(empty):,} of {len(texts):,} entries that have "
                 "no text"
             )
-    queries, corpus = (
-        {name: text for name, text in texts.items() if text}
-        for texts in (queries, corpus)
-    )
+    queries = {name: text for name, text in queries.items() if text}
+    corpus = {name: text for name, text in corpus.items() if text}
     return Retrieval(folder.resolve().name, queries, corpus, qrels, tuple(notes))
 
 
@@ -174,7 +171,8 @@ class WordIndex:
             raise DataError(
                 f"BM25: the passages have no words ({error}); check their texts."
             ) from error
-        passages, lengths = counts.shape[0], np.asarray(counts.sum(axis=1)).ravel()
+        passages = counts.shape[0]
+        lengths = np.asarray(counts.sum(axis=1)).ravel()
         containing = np.bincount(counts.indices, minlength=counts.shape[1])
         rarity = np.log1p((passages - containing + 0.5) / (containing + 0.5))
         saturation = K1 * (1 - B + B * lengths / lengths.mean())
@@ -192,12 +190,12 @@ class WordIndex:
         corpus, and their scores (Q, k); k is at most the number of passages.
         """
         passages = self.weights.shape[0]
-        k, step = min(k, passages), max(1, BLOCK // passages)
-        words, weights = self.words.transform(queries), self.weights.T.tocsr()
-        best, scores = (
-            np.zeros((len(queries), k), np.int64),
-            np.zeros((len(queries), k), np.float32),
-        )
+        k = min(k, passages)
+        step = max(1, INDEX_BLOCK // passages)
+        words = self.words.transform(queries)
+        weights = self.weights.T.tocsr()
+        best = np.zeros((len(queries), k), np.int64)
+        scores = np.zeros((len(queries), k), np.float32)
         for start in range(0, len(queries), step):
             for n, row in enumerate(
                 (words[start : start + step] @ weights).toarray(), start=start
@@ -219,7 +217,9 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the id and the text of every line of a BEIR jsonl file."""
     seen: set[str] = set()
     for place, row in json_objects(lines(path), str(path)):
-        name, text, title = (row.get(key) for key in ("_id", "text", "title"))
+        name = row.get("_id")
+        text = row.get("text")
+        title = row.get("title")
         if (
             not isinstance(name, str | int)
             or not isinstance(text, str)

@@ -15,7 +15,7 @@ from compress.errors import DataError, did_you_mean
 if TYPE_CHECKING:
     from compress.data.tables import Cell, Table
 
-PAIRS: Final = (
+PAIR_COLUMNS: Final = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
     ("question1", "question2"),
@@ -90,7 +90,7 @@ CHATS: Final = (
 """Names of columns of lists of objects that annotation tools and language models
 write."""
 _KNOWN: Final = frozenset(
-    (*SINGLES, *LABELS, *(name for pair in PAIRS for name in pair))
+    (*SINGLES, *LABELS, *(name for pair in PAIR_COLUMNS for name in pair))
 )
 
 
@@ -226,7 +226,7 @@ def choose_text(
         for name in split.columns
         if name not in labels and not split.has_lists(name)
     }
-    for first, second in PAIRS:
+    for first, second in PAIR_COLUMNS:
         if first in columns and second in columns:
             return (columns[first], columns[second]), ()
     singles = [columns[name] for name in SINGLES if name in columns]

@@ -45,8 +45,8 @@ Role = Literal["train", "validation", "test"]
 CorpusKind = Literal["pydoc", "parallel", "languages", "local", "hub"]
 Item = TypeVar("Item")
 
-EMBEDDED: Final = {"intents": Path(__file__).with_name("resources") / "intents"}
-WORDS: Final[Mapping[str, Role]] = {
+EMBEDDED_DATA: Final = {"intents": Path(__file__).with_name("resources") / "intents"}
+SPLIT_WORDS: Final[Mapping[str, Role]] = {
     "train": "train",
     "validation": "validation",
     "valid": "validation",
@@ -133,8 +133,8 @@ def local(source: str) -> Path:
     """Return the path that a source may name. DataError if it cannot be a path."""
     if not source.strip() or "\0" in source:
         raise _no_source(source)
-    if source in EMBEDDED:
-        return EMBEDDED[source]
+    if source in EMBEDDED_DATA:
+        return EMBEDDED_DATA[source]
     try:
         return Path(source).expanduser()
     except RuntimeError as error:  # ~user without a home directory
@@ -204,13 +204,16 @@ def _split_files(source: str) -> dict[Role, Path]:
     files: dict[Role, Path] = {}
     for part in re.split(r",(?=\w+=)", source):
         word, _, name = part.partition("=")
-        if word not in WORDS:
-            raise DataError(f"{source}: no split {word!r}.{did_you_mean(word, WORDS)}")
-        if WORDS[word] in files:
+        if word not in SPLIT_WORDS:
             raise DataError(
-                f"{source}: names two files for the {WORDS[word]} split; expected one."
+                f"{source}: no split {word!r}.{did_you_mean(word, SPLIT_WORDS)}"
             )
-        files[WORDS[word]] = path = local(name)
+        if SPLIT_WORDS[word] in files:
+            raise DataError(
+                f"{source}: names two files for the {SPLIT_WORDS[word]} split; "
+                "expected one."
+            )
+        files[SPLIT_WORDS[word]] = path = local(name)
         with reading(name):
             if not path.exists():
                 raise DataError(f"{source}: {name}: no such file.{_neighbours(path)}")
@@ -225,7 +228,7 @@ def _split_files(source: str) -> dict[Role, Path]:
 def by_role(parts: Iterable[tuple[str, Item]]) -> dict[Role, list[Item]]:
     """Group parts by the split that their names contain, preferred names first; leave
     out parts without one."""
-    order = list(WORDS)
+    order = list(SPLIT_WORDS)
     ranked = [
         (order.index(word), stem != word, stem, part)
         for stem, part in parts
@@ -233,13 +236,13 @@ def by_role(parts: Iterable[tuple[str, Item]]) -> dict[Role, list[Item]]:
     ]
     groups: dict[Role, list[Item]] = {}
     for rank, *_, part in sorted(ranked, key=lambda entry: entry[:3]):
-        groups.setdefault(WORDS[order[rank]], []).append(part)
+        groups.setdefault(SPLIT_WORDS[order[rank]], []).append(part)
     return groups
 
 
 def split_word(name: str) -> str | None:
     """Return the word that names a split in a file or split name."""
-    words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS]
+    words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS]
     return words[-1] if words else None
 
 
@@ -261,7 +264,8 @@ def find(source: str, columns: Sequence[str]) -> Source:
     name, notes = source, ()  # type: str, tuple[str, ...]
     if (local_splits := local_files(source)) is None:
         hub, notes = load_hub_splits(source)
-        splits, description = by_role(hub.items()), f"splits {', '.join(hub)}"
+        splits = by_role(hub.items())
+        description = f"splits {', '.join(hub)}"
     else:
         name, files = local_splits
         description = ""
@@ -340,8 +344,10 @@ def load_hub_splits(source: str) -> tuple[dict[str, Table], tuple[str, ...]]:
     path, _, configuration = source.partition(":")
     suite, _, task = path.partition("/")
     if suite in SUITES and task:
-        path, configuration = SUITES[suite], task
-    before, reached = config.HF_HUB_OFFLINE, is_hub_reachable()
+        path = SUITES[suite]
+        configuration = task
+    before = config.HF_HUB_OFFLINE
+    reached = is_hub_reachable()
     # `datasets` reads the environment only when it is imported
     config.HF_HUB_OFFLINE = not reached
     try:

@@ -111,10 +111,8 @@ def _read_json(data: _Place) -> Iterator[_Question]:
                     )
                     for answer in (qa.items("answers") if "answers" in qa.value else ())
                 ]
-                impossible, name = (
-                    qa.value.get("is_impossible") is True,
-                    qa.value.get("id"),
-                )
+                impossible = qa.value.get("is_impossible") is True
+                name = qa.value.get("id")
                 question = qa.get("question", str).value
                 yield _Question(
                     name and str(name),
@@ -149,7 +147,8 @@ def _read_rows(split: Table) -> Iterator[_Question]:
     for batch in split.read([*COLUMNS, *others]):
         for row in batch.to_pylist():
             question, context, texts, starts = (row[name] for name in COLUMNS)
-            texts, starts = texts or [], starts or []
+            texts = texts or []
+            starts = starts or []
             whole_numbers = all(
                 start is not None and start.removeprefix("-").isdigit()
                 for start in starts
@@ -167,10 +166,8 @@ def _read_rows(split: Table) -> Iterator[_Question]:
                     f"{str(row)[:200]}. Correct or remove the row."
                 )
             answers = list(zip(texts, map(int, starts), strict=True))
-            impossible, article = (
-                row.get("is_impossible") == "true",
-                row.get("title") or context,
-            )
+            impossible = row.get("is_impossible") == "true"
+            article = row.get("title") or context
             yield _Question(
                 row.get("id"), question, context, answers, impossible, article, context
             )
@@ -181,7 +178,8 @@ def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples
     rows: list[dict[str, Any]] = []
     articles: list[object] = []
     paragraphs: list[object] = []
-    any_marked, lost = False, 0
+    any_marked = False
+    lost = 0
     for each in questions:
         any_marked |= each.impossible
         answers = [] if each.impossible else _find_answers(each)
@@ -240,10 +238,8 @@ def _nearest(context: str, text: str, start: int) -> int:
     there is none."""
     if start >= 0 and context.startswith(text, start):
         return start
-    before, after = (
-        context.rfind(text, 0, max(0, start) + len(text)),
-        context.find(text, max(0, start)),
-    )
+    before = context.rfind(text, 0, max(0, start) + len(text))
+    after = context.find(text, max(0, start))
     return min(
         (at for at in (before, after) if at >= 0),
         key=lambda at: abs(at - start),

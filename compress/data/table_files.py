@@ -145,7 +145,8 @@ def _has_object_lines(path: Path) -> bool:
     if not head(path).lstrip().startswith("{"):
         return False
     filled = filter(str.strip, lines(path, longest=LARGEST_LIST))
-    first, second = next(filled, ""), next(filled, "")
+    first = next(filled, "")
+    second = next(filled, "")
     try:
         return second.lstrip().startswith("{") and isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):

@@ -34,7 +34,7 @@ CellKind = Literal["number", "text"]
 Record = Mapping[str, Any]
 Item = TypeVar("Item")
 
-SHOWN: Final = 40
+COLUMNS_SHOWN: Final = 40
 """Columns listed in a message."""
 BATCH_ROWS: Final = 10_000
 BATCH_CHARACTERS: Final = 16_000_000
@@ -159,10 +159,10 @@ class Table:
         """List the columns with an example each, one per line, for messages that ask
         the user to choose."""
         listed = []
-        for name in self.columns[:SHOWN]:
+        for name in self.columns[:COLUMNS_SHOWN]:
             text = repr(next((cell for cell in self.sample[name] if cell), ""))
             listed.append(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}")
-        more = len(self.columns) - SHOWN
+        more = len(self.columns) - COLUMNS_SHOWN
         listed += [f"  and {more:,} more"] if more > 0 else []
         return "\n".join(
             [

@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from compress.errors import DataError
 
-LONGEST: Final = 16 * 2**20
+LONGEST_LINE: Final = 16 * 2**20
 """Characters of a line, a cell or a document; a longer one is a file without line ends,
 or an attack."""
-LARGEST: Final = 256 * 2**20
+LARGEST_FILE: Final = 256 * 2**20
 """Bytes of a file that is read as a whole; SQuAD 2.0 has 42 million."""
 
-SMALL: Final = 16 * 2**20
+SMALL_FILE: Final = 16 * 2**20
 MOST_EXPANSION: Final = 100
 """Larger compressed texts never unpack to this many times their size: prose to 4, the
 most repetitive log to 50."""
@@ -57,7 +57,7 @@ class Position:
 
 def limit_unpacked(packed: int) -> int:
     """Return how many bytes a number of compressed bytes may unpack to."""
-    return max(SMALL, MOST_EXPANSION * packed)
+    return max(SMALL_FILE, MOST_EXPANSION * packed)
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def refuse_special(path: Path) -> None:
         )
 
 
-def refuse_large(path: Path, remedy: str, most: int = LARGEST) -> None:
+def refuse_large(path: Path, remedy: str, most: int = LARGEST_FILE) -> None:
     """Refuse a file that is too large to be read as a whole, as its format requires."""
     refuse_special(path)
     if (size := path.stat().st_size) > most:
@@ -98,7 +98,7 @@ def refuse_large(path: Path, remedy: str, most: int = LARGEST) -> None:
         )
 
 
-def whole(path: Path, remedy: str, most: int = LARGEST) -> str:
+def whole(path: Path, remedy: str, most: int = LARGEST_FILE) -> str:
     """Read a file as a whole. DataError, with `remedy`, if it is too large."""
     with reading(path):
         refuse_large(path, remedy, most)
@@ -108,7 +108,7 @@ def whole(path: Path, remedy: str, most: int = LARGEST) -> str:
 def lines(
     path: Path,
     newline: str = "\n",
-    longest: int = LONGEST,
+    longest: int = LONGEST_LINE,
     *,
     checked: bool = True,
     position: Position | None = None,
@@ -144,7 +144,7 @@ def decode_lines(
     place: str,
     *,
     newline: str = "\n",
-    longest: int = LONGEST,
+    longest: int = LONGEST_LINE,
     cut: bool = False,
     checked: bool = True,
 ) -> Iterator[str]:
@@ -161,7 +161,8 @@ def decode_lines(
     # Bytes that are not UTF-8 become surrogates, which valid UTF-8 never contains, so
     # that their line is known.
     errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
-    number, before = 1, 0
+    number = 1
+    before = 0
     with io.TextIOWrapper(stream, encoding, errors=errors, newline=newline) as text:
         try:
             while line := text.readline(longest + (not cut)):
@@ -274,7 +275,8 @@ def parse_json(
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        problem, line = f"not JSON: {error.msg}", line or error.lineno
+        problem = f"not JSON: {error.msg}"
+        line = line or error.lineno
     except RecursionError:
         problem = "JSON is nested too deeply"
     except _DuplicateKeyError as error:

@@ -13,7 +13,7 @@ from typing import Final
 from compress.errors import CompressError, did_you_mean
 
 QUERY: Final = "query"
-DOCUMENT: Final = "document"
+DOCUMENT_PROMPT: Final = "document"
 """The names of the prompts of texts that search, and of texts that are searched."""
 
 
@@ -42,7 +42,7 @@ class TextPreparation:
             return ""
         if chosen in self.prompts:
             return self.prompts[chosen]
-        if chosen in (QUERY, DOCUMENT):
+        if chosen in (QUERY, DOCUMENT_PROMPT):
             return ""
         raise CompressError(
             f"prompt {chosen!r}: this model has no prompt of that "
@@ -52,12 +52,12 @@ class TextPreparation:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of all prompts."""
-        return tuple(dict.fromkeys((QUERY, DOCUMENT, *self.prompts)))
+        return tuple(dict.fromkeys((QUERY, DOCUMENT_PROMPT, *self.prompts)))
 
     @property
     def unused(self) -> tuple[str, ...]:
         """Return the names of prompts that no text gets unless they are named."""
-        chosen = {QUERY, DOCUMENT, self.default}
+        chosen = {QUERY, DOCUMENT_PROMPT, self.default}
         return tuple(
             name
             for name, prompt in self.prompts.items()
@@ -69,14 +69,16 @@ class TextPreparation:
         """Return the different prompts that texts of unknown purpose may be given: see
         `prompts_of_rows`."""
         return tuple(
-            dict.fromkeys((self.prompt(), self.prompt(QUERY), self.prompt(DOCUMENT)))
+            dict.fromkeys(
+                (self.prompt(), self.prompt(QUERY), self.prompt(DOCUMENT_PROMPT))
+            )
         )
 
     def for_pairs(self) -> "TextPreparation":
         """Return the preparation that gives every text, of whatever purpose, the
         default prompt."""
         prompt = self.prompt()
-        return TextPreparation({QUERY: prompt, DOCUMENT: prompt}, default=QUERY)
+        return TextPreparation({QUERY: prompt, DOCUMENT_PROMPT: prompt}, default=QUERY)
 
     @property
     def changes_texts(self) -> bool:
@@ -107,7 +109,8 @@ def prompts_of_rows(
     of these prompts in turn, since nobody knows what they will be used for.
     """
     if any(passages):
-        document, query = preparation.prompt(DOCUMENT), preparation.prompt(QUERY)
+        document = preparation.prompt(DOCUMENT_PROMPT)
+        query = preparation.prompt(QUERY)
         return [document if is_passage else query for is_passage in passages]
     if any(judged):
         return [preparation.prompt()] * len(passages)

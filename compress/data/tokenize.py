@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from compress.data.task import Task
 
-ENCODING: Final = "3"
+ROWS_ENCODING: Final = "3"
 """Part of every cache key; raise it when `encode` writes something else."""
 SEQ2SEQ_ENCODING: Final = "1"
 """The same for `encode_task`."""
@@ -76,7 +76,7 @@ def encode(
     encoder = encoder_of(tokenizer)
     more = preparation.in_turn if preparation.changes_texts else ()
     key = cache.digest(
-        ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more
+        ROWS_ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more
     )
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -135,7 +135,8 @@ def encode_task(
                     f"row {number} has {dict(row)}; expected input_ids and labels, "
                     "neither of them empty."
                 )
-            source, target = row["input_ids"], row["labels"]
+            source = row["input_ids"]
+            target = row["labels"]
             yield {
                 "input_ids": source,
                 "labels": target,

@@ -30,11 +30,15 @@ from compress.errors import DataError
 Form = Literal["float32", "int8", "binary"]
 Array = NDArray[Any]
 
-TYPES: Final[Mapping[Form, str]] = {"float32": "<f4", "int8": "|i1", "binary": "|u1"}
+VECTOR_TYPES: Final[Mapping[Form, str]] = {
+    "float32": "<f4",
+    "int8": "|i1",
+    "binary": "|u1",
+}
 """numpy's types of packed vectors, from which their form is known."""
-BLOCK: Final = 2**24
+INDEX_BLOCK: Final = 2**24
 """Scores of queries and texts in memory at once."""
-ROWS: Final = 1024
+INDEX_ROWS: Final = 1024
 """Packed vectors that are unpacked at a time, so that they stay in the processor's
 cache."""
 
@@ -46,15 +50,15 @@ def pack(vectors_NE: Array, form: Form) -> Array:
     if form == "int8":
         largest = np.abs(vectors_NE).max(axis=1, keepdims=True)
         return np.rint(vectors_NE * (127 / np.maximum(largest, 1e-12))).astype(
-            TYPES[form]
+            VECTOR_TYPES[form]
         )
-    return np.asarray(vectors_NE, TYPES[form])
+    return np.asarray(vectors_NE, VECTOR_TYPES[form])
 
 
 def unpack(packed_NP: Array, width: int) -> NDArray[np.float32]:
     """Return packed vectors as (N, E) numbers whose cosines are those of the vectors,
     nearly: signs are 1 and -1."""
-    if packed_NP.dtype == TYPES["binary"]:
+    if packed_NP.dtype == VECTOR_TYPES["binary"]:
         return 2 * np.unpackbits(packed_NP, axis=1, count=width).astype(np.float32) - 1
     return packed_NP.astype(np.float32, copy=False)
 
@@ -72,17 +76,16 @@ def find_nearest(
         np.linalg.norm(queries_QE, axis=1, keepdims=True), 1e-12
     )
     total = len(packed_NP)
-    step, count = max(1, BLOCK // total), min(count, total)
-    nearest, found = (
-        np.empty((len(queries_QE), count), np.int64),
-        np.empty((len(queries_QE), count), np.float32),
-    )
+    step = max(1, INDEX_BLOCK // total)
+    count = min(count, total)
+    nearest = np.empty((len(queries_QE), count), np.int64)
+    found = np.empty((len(queries_QE), count), np.float32)
     for start in range(0, len(queries_QE), step):
         some = queries_QE[start : start + step]
         cosines = np.empty((len(some), total), np.float32)
-        for at in range(0, total, ROWS):
-            block = unpack(packed_NP[at : at + ROWS], queries_QE.shape[1])
-            cosines[:, at : at + ROWS] = (
+        for at in range(0, total, INDEX_ROWS):
+            block = unpack(packed_NP[at : at + INDEX_ROWS], queries_QE.shape[1])
+            cosines[:, at : at + INDEX_ROWS] = (
                 some @ block.T / np.maximum(np.linalg.norm(block, axis=1), 1e-12)
             )
         if not (finite := np.isfinite(cosines).all(axis=0)).all():
@@ -110,9 +113,9 @@ def read_index(path: Path, width: int) -> Array:
     """Read packed vectors of `width` numbers from an .npy file. Raises DataError for
     another width or type."""
     packed = load_array(path)
-    numbers = {TYPES["binary"]: -(-width // 8)}.get(packed.dtype.str, width)
+    numbers = {VECTOR_TYPES["binary"]: -(-width // 8)}.get(packed.dtype.str, width)
     if (
-        packed.dtype.str not in TYPES.values()
+        packed.dtype.str not in VECTOR_TYPES.values()
         or packed.shape[1:] != (numbers,)
         or not len(packed)
     ):

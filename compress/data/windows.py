@@ -28,7 +28,7 @@ SHARED_CONTEXT = 128
 authors' code)."""
 SHARED_WORDS = 32
 """Tokens that two windows of a sentence share, at most a quarter of a row."""
-WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
+WORD_PATTERN = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
 """The pattern of a word: a URL, a name with its @ or #, letters and digits joined by
 single marks; any other mark alone. Data sets of tagged words are split about like
 this."""
@@ -172,7 +172,8 @@ def read_words(
             for before, now in pairwise([None, *numbers])
         ]
         windows = _split(body, room, shared, side)
-        of_sentence, at = [], 0
+        of_sentence = []
+        at = 0
         for n, window in enumerate(windows):
             size = len(window.ids)
             first = shared // 2 if n else 0

@@ -96,7 +96,8 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
             f"{data.name}: the training texts have no words ({error}); check the text "
             "columns."
         ) from error
-    features, inputs = _features(words, texts), _features(words, _texts(split))
+    features = _features(words, texts)
+    inputs = _features(words, _texts(split))
     logits = data.task.fit_linear(features, known, inputs)
     return data.task.score_rows(logits, _labels(split))
 

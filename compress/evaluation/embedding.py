@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.vector_index import TYPES, pack, unpack
+from compress.data.vector_index import VECTOR_TYPES, pack, unpack
 from compress.errors import CompressError, DataError
 from compress.evaluation.metrics import check_finite
 from compress.evaluation.ranking import query_scores
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 DEPTH: Final = 100
 """Passages ranked for each query."""
-BLOCK: Final = 256
+SIMILARITY_BLOCK: Final = 256
 """Queries whose cosines with all passages are in memory at once."""
 
 
@@ -54,8 +54,9 @@ def score_forms(
     """Score the forms in which an index may store the vectors: see `data.vector_index`,
     whose queries are float32; and the first half, quarter and eighth of the numbers, of
     queries too."""
-    width, found = vectors_NE.shape[1], list[VectorForm]()
-    for form in TYPES:
+    width = vectors_NE.shape[1]
+    found = list[VectorForm]()
+    for form in VECTOR_TYPES:
         packed = pack(vectors_NE, form)
         score = scores(split, unpack(packed, width), queries_NE=vectors_NE)[metric]
         found.append(VectorForm(form, packed[0].nbytes, score))
@@ -84,9 +85,10 @@ def example_values(
             "cosine": (queries_NE[asks] * vectors_NE[related]).sum(1),
             "relevance": relevance,
         }
-    numbers_Q, ranked = np.unique(asks), list[dict[int, float]]()
-    for start in range(0, len(numbers_Q), BLOCK):
-        block = numbers_Q[start : start + BLOCK]
+    numbers_Q = np.unique(asks)
+    ranked = list[dict[int, float]]()
+    for start in range(0, len(numbers_Q), SIMILARITY_BLOCK):
+        block = numbers_Q[start : start + SIMILARITY_BLOCK]
         cosines = queries_NE[block] @ vectors_NE[passages_P].T
         depth = min(DEPTH + 1, cosines.shape[1])
         nearest = np.argpartition(-cosines, depth - 1, axis=1)[:, :depth]
@@ -118,7 +120,8 @@ def word_scores(split: Dataset) -> dict[str, float]:
     from compress.data.retrieval import WordIndex
 
     asks, related, relevance = _list_judgements(split)
-    passages_P, texts = _find_passages(split), np.array(split["text"][:], dtype=object)
+    passages_P = _find_passages(split)
+    texts = np.array(split["text"][:], dtype=object)
     if len(passages_P):
         queries_Q = np.unique(asks)
         nearest, values = WordIndex.from_texts(texts[passages_P].tolist()).search(
@@ -152,9 +155,8 @@ def mean(values: dict[str, Array], drawn: Array) -> dict[str, float]:
         return {name: float(column[drawn].mean()) for name, column in values.items()}
     from scipy.stats import rankdata
 
-    cosine, relevance = (
-        values[name][drawn].astype(np.float64) for name in ("cosine", "relevance")
-    )
+    cosine = values["cosine"][drawn].astype(np.float64)
+    relevance = values["relevance"][drawn].astype(np.float64)
     if min(np.ptp(cosine), np.ptp(relevance)) < 1e-9:
         return {"spearman": 0.0, "pearson": 0.0}
     spearman = float(np.corrcoef(rankdata(cosine), rankdata(relevance))[0, 1])
@@ -167,7 +169,8 @@ def mean(values: dict[str, Array], drawn: Array) -> dict[str, float]:
 def similarity(one_NE: Array, other_NE: Array) -> float:
     """Compute the mean cosine between two models' vectors of the same texts; for
     different widths, Spearman's rho between the cosines of neighbouring texts."""
-    one_NE, other_NE = unit(one_NE), unit(other_NE)
+    one_NE = unit(one_NE)
+    other_NE = unit(other_NE)
     if one_NE.shape == other_NE.shape:
         return float((one_NE * other_NE).sum(1).mean())
     from scipy.stats import spearmanr
@@ -183,7 +186,8 @@ def select(split: Dataset, chosen: Array) -> Dataset:
     place = np.full(len(split), -1)
     place[chosen] = np.arange(len(chosen))
     rows = split.select(chosen)
-    related, relevance = [], []
+    related = []
+    relevance = []
     for others, gains in zip(rows["related"][:], rows["relevance"][:], strict=True):
         remaining = [
             (int(place[other]), gain)
@@ -241,7 +245,8 @@ def _list_judgements(split: Dataset) -> tuple[Array, Array, Array]:
 
     Raises CompressError for a split without judgements.
     """
-    related, relevance = split["related"][:], split["relevance"][:]
+    related = split["related"][:]
+    relevance = split["relevance"][:]
     asks = np.repeat(np.arange(len(split)), [len(others) for others in related])
     if not len(asks):
         raise CompressError(

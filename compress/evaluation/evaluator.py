@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from compress.data.encoder import Encoder
 
 Array = NDArray[Any]
-RESAMPLES = 200
+SCORE_RESAMPLES = 200
 """Resamples for the interval of an F1 or a correlation: each takes some
 milliseconds."""
 
@@ -184,7 +184,7 @@ class Evaluator:
         values = self.example_scores(logits, threshold=threshold)
         if values is None:
             return bootstrap_interval(
-                *self.metric_of_examples(logits), resamples=RESAMPLES
+                *self.metric_of_examples(logits), resamples=SCORE_RESAMPLES
             )
         if np.isin(values, (0.0, 1.0)).all():
             return wilson_interval(float(values.mean()), len(values))

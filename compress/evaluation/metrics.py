@@ -73,10 +73,8 @@ def divergence(student: Array, teacher: Array) -> Array:
     nats, over the last axis of their logits."""
     from scipy.special import logsumexp
 
-    student, teacher = (
-        values - logsumexp(values, axis=-1, keepdims=True)
-        for values in (student, teacher)
-    )
+    student = student - logsumexp(student, axis=-1, keepdims=True)
+    teacher = teacher - logsumexp(teacher, axis=-1, keepdims=True)
     return np.asarray((np.exp(teacher) * (teacher - student)).sum(axis=-1))
 
 
@@ -196,7 +194,8 @@ def scores_by_label(
     predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]
 ) -> tuple[ClassScore, ...]:
     """Score the entities of each label, in alphabetical order; see `entity_scores`."""
-    found, true = _entities(predicted), _entities(truth)
+    found = _entities(predicted)
+    true = _entities(truth)
     right, given, support = (
         Counter(entity.label for _, entity in group)
         for group in (found & true, found, true)
@@ -215,7 +214,8 @@ def entity_scores(
 
     Sentences come in the same order and have the same number of words.
     """
-    found, true = _entities(predicted), _entities(truth)
+    found = _entities(predicted)
+    true = _entities(truth)
     right = len(found & true)
     same = sum(
         one == other

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SEED = 0
 """The seed of the masks, so that every model predicts the same positions."""
 
-LOGITS = frozenset({"logits"})
+ONLY_LOGITS = frozenset({"logits"})
 
 
 def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> T
         decoded_RV: Tensor = decode(batch, at_BL)
         return decoded_RV
     selects = has_lm_head(model)
-    logits = read(model, batch, LOGITS, at_BL=at_BL if selects else None).logits
+    logits = read(model, batch, ONLY_LOGITS, at_BL=at_BL if selects else None).logits
     assert logits is not None, "LOGITS requests them"
     return logits if selects else logits[at_BL]
 
@@ -72,7 +72,8 @@ def measure_perplexity(
     )
     # little padding, and the widest batch first
     chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     devices = [device] if device.type == "cuda" else []
     with evaluating(language_model), torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(SEED)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
-LONGEST = 30
+LONGEST_ANSWER = 30
 """The most tokens of an answer (as in the code of BERT's authors)."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -92,15 +92,17 @@ class Spans:
 
 
 def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
-    """Find the span of at most LONGEST tokens of one row with the highest start + end
-    logit, for every question."""
+    """Find the span of at most LONGEST_ANSWER tokens of one row with the highest start
+    + end logit, for every question."""
     begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)
     row_T = np.repeat(np.arange(len(windows.lengths_R)), windows.lengths_R)
     first_T, last_T = logits_T2.astype(np.float64).T
     context_T = windows.starts_T >= 0
-    score_T, width_T = np.full(len(first_T), -np.inf), np.zeros(len(first_T), np.int64)
-    for width in range(min(LONGEST, len(first_T))):
-        here, there = slice(0, len(first_T) - width), slice(width, len(first_T))
+    score_T = np.full(len(first_T), -np.inf)
+    width_T = np.zeros(len(first_T), np.int64)
+    for width in range(min(LONGEST_ANSWER, len(first_T))):
+        here = slice(0, len(first_T) - width)
+        there = slice(width, len(first_T))
         inside = context_T[here] & context_T[there] & (row_T[here] == row_T[there])
         sums = np.where(inside, first_T[here] + last_T[there], -np.inf)
         better = sums > score_T[here]

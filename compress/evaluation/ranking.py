@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-CUT: Final = 10
+RANK_CUT: Final = 10
 MOST_CANDIDATES: Final = 1 << 24
 """The most candidates of a query, so that each has a unique number."""
 MEASURES: Final = ("ndcg@10", "mrr@10", "map", "recall@10", "recall@100")
@@ -54,7 +54,7 @@ def query_scores(
         precisions = np.cumsum(hits)[places] / (places + 1)
         values[n] = (
             _discounted_gain(gains) / _discounted_gain(ideal),
-            1.0 / (places[0] + 1) if len(places) and places[0] < CUT else 0.0,
+            1.0 / (places[0] + 1) if len(places) and places[0] < RANK_CUT else 0.0,
             float(precisions.sum()) / len(ideal),
             *(float(hits[:cut].sum()) / len(ideal) for cut in (10, 100)),
         )
@@ -150,5 +150,5 @@ def rank_candidates(scores: Mapping[int, float]) -> list[int]:
 def _discounted_gain(gains: Array) -> float:
     """Compute DCG@10 (Järvelin & Kekäläinen 2002), with the relevance itself as the
     gain."""
-    first = gains[:CUT]
+    first = gains[:RANK_CUT]
     return float((first / np.log2(np.arange(len(first)) + 2)).sum())

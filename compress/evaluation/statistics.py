@@ -40,8 +40,10 @@ def differ_significantly(
         return False
     if metric not in SHARES or rows < 1 or not (0 <= one <= 1 and 0 <= other <= 1):
         return None
-    high, low = max(one, other), min(one, other)
-    lower, upper = wilson_interval(high, rows)[0], wilson_interval(low, rows)[1]
+    high = max(one, other)
+    low = min(one, other)
+    lower = wilson_interval(high, rows)[0]
+    upper = wilson_interval(low, rows)[1]
     return high - low > math.hypot(high - lower, upper - low)
 
 
@@ -68,7 +70,8 @@ def paired_share_interval(
 
     from scipy.optimize import brentq
 
-    observed, edge = (only_one - only_other) / rows, 1 - 1e-9
+    observed = (only_one - only_other) / rows
+    edge = 1 - 1e-9
     low = (
         brentq(lambda at: score(at) - _Z95, -edge, observed)
         if score(-edge) > _Z95

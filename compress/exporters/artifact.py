@@ -80,7 +80,7 @@ ModelObject = Annotated[
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
 """The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
 
-FILES: Mapping[Precision, str] = {
+BUNDLE_FILES: Mapping[Precision, str] = {
     "fp32": "onnx/model.onnx",
     "int8": "onnx/model_quantized.onnx",
     "fp16": "onnx/model_fp16.onnx",
@@ -92,8 +92,8 @@ first two."""
 
 TEXT = "onnx/model_text.onnx"
 """Texts in, labels out: the tokenizer is in the graph."""
-CARD = "README.md"
-FIXED = (
+BUNDLE_CARD = "README.md"
+FIXED_FILES = (
     "manifest.json",
     "config.json",
     "model.safetensors",
@@ -138,7 +138,9 @@ class Bundle:
         with writing(Path(path), manifest) as folder:
             _write_model(folder, model, tokenizer, task, max_length, keep=keep)
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-            (folder / CARD).write_text(model_card(card, manifest), encoding="utf-8")
+            (folder / BUNDLE_CARD).write_text(
+                model_card(card, manifest), encoding="utf-8"
+            )
         return cls.load(path)
 
     @classmethod
@@ -182,7 +184,7 @@ class Bundle:
         those added later."""
         return {
             precision: self.path / name
-            for precision, name in FILES.items()
+            for precision, name in BUNDLE_FILES.items()
             if name in self.manifest.files
         }
 
@@ -190,7 +192,7 @@ class Bundle:
     def check_has(self, precision: Precision) -> None:
         """Raise BundleError, with the command that makes it, where there is no file of
         this precision."""
-        if FILES[precision] in self.manifest.files:
+        if BUNDLE_FILES[precision] in self.manifest.files:
             return
         words = ["export", str(self.path), "--precision", precision]
         if precision == "int8" and (self.path / REPORT).is_file():
@@ -211,11 +213,12 @@ class Bundle:
         """Open tokenizer and session for many calls; `threads` rows run at a time."""
         from compress.exporters.predictor import open_predictor
 
-        task, threshold = self.task, self.manifest.threshold
+        task = self.task
+        threshold = self.manifest.threshold
         self.check_has(precision)
         return open_predictor(
             self.path,
-            self.path / FILES[precision],
+            self.path / BUNDLE_FILES[precision],
             task=task,
             max_length=self.manifest.max_length,
             threads=threads,
@@ -299,7 +302,10 @@ class Bundle:
             self._check_kind("embeddings")
         self.check_has(precision)
         predictor = open_embedder(
-            self.path, self.path / FILES[precision], self.manifest.max_length, threads
+            self.path,
+            self.path / BUNDLE_FILES[precision],
+            self.manifest.max_length,
+            threads,
         )
         return predictor.embed(list(texts), prompt_name=prompt_name, prompt=prompt)
 
@@ -408,7 +414,7 @@ class Bundle:
         If the process is killed, the bundle still loads: the manifest does not list the
         file while it changes.
         """
-        if Path(name).name != name or name in FIXED:
+        if Path(name).name != name or name in FIXED_FILES:
             raise BundleError(
                 f"{self.path / name}: cannot be attached; expected a plain name such "
                 "as report.json or README.md"
@@ -429,15 +435,17 @@ class Bundle:
                 f"source {source}: no such file; expected an ONNX file to copy into "
                 f"{self.path}"
             )
-        name = TEXT if precision == "text" else FILES[precision]
+        name = TEXT if precision == "text" else BUNDLE_FILES[precision]
         return self._change({name: lambda partial: shutil.copyfile(source, partial)})
 
     @check_arguments
     def adopt(self, other: "Bundle", precisions: Iterable[Precision]) -> "Bundle":
         """Copy the files of these precisions from another bundle, with its report and
         card; as safe as `attach`: none is listed until all are there."""
-        evidence = [name for name in (REPORT, CARD) if name in other.manifest.files]
-        names = [*(FILES[precision] for precision in precisions), *evidence]
+        evidence = [
+            name for name in (REPORT, BUNDLE_CARD) if name in other.manifest.files
+        ]
+        names = [*(BUNDLE_FILES[precision] for precision in precisions), *evidence]
         return self._change(
             {name: partial(shutil.copyfile, other.path / name) for name in names}
         )
@@ -485,7 +493,8 @@ class Bundle:
                     raise BundleError(
                         f"{self.path}: {kind}: {name} is {value}; nothing was changed"
                     )
-        report, card = self.report(), self.path / CARD
+        report = self.report()
+        card = self.path / BUNDLE_CARD
         old = {each.artefact: each.sha256 for each in report.certificates}
         proved = {
             (each.artefact, each.device, each.runtime): each
@@ -507,11 +516,11 @@ class Bundle:
         replaced = {
             str(precision): each.artefact
             for each in certificates
-            for precision, name in FILES.items()
+            for precision, name in BUNDLE_FILES.items()
             if name == each.artefact and old.get(name, each.sha256) != each.sha256
         }
         return bundle.attach(
-            CARD,
+            BUNDLE_CARD,
             revise(card.read_text(encoding="utf-8"), report.certificates, replaced),
         )
 
@@ -624,16 +633,21 @@ def _write_model(
     save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(
         plain,
-        folder / FILES["fp32"],
+        folder / BUNDLE_FILES["fp32"],
         segments=makes_segments(tokenizer),
         max_length=max_length,
     )
     if learned := read_learned_ranges(plain.config):
         quantize_learned(
-            folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep
+            folder / BUNDLE_FILES["fp32"],
+            folder / BUNDLE_FILES["int8"],
+            learned,
+            keep=keep,
         )
     else:
-        quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
+        quantize_dynamic(
+            folder / BUNDLE_FILES["fp32"], folder / BUNDLE_FILES["int8"], keep=keep
+        )
 
 
 def check_place(path: Path) -> None:

@@ -100,7 +100,8 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     """Render the card as Markdown; all values are escaped."""
     from compress.exporters.session import UNFUSED_SKIP
 
-    content, task = Card.parse(card), manifest.task
+    content = Card.parse(card)
+    task = manifest.task
     assert task is not None, "only bundles with a task have this card"
     return render(
         card=content,
@@ -213,9 +214,8 @@ def export_card(
 def licence(card: Card) -> Markup:
     """Describe the licences of the weights and of the data, as far as they are
     known."""
-    teacher, data = (
-        escape(each) for each in (card.base_model or card.teacher, card.data)
-    )
+    teacher = escape(card.base_model or card.teacher)
+    data = escape(card.data)
     if card.license:
         text = (
             f"{escape(card.license)}: that of "

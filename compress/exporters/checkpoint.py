@@ -28,7 +28,7 @@ from compress.slicing.shape import positions
 if TYPE_CHECKING:
     from compress.models.saved_head import SavedHead
 
-HEADS: Final[tuple[Kind, ...]] = ("classification", "tagging", "qa")
+TASK_HEADS: Final[tuple[Kind, ...]] = ("classification", "tagging", "qa")
 """Kinds of task, one for each head that is exported."""
 GENERATIVE: Final = (
     *("GPT2LMHeadModel", "T5ForConditionalGeneration"),
@@ -41,9 +41,9 @@ READ_AS_ENCODERS: Final = (
 )
 """Language models that are exported as encoders of tokens, without their head; other
 causal ones are refused."""
-SAMPLE: Final = 200
+SENTENCES_SAMPLED: Final = 200
 """Sentences on which an int8 file of embeddings is compared with fp32."""
-LONGEST: Final = 512
+UNLIMITED_LENGTH: Final = 512
 """The `max_length` where neither model nor tokenizer has a limit."""
 
 
@@ -145,7 +145,8 @@ def load_source(
     from compress.models.loader import load_config
     from compress.models.saved_head import find_head
 
-    source, config = ModelFolder(folder), load_config(folder)
+    source = ModelFolder(folder)
+    config = load_config(folder)
     head = find_head(source, config, allow_pickle=allow_pickle)
     if head.name in GENERATIVE and source.kind != "sentence_encoder":
         _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
@@ -212,7 +213,7 @@ def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
     if head.part == "other" or (generates and head.name not in READ_AS_ENCODERS):
         raise ExportError(
             f"{source.path}: {head.name}: cannot be exported; expected an encoder, "
-            f"alone or with a head for {', '.join(HEADS)}, or one of "
+            f"alone or with a head for {', '.join(TASK_HEADS)}, or one of "
             f"{', '.join(GENERATIVE)}"
         )
 
@@ -255,10 +256,8 @@ def _load_generative(
         folder, getattr(transformers, architecture), config, allow_pickle=allow_pickle
     ).model
     check_vocabulary(folder, tokenizer, model)
-    length, origin = (
-        _length(name, model, tokenizer, max_length),
-        checkpoints.describe_origin(name, folder),
-    )
+    length = _length(name, model, tokenizer, max_length)
+    origin = checkpoints.describe_origin(name, folder)
     return Checkpoint(name, model, tokenizer, length, origin=origin)
 
 
@@ -302,7 +301,7 @@ def _load_encoder(
 def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) -> Task:
     """Read the task of a head from the config: the number, names and meaning of its
     outputs. Raises ExportError."""
-    kind, *others = [kind for kind in HEADS if head.serves(kind)]
+    kind, *others = [kind for kind in TASK_HEADS if head.serves(kind)]
     if others:
         raise ExportError(
             f"{source.where}: architectures names no class of transformers, and the "
@@ -327,7 +326,7 @@ def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int
             )
         return requested
     own = TokenizerSettings.from_tokenizer(tokenizer).model_max_length
-    return min(filter(None, (own, limit)), default=LONGEST)
+    return min(filter(None, (own, limit)), default=UNLIMITED_LENGTH)
 
 
 def _refuse(why: str, **options: object) -> None:
@@ -347,4 +346,4 @@ def _sentences() -> list[str]:
         for text in split_sentences(document)
         if 20 < len(text) < 200
     )
-    return list(islice(found, SAMPLE))
+    return list(islice(found, SENTENCES_SAMPLED))

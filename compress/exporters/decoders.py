@@ -21,10 +21,13 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import BaseModelOutput
 
 from compress.errors import ExportError
-from compress.exporters.onnx import MASKED, export_graph, tracing
+from compress.exporters.onnx import MASKED_SCORE, export_graph, tracing
 from compress.slicing.shape import Shape
 
-BATCH, PAST_LENGTH, LENGTH, SOURCE = 2, 3, 4, 5
+TRACED_BATCH = 2
+PAST_LENGTH = 3
+LENGTH = 4
+SOURCE = 5
 """The sizes at which the graphs are traced."""
 
 
@@ -36,7 +39,9 @@ class CachedLayer(DynamicLayer):
         self, keys: Tensor | None = None, values: Tensor | None = None
     ) -> None:
         super().__init__()
-        self.keys, self.values, self.is_initialized = keys, values, True
+        self.keys = keys
+        self.values = values
+        self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
@@ -44,7 +49,8 @@ class CachedLayer(DynamicLayer):
         if self.keys is not None and self.values is not None:
             key_states = torch.cat([self.keys, key_states], dim=-2)
             value_states = torch.cat([self.values, value_states], dim=-2)
-        self.keys, self.values = key_states, value_states
+        self.keys = key_states
+        self.values = value_states
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -87,7 +93,8 @@ class CausalDecoder(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.layers = model, Shape.from_config(model.config).layers
+        self.model = model
+        self.layers = Shape.from_config(model.config).layers
         kind = (getattr(model.config, "rope_parameters", None) or {}).get(
             "rope_type", "default"
         )
@@ -113,16 +120,17 @@ class CausalDecoder(nn.Module):
         position_ids: Tensor,
         *past: Tensor,
     ) -> Any:
-        length, config = input_ids.shape[1], self.model.config
+        length = input_ids.shape[1]
+        config = self.model.config
 
         def mask(window: int | None) -> Tensor:
             seen_LM = _causal(length, past[0].shape[2] + length, window)
-            return (1.0 - (attention_mask[:, None, None, :] * seen_LM).float()) * MASKED
+            return (
+                1.0 - (attention_mask[:, None, None, :] * seen_LM).float()
+            ) * MASKED_SCORE
 
-        kinds, window = (
-            getattr(config, "layer_types", None),
-            getattr(config, "sliding_window", None),
-        )
+        kinds = getattr(config, "layer_types", None)
+        window = getattr(config, "sliding_window", None)
         masks: Any = mask(None if kinds else window)  # Mistral's layers are all alike
         if "sliding_attention" in (kinds or ()):
             masks = {"full_attention": masks, "sliding_attention": mask(window)}
@@ -139,12 +147,14 @@ class CausalDecoder(nn.Module):
     def example(self) -> dict[str, Tensor]:
         shape = Shape.from_config(self.model.config)
         heads = getattr(self.model.config, "num_key_value_heads", shape.heads)
-        past = torch.randn(BATCH, heads, PAST_LENGTH, shape.head_size)
+        past = torch.randn(TRACED_BATCH, heads, PAST_LENGTH, shape.head_size)
         return {
-            "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
-            "attention_mask": torch.ones(BATCH, PAST_LENGTH + LENGTH, dtype=torch.long),
+            "input_ids": torch.ones(TRACED_BATCH, LENGTH, dtype=torch.long),
+            "attention_mask": torch.ones(
+                TRACED_BATCH, PAST_LENGTH + LENGTH, dtype=torch.long
+            ),
             "position_ids": torch.arange(PAST_LENGTH, PAST_LENGTH + LENGTH)
-            .expand(BATCH, LENGTH)
+            .expand(TRACED_BATCH, LENGTH)
             .contiguous(),
             **{f"past_key_values.{name}": past.clone() for name in self.past},
         }
@@ -158,14 +168,14 @@ class SourceEncoder(nn.Module):
         self.encoder = model.get_encoder()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        mask = (1.0 - attention_mask[:, None, None, :].float()) * MASKED
+        mask = (1.0 - attention_mask[:, None, None, :].float()) * MASKED_SCORE
         states: Tensor = self.encoder(
             input_ids=input_ids, attention_mask=mask
         ).last_hidden_state
         return states
 
     def example(self) -> dict[str, Tensor]:
-        ids = torch.ones(BATCH, SOURCE, dtype=torch.long)
+        ids = torch.ones(TRACED_BATCH, SOURCE, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": ids.clone()}
 
 
@@ -175,11 +185,9 @@ class T5Decoder(nn.Module):
 
     def __init__(self, model: Any, *, first: bool) -> None:
         super().__init__()
-        self.model, self.first, self.layers = (
-            model,
-            first,
-            Shape.from_config(model.config).stack("layers"),
-        )
+        self.model = model
+        self.first = first
+        self.layers = Shape.from_config(model.config).stack("layers")
 
     @property
     def past(self) -> list[str]:
@@ -213,18 +221,16 @@ class T5Decoder(nn.Module):
         out = self.model(
             encoder_outputs=BaseModelOutput(last_hidden_state=states),
             attention_mask=(1.0 - encoder_attention_mask[:, None, None, :].float())
-            * MASKED,
+            * MASKED_SCORE,
             decoder_input_ids=input_ids,
-            decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED)[
+            decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED_SCORE)[
                 None, None
             ].expand(input_ids.shape[0], -1, -1, -1),
             past_key_values=cache,
             use_cache=True,
         )
-        own, source = (
-            _flat(cache.self_attention_cache),
-            _flat(cache.cross_attention_cache),
-        )
+        own = _flat(cache.self_attention_cache)
+        source = _flat(cache.cross_attention_cache)
         pairs = [
             each
             for n in range(0, len(own), 2)
@@ -233,24 +239,24 @@ class T5Decoder(nn.Module):
         return (out.logits, *pairs)
 
     def example(self) -> dict[str, Tensor]:
-        shape, lengths = (
-            Shape.from_config(self.model.config),
-            {"decoder": PAST_LENGTH, "encoder": SOURCE},
-        )
+        shape = Shape.from_config(self.model.config)
+        lengths = {"decoder": PAST_LENGTH, "encoder": SOURCE}
         states = {
             "encoder_hidden_states": torch.randn(
-                BATCH, SOURCE, self.model.config.d_model
+                TRACED_BATCH, SOURCE, self.model.config.d_model
             )
         }
         past = {
             f"past_key_values.{name}": torch.randn(
-                BATCH, shape.heads, lengths[name.split(".")[1]], shape.head_size
+                TRACED_BATCH, shape.heads, lengths[name.split(".")[1]], shape.head_size
             )
             for name in self.past
         }
         return {
-            "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
-            "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
+            "encoder_attention_mask": torch.ones(
+                TRACED_BATCH, SOURCE, dtype=torch.long
+            ),
+            "input_ids": torch.ones(TRACED_BATCH, LENGTH, dtype=torch.long),
             **(states if self.first else past),
         }
 
@@ -328,10 +334,8 @@ def merge_decoders(
     helper.set_model_props(
         made, {each.key: each.value for each in first.metadata_props}
     )
-    made.producer_name, made.producer_version = (
-        first.producer_name,
-        first.producer_version,
-    )
+    made.producer_name = first.producer_name
+    made.producer_version = first.producer_version
     return made
 
 

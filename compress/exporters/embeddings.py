@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.exporters.artifact import FILES, Bundle, writing
+from compress.exporters.artifact import BUNDLE_FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
 from compress.exporters.predictor import open_embedder
 from compress.models.sentence_modules import Normalize, Pooling
@@ -75,7 +75,8 @@ def write(
     manifest = Manifest.from_model(plain, max_length, kind="embeddings")
     with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
-        fp32, int8 = (folder / FILES[precision] for precision in ("fp32", "int8"))
+        fp32 = folder / BUNDLE_FILES["fp32"]
+        int8 = folder / BUNDLE_FILES["int8"]
         to_onnx(
             plain,
             fp32,
@@ -85,10 +86,8 @@ def write(
         )
         quantize_dynamic(fp32, int8)
         if settings.embeds and texts:
-            exact, small = (
-                open_embedder(folder, file, max_length).embed(texts)
-                for file in (fp32, int8)
-            )
+            exact = open_embedder(folder, fp32, max_length).embed(texts)
+            small = open_embedder(folder, int8, max_length).embed(texts)
             save_certified(int8, int8, _certify(exact, small, data))
         (folder / "README.md").write_text(
             _card(card, manifest, settings), encoding="utf-8"
@@ -102,7 +101,7 @@ def _certify(exact: Floats, small: Floats, data: str) -> Certificate:
     cosine, spearman = similarity(exact, small)
     drop = 1.0 - spearman
     return Certificate(
-        artefact=FILES["int8"],
+        artefact=BUNDLE_FILES["int8"],
         method="dynamic int8",
         metric="spearman of similarities with fp32's",
         before=1.0,
@@ -171,7 +170,7 @@ where the model has segments, token_type_ids."""  # noqa: E501
             card, library, "sentence-similarity", about=shown, load=VECTORS
         )
     return file_card(
-        card, "transformers", "feature-extraction", about=shown, load=TOKENS
+        card, "transformers", "feature-extraction", about=shown, load=TOKENS_EXAMPLE
     )
 
 
@@ -180,7 +179,7 @@ from sentence_transformers import SentenceTransformer
 
 SentenceTransformer(".").encode(["a text"])  # with torch
 Bundle.load(".").embed(["a text"])  # int8, without torch"""
-TOKENS = """from transformers import AutoModel, AutoTokenizer
+TOKENS_EXAMPLE = """from transformers import AutoModel, AutoTokenizer
 
 model, tokenizer = AutoModel.from_pretrained("."), AutoTokenizer.from_pretrained(".")
 vectors = model(**tokenizer("a text", return_tensors="pt")).last_hidden_state"""

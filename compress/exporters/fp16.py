@@ -33,12 +33,12 @@ from compress.exporters.session import (
     session_options,
 )
 
-LARGEST = 65504
-LIMIT = LARGEST / 4
+LARGEST_FLOAT16 = 65504
+FLOAT16_SAFE = LARGEST_FLOAT16 / 4
 """Values beyond it stay float32: a quarter of float16's largest, as real texts may go
 further than the trial rows."""
 
-TOLERANCE = 0.02
+FP16_TOLERANCE = 0.02
 """The most that logits may differ from fp32's, relative to the largest (or to 1):
 float16 gives a few thousandths."""
 
@@ -66,15 +66,17 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Float16Conv
     kept = tuple(
         node.name
         for node in model.graph.node
-        if any(sizes.get(name, 0.0) > LIMIT for name in (*node.input, *node.output))
+        if any(
+            sizes.get(name, 0.0) > FLOAT16_SAFE for name in (*node.input, *node.output)
+        )
     )
     rounded = _open(_round(model, sizes, kept), source)
     found = difference(onnx_run(source), lambda row: rounded.run(None, dict(row)), rows)
-    if not found.relative <= TOLERANCE:  # so that NaN fails too
+    if not found.relative <= FP16_TOLERANCE:  # so that NaN fails too
         raise ExportError(
             f"{source}: in float16 the logits differ from fp32's by "
             f"{found.largest:.2g} where the largest is {found.logit:.2g}; expected at "
-            f"most {TOLERANCE:g} of it. Use int8 or w8 instead"
+            f"most {FP16_TOLERANCE:g} of it. Use int8 or w8 instead"
         )
     small = convert_float_to_float16(
         copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept)
@@ -115,7 +117,8 @@ def _round(
     """Round weights and results of the float32 graph to float16, except those of the
     nodes `kept`."""
     rounded = copy.deepcopy(model)
-    graph, stay = rounded.graph, set(kept)
+    graph = rounded.graph
+    stay = set(kept)
     free = {name for node in graph.node if node.name in stay for name in node.input}
     for weight in graph.initializer:
         if weight.data_type == TensorProto.FLOAT and weight.name not in free:
@@ -123,7 +126,9 @@ def _round(
             # values beyond float16, as float32's lowest in a mask, become its largest,
             # as in the converter
             values = np.where(
-                np.isfinite(exact), np.clip(exact, -LARGEST, LARGEST), exact
+                np.isfinite(exact),
+                np.clip(exact, -LARGEST_FLOAT16, LARGEST_FLOAT16),
+                exact,
             )
             values = values.astype(np.float16).astype(np.float32)
             weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))

@@ -23,7 +23,7 @@ from compress.exporters.artifact import Bundle, writing
 from compress.exporters.manifest import Manifest
 from compress.exporters.text_generator import TextGenerator
 
-TOLERANCE = 1e-3
+GENERATION_TOLERANCE = 1e-3
 """The largest difference of the files' logits from the model's, relative to the largest
 logit (or to 1)."""
 
@@ -130,13 +130,11 @@ def _finish(raw: Path, target: Path, suffix: str) -> None:
 def check(model: Any, folder: Path) -> float:
     """Compute the largest difference between the folder's fp32 logits, computed in
     several steps, and the model's, computed in one; relative to the largest logit (or
-    to 1). Raises ExportError where it exceeds TOLERANCE."""
+    to 1). Raises ExportError where it exceeds GENERATION_TOLERANCE."""
     import torch
 
-    seeded, generator = (
-        torch.Generator().manual_seed(0),
-        TextGenerator.open(folder, "fp32"),
-    )
+    seeded = torch.Generator().manual_seed(0)
+    generator = TextGenerator.open(folder, "fp32")
     ids = torch.randint(model.config.vocab_size, (1, 9), generator=seeded)
     source = torch.randint(model.config.vocab_size, (1, 6), generator=seeded)
     with torch.no_grad():
@@ -146,15 +144,16 @@ def check(model: Any, folder: Path) -> float:
             else model(input_ids=source, decoder_input_ids=ids)
         )
     expected = out.logits[0].numpy()
-    past, found = generator.begin(source[0].tolist()), []
+    past = generator.begin(source[0].tolist())
+    found = []
     for part in ids[0].split([5, 1, 2, 1]):
         logits, past = generator.step(past, part.tolist())
         found.append(logits)
-    difference, largest = (
-        float(np.abs(np.concatenate(found) - expected).max()),
-        float(np.abs(expected).max()),
-    )
-    if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
+    difference = float(np.abs(np.concatenate(found) - expected).max())
+    largest = float(np.abs(expected).max())
+    if not difference <= GENERATION_TOLERANCE * max(
+        1.0, largest
+    ):  # so that NaN fails too
         raise ExportError(
             f"{type(model).__name__}: the ONNX files' logits differ from the model's "
             f"by {difference:.2g} where the largest is {largest:.2g}; the weights may "

@@ -105,7 +105,8 @@ def _silence_root_logger() -> Iterator[None]:
     """Drop records of the root logger itself: there onnxruntime asks for a
     pre-processing that would fuse the graph, lists integer tensors that it rightly
     leaves alone, and installs a handler if there is none."""
-    root, handler = logging.getLogger(), logging.NullHandler()
+    root = logging.getLogger()
+    handler = logging.NullHandler()
 
     def not_root(record: logging.LogRecord) -> bool:
         return record.name != root.name
@@ -177,7 +178,8 @@ def quantize_static(
 def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
     """Compute scale and zero point of uint8 numbers that stand for low..high, 0 among
     them exactly."""
-    low, high = min(low, 0.0), max(high, 0.0)
+    low = min(low, 0.0)
+    high = max(high, 0.0)
     scale = np.float32((high - low) / 255 or 1.0)
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
 
@@ -218,8 +220,12 @@ class _Static:
         bits: int,
         form: Form,
     ) -> None:
-        self.graph, self.ranges, self.outputs = graph, ranges, outputs
-        self.per_channel, self.bits, self.form = per_channel, bits, form
+        self.graph = graph
+        self.ranges = ranges
+        self.outputs = outputs
+        self.per_channel = per_channel
+        self.bits = bits
+        self.form = form
         self.nodes: list[onnx.NodeProto] = []
         self.done: set[str] = set()
 
@@ -289,7 +295,8 @@ class _Static:
                 unit = scale_and_zero(*self.ranges[product.reads])[0] * self._value(
                     scales
                 )
-                bias, step = f"{product.name}_bias_int32", f"{product.name}_bias_scale"
+                bias = f"{product.name}_bias_int32"
+                step = f"{product.name}_bias_scale"
                 self.graph.put(bias, quantise_bias(self._value(product.bias), unit))
                 self.graph.put(step, np.asarray(unit, np.float32))
                 self._dequantise(bias, step, inputs[2], axis=0)
@@ -334,7 +341,9 @@ class _Static:
         return f"{name}_uint8", f"{name}_scale", f"{name}_zero"
 
     def _quantise(self, name: str, ends: tuple[float, float]) -> tuple[str, str, str]:
-        codes, scale, zero = f"{name}_uint8", f"{name}_scale", f"{name}_zero"
+        codes = f"{name}_uint8"
+        scale = f"{name}_scale"
+        zero = f"{name}_zero"
         for key, value in zip((scale, zero), scale_and_zero(*ends), strict=True):
             self.graph.put(key, np.asarray(value))
         self._add("QuantizeLinear", [name, scale, zero], codes, f"{name}_quantize")
@@ -356,7 +365,8 @@ class _Static:
 
     def _lookup(self, node: onnx.NodeProto) -> None:
         """Look the table's rows up as bytes, and turn only those into floats."""
-        table, output = node.input[0], node.output[0]
+        table = node.input[0]
+        output = node.output[0]
         codes, scale, zero = (f"{table}_{part}" for part in ("uint8", "scale", "zero"))
         if codes not in self.graph.tensors:
             values = self._value(table)
@@ -382,7 +392,7 @@ LEARNED_KEY = "activation_ranges"
 """The key of a config that holds the ranges of a model that was trained for int8
 (compress.papers.q8bert)."""
 
-REPEATED = re.compile(r"_\d+(?=\.|$)")
+REPEAT_SUFFIX = re.compile(r"_\d+(?=\.|$)")
 """The suffix that the exporter adds to a layer's name where the layer is called
 again."""
 
@@ -408,13 +418,15 @@ def quantize_learned(
     Layers without a range stay in float32, as they were in training; so do those of
     `keep`. Raises ExportError when `source` has none of the layers.
     """
-    ranges, outputs, exact = {}, {}, list(keep)
+    ranges = {}
+    outputs = {}
+    exact = list(keep)
     graph = read_model(source).graph
     factors = read_factors(graph)
     for product in products(graph):
         module = module_of(product.name)
         # the last: of a part of its product
-        places = (module, REPEATED.sub("", module), module.rpartition(".")[0])
+        places = (module, REPEAT_SUFFIX.sub("", module), module.rpartition(".")[0])
         found = next((learned[place] for place in places if place in learned), None)
         if found is None:
             exact.append(product.name)

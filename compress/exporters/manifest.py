@@ -15,10 +15,10 @@ from compress.io import atomic_file
 from compress.kinds import Kind, names
 from compress.provenance import versions
 
-NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 FORMER = "contents.json"
 """The manifest's name in bundles without a task of version 0.1."""
-LONGEST = 2**24
+MOST_LENGTH = 2**24
 """The largest `max_length`, in tokens; tokenizers take no number that does not fit into
 a machine's word."""
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
@@ -71,9 +71,9 @@ class Manifest:
     kind: BundleKind = "task"
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_length <= LONGEST:
+        if not 0 < self.max_length <= MOST_LENGTH:
             raise ValueError(
-                f"max_length {self.max_length}: expected 1 to {LONGEST} tokens"
+                f"max_length {self.max_length}: expected 1 to {MOST_LENGTH} tokens"
             )
         if self.parameters < 0:
             raise ValueError(f"parameters {self.parameters}: expected no less than 0")
@@ -125,12 +125,14 @@ class Manifest:
         invalid."""
         from pydantic import TypeAdapter, ValidationError
 
-        path = folder / (NAME if (folder / NAME).is_file() else FORMER)
+        path = folder / (
+            MANIFEST_FILE if (folder / MANIFEST_FILE).is_file() else FORMER
+        )
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
             raise BundleError(
-                f"{folder}: has no {NAME}; expected the folder of a bundle"
+                f"{folder}: has no {MANIFEST_FILE}; expected the folder of a bundle"
             ) from None
         except NotADirectoryError:
             raise BundleError(
@@ -163,7 +165,7 @@ class Manifest:
             del content["kind"]  # the default, which no version has written
             # it is in the files of sentence-transformers
             del content["task"]["preparation"]
-        with atomic_file(folder / NAME) as partial:
+        with atomic_file(folder / MANIFEST_FILE) as partial:
             partial.write_text(
                 json.dumps(content, indent=2, ensure_ascii=False) + "\n",
                 encoding="utf-8",
@@ -195,7 +197,7 @@ class Manifest:
 
 def is_bundle(folder: Path) -> bool:
     """Check that a folder has a manifest."""
-    return any((folder / name).is_file() for name in (NAME, FORMER))
+    return any((folder / name).is_file() for name in (MANIFEST_FILE, FORMER))
 
 
 def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
@@ -210,7 +212,8 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
             return place if kind is None or Manifest.read(place).kind == kind else None
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
             raise BundleError(
-                f"{place / NAME}: is missing, so the bundle is incomplete; write or "
+                f"{place / MANIFEST_FILE}: is missing, so the bundle is incomplete; "
+                "write or "
                 "copy it again"
             )
     return None
@@ -222,7 +225,7 @@ def list_input_files(paths: Iterable[Path]) -> list[Path]:
     files = []
     for path in paths:
         folder = find_bundle(path)
-        names = [] if folder is None else [NAME, *Manifest.read(folder).files]
+        names = [] if folder is None else [MANIFEST_FILE, *Manifest.read(folder).files]
         files += [path] if folder is None else [folder / name for name in names]
     return files
 
@@ -239,6 +242,8 @@ def stamp_files(folder: Path) -> dict[str, Stamp]:
     """Compute the stamps of all files in the folder except the manifest, sorted by
     path."""
     paths = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path != folder / NAME
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path != folder / MANIFEST_FILE
     )
     return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in paths}

@@ -13,8 +13,8 @@ DynamicQuantizeLinear): the execution provider finds them in the QDQ pattern.
 
 A mask of -1e4 would take nearly all of the range of the scores it is added to,
 float32's lowest number all of it (microsoft/winml-cli#179). So it is as small as
-possible: the widest range of scores and MARGIN, which leaves a masked token
-exp(-MARGIN) of the least of the others; and scores are clipped MARGIN below the
+possible: the widest range of scores and NPU_MARGIN, which leaves a masked token
+exp(-NPU_MARGIN) of the least of the others; and scores are clipped NPU_MARGIN below the
 calibrated minimum.
 """
 
@@ -37,7 +37,7 @@ from compress.exporters.int8 import (
     quantise_bias,
     quantise_matrix,
 )
-from compress.exporters.onnx import MASKED
+from compress.exporters.onnx import MASKED_SCORE
 from compress.exporters.rewrite.forms import Form
 from compress.exporters.rewrite.graph import Graph, Product, attribute, products
 from compress.exporters.session import (
@@ -53,7 +53,7 @@ from compress.exporters.session import (
 FORM = Form(tokens_first=False, masked_keys=False)
 """The form of the graph to prepare: rows first, and the mask on the scores; on the keys
 it would widen their range."""
-MARGIN = 12.0
+NPU_MARGIN = 12.0
 MOVES = frozenset(
     (
         "Expand",
@@ -70,7 +70,7 @@ MOVES = frozenset(
     )
 )
 """Operators that only move data."""
-WHOLE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
+ONE_TYPE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
 """Operators whose integers must all be of one type."""
 LEAST_RANGE = 1e-4
 
@@ -149,7 +149,7 @@ def _use_int32(graph: Graph) -> None:
             node.attribute.append(helper.make_attribute("to", TensorProto.INT32))
         wanted = (
             node.input
-            if node.op_type in WHOLE
+            if node.op_type in ONE_TYPE
             else node.input[1:2]
             if node.op_type.startswith("Gather")
             else []
@@ -195,7 +195,7 @@ def find_mask(
 
 def _makes_mask(graph: Graph, node: NodeProto) -> bool:
     return node.op_type == "Mul" and any(
-        graph.scalar(name) == MASKED for name in node.input
+        graph.scalar(name) == MASKED_SCORE for name in node.input
     )
 
 
@@ -210,17 +210,19 @@ def bound_mask(
     widest = max(
         (high - low for low, high in (ranges[name] for name, _ in scores)), default=0.0
     )
-    least = -math.ceil(widest + MARGIN)
+    least = -math.ceil(widest + NPU_MARGIN)
     graph = Graph(model.graph)
     for node in graph.nodes:
         if _makes_mask(graph, node):
             at = next(
-                at for at, name in enumerate(node.input) if graph.scalar(name) == MASKED
+                at
+                for at, name in enumerate(node.input)
+                if graph.scalar(name) == MASKED_SCORE
             )
             node.input[at] = graph.constant(np.array(least, np.float32), "bounded_mask")
     graph.store()
     masked = {
-        made: (ranges[read][0] - MARGIN, ranges[read][1]) for read, made in scores
+        made: (ranges[read][0] - NPU_MARGIN, ranges[read][1]) for read, made in scores
     }
     sources = dict.fromkeys(_find_sources(graph, mask), (0.0, 1.0))
     return {**ranges, **masked, **sources, mask: (float(least), 0.0)}
@@ -229,7 +231,8 @@ def bound_mask(
 def _find_sources(graph: Graph, name: str) -> set[str]:
     """Find all computed tensors that a tensor depends on."""
     writers = graph.writers()
-    found, waiting = set[str](), [name]
+    found = set[str]()
+    waiting = [name]
     while waiting:
         node = writers.get(waiting.pop())
         new = (
@@ -246,7 +249,8 @@ def activations(source: Path) -> list[str]:
     """List the float tensors of a file that depend on the ids, in the graph's order."""
     model = read_model(source)
     graph = Graph(model.graph)
-    constant, types = _find_constant(graph), _infer_types(model)
+    constant = _find_constant(graph)
+    types = _infer_types(model)
     outputs = (name for node in graph.nodes for name in node.output)
     return [
         name
@@ -270,7 +274,8 @@ def _infer_types(model: onnx.ModelProto) -> dict[str, int]:
     copied = copy.deepcopy(model)
     for node in copied.graph.node:
         if node.domain == MICROSOFT:
-            node.op_type, node.domain = "Identity", ""
+            node.op_type = "Identity"
+            node.domain = ""
     found = onnx.shape_inference.infer_shapes(copied).graph
     values = (*found.value_info, *found.input, *found.output)
     return {value.name: value.type.tensor_type.elem_type for value in values}
@@ -287,13 +292,15 @@ class Scale:
     @staticmethod
     def from_range(low: float, high: float, bits: int) -> "Scale":
         """Choose the scale of low..high, of which 0 is exactly one value."""
-        low, high = min(low, 0.0), max(high, 0.0)
+        low = min(low, 0.0)
+        high = max(high, 0.0)
         step = np.float32(max(high - low, LEAST_RANGE) / (2**bits - 1))
         return Scale(step, int(np.clip(np.rint(-low / step), 0, 2**bits - 1)), bits)
 
     def to(self, bits: int) -> "Scale":
         """Choose the scale of the same range in another number of bits."""
-        step, most = float(self.step), 2**self.bits - 1 - self.zero
+        step = float(self.step)
+        most = 2**self.bits - 1 - self.zero
         return (
             self
             if bits == self.bits
@@ -348,12 +355,10 @@ class _Writer:
     def __init__(
         self, model: onnx.ModelProto, ranges: Ranges, narrow: Collection[str]
     ) -> None:
-        self.graph, self.ranges, self.narrow, self.types = (
-            Graph(model.graph),
-            ranges,
-            narrow,
-            _infer_types(model),
-        )
+        self.graph = Graph(model.graph)
+        self.ranges = ranges
+        self.narrow = narrow
+        self.types = _infer_types(model)
         self.products: Mapping[str, Product] = {
             each.ends[0]: each for each in products(self.graph)
         }
@@ -451,7 +456,8 @@ class _Writer:
     def _weight(self, product: Product) -> tuple[str, str]:
         """Return the names of the int8 weight, dequantised, and its scales; layers that
         share a weight share these."""
-        made, scales = f"{product.weight}_weight", f"{product.weight}_step"
+        made = f"{product.weight}_weight"
+        scales = f"{product.weight}_step"
         if made not in self.done:
             self.done.add(made)
             codes, steps = quantise_matrix(
@@ -484,7 +490,8 @@ class _Writer:
 
     def _look_up(self, node: NodeProto) -> None:
         """Look rows of a table up in uint8."""
-        (table, ids), made = node.input, node.output[0]
+        (table, ids) = node.input
+        made = node.output[0]
         values = numpy_helper.to_array(self.graph.tensors[table])
         scale = Scale.from_range(float(values.min()), float(values.max()), 8)
         node.input[:] = [self._constant(table, 8), ids]

@@ -30,7 +30,7 @@ from compress import families
 from compress.errors import CompressError, ExportError, first_reason
 from compress.exporters import probes
 from compress.exporters.probes import TRACED, Probe
-from compress.exporters.rewrite.forms import SHIPPED, Form, rewrite_graph
+from compress.exporters.rewrite.forms import SHIPPED_FORM, Form, rewrite_graph
 from compress.exporters.session import (
     PROMPT_LENGTH,
     SESSION_KEY,
@@ -47,7 +47,7 @@ from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
 
 PROTOBUF_LIMIT = 2**31
-MASKED = -1e4
+MASKED_SCORE = -1e4
 """Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike
 float32's lowest it cannot overflow."""
 
@@ -60,7 +60,7 @@ OUTPUTS = (
 )
 """The names that the hub's tools expect of a file's outputs."""
 
-TOLERANCE = 1e-3
+ONNX_TOLERANCE = 1e-3
 """The most that a file's logits may differ from the model's, relative to the largest
 (or 1): float32 noise is 1e-6."""
 
@@ -85,7 +85,7 @@ def to_onnx(
     *,
     opset: int = 17,
     segments: bool = True,
-    form: Form | None = SHIPPED,
+    form: Form | None = SHIPPED_FORM,
     max_length: int | None = None,
 ) -> None:
     """Export a model to the ONNX file `path`.
@@ -303,7 +303,7 @@ def prepare_mask(
     family = families.find(config.model_type)
     if family.looks_back:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
-    full = (1.0 - seen.to(dtype)) * MASKED
+    full = (1.0 - seen.to(dtype)) * MASKED_SCORE
     windowed = family.all_windowed and config.sliding_window is not None
     if "sliding_attention" not in (kinds or ()) and not windowed:
         return full
@@ -314,7 +314,7 @@ def prepare_mask(
         if family.looks_back
         else apart_LL.abs() > config.sliding_window
     )
-    near = (full + far_LL * MASKED).clamp(min=MASKED)
+    near = (full + far_LL * MASKED_SCORE).clamp(min=MASKED_SCORE)
     # Mistral's layers are all alike
     return {"full_attention": full, "sliding_attention": near} if kinds else near
 
@@ -400,7 +400,8 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
             if name in answers and answers[name].dim() == 2
         ]
         axes |= {name: {0: "batch_size"} for name in once}
-        inputs, traced = dict(batch), TracedModel
+        inputs = dict(batch)
+        traced = TracedModel
         if PROMPT_LENGTH in batch:
             traced = TracedSentenceEncoder
             order = ("input_ids", "attention_mask", PROMPT_LENGTH, "token_type_ids")
@@ -432,7 +433,7 @@ class _Compared:
 
     @property
     def equal(self) -> bool:
-        return self.largest <= TOLERANCE * max(1.0, self.answer)  # False for NaN
+        return self.largest <= ONNX_TOLERANCE * max(1.0, self.answer)  # False for NaN
 
 
 def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> dict[str, Tensor]:
@@ -485,7 +486,7 @@ def _check(
             raise ExportError(
                 f"{kind}: the ONNX file's logits differ from the model's by "
                 f"{found.largest:.2g} on {shape}, where the largest is "
-                f"{found.answer:.2g}; expected at most {TOLERANCE:g} of it. The "
+                f"{found.answer:.2g}; expected at most {ONNX_TOLERANCE:g} of it. The "
                 "weights may hold NaN, or the graph holds for some lengths only; "
                 f"{remedy}"
             )

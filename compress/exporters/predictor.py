@@ -18,8 +18,13 @@ from compress.arguments import read_texts
 from compress.data.answers import Nearest, Outcome, check_finite
 from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Task
-from compress.data.text_files import LONGEST
-from compress.data.text_preparation import DOCUMENT, QUERY, count_prompt_tokens, prepend
+from compress.data.text_files import LONGEST_LINE
+from compress.data.text_preparation import (
+    DOCUMENT_PROMPT,
+    QUERY,
+    count_prompt_tokens,
+    prepend,
+)
 from compress.data.vector_index import find_nearest
 from compress.errors import ArgumentError, BundleError, DataError
 from compress.exporters.session import (
@@ -289,7 +294,7 @@ class NearestTexts:
             raise BundleError("there are no texts to search; expected one per line")
         given = list(read_texts(texts, where="NearestTexts.from_texts"))
         return NearestTexts(
-            predictor, given, predictor.embed(given, prompt_name=DOCUMENT), count
+            predictor, given, predictor.embed(given, prompt_name=DOCUMENT_PROMPT), count
         )
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
@@ -348,10 +353,10 @@ class AnsweredLine:
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Read lines without their ends; of a line longer than LONGEST only the
     beginning."""
-    while line := stream.readline(LONGEST + 2):
+    while line := stream.readline(LONGEST_LINE + 2):
         rest = line
-        while len(rest) > LONGEST and not rest.endswith(b"\n"):
-            rest = stream.readline(LONGEST + 2)
+        while len(rest) > LONGEST_LINE and not rest.endswith(b"\n"):
+            rest = stream.readline(LONGEST_LINE + 2)
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -384,12 +389,14 @@ def answer_lines(
         yield AnsweredLine(text, answer)
 
 
-BATCH = 256
+ROWS_PER_BATCH = 256
 """Rows of a stream that are read at a time."""
 T = TypeVar("T")
 
 
-def iterate_batches(values: Iterable[T], count: int = BATCH) -> Iterator[list[T]]:
+def iterate_batches(
+    values: Iterable[T], count: int = ROWS_PER_BATCH
+) -> Iterator[list[T]]:
     """Yield lists of at most `count`, read lazily."""
     rest = iter(values)
     while batch := list(islice(rest, count)):
@@ -399,9 +406,9 @@ def iterate_batches(values: Iterable[T], count: int = BATCH) -> Iterator[list[T]
 def decode(raw: bytes, where: str) -> str:
     """Decode UTF-8. Raises DataError, naming `where` and the byte, for invalid or too
     long text."""
-    if len(raw) > LONGEST:
+    if len(raw) > LONGEST_LINE:
         raise DataError(
-            f"{where}: is longer than {LONGEST:,} bytes; expected one text a line"
+            f"{where}: is longer than {LONGEST_LINE:,} bytes; expected one text a line"
         )
     try:
         return raw.decode("utf-8")

@@ -23,9 +23,9 @@ from compress.slicing.shape import find_setting, positions
 
 TRACED = (2, 5)
 """The (rows, tokens) at which a graph is traced."""
-SHORT = ((1, 1), (1, 2), (3, 7))
+SHORT_TEXTS = ((1, 1), (1, 2), (3, 7))
 """The (rows, tokens) at which every file is compared."""
-DEFAULT_LENGTH = 512
+PROBED_LENGTH = 512
 """The longest text, in tokens, where nobody says which lengths are needed."""
 MOST_WORK = 5e11
 """The most floating-point operations that comparing one text may take on each side:
@@ -62,7 +62,7 @@ def choose_probes(model: nn.Module, max_length: int | None = None) -> list[Probe
     first.
 
     max_length  the most tokens of a text that the file is made for; None:
-                DEFAULT_LENGTH, or the model's positions
+                PROBED_LENGTH, or the model's positions
     """
     most = min(longest_text(model, max_length), affordable_length(model))
     edges = {
@@ -71,7 +71,7 @@ def choose_probes(model: nn.Module, max_length: int | None = None) -> list[Probe
     lengths = sorted(
         {length for length in (*edges, min(BATCHED, most), most) if 1 < length <= most}
     )
-    short = [Probe(rows, tokens) for rows, tokens in SHORT if tokens <= most]
+    short = [Probe(rows, tokens) for rows, tokens in SHORT_TEXTS if tokens <= most]
     return [
         *short,
         *(Probe(2 if length <= BATCHED else 1, length) for length in lengths),
@@ -112,7 +112,7 @@ def longest_text(model: nn.Module, max_length: int | None) -> int:
     limit = positions(model)
     if max_length is not None:
         return max_length if limit is None else min(max_length, limit)
-    return DEFAULT_LENGTH if limit is None else min(DEFAULT_LENGTH, limit)
+    return PROBED_LENGTH if limit is None else min(PROBED_LENGTH, limit)
 
 
 def affordable_length(model: nn.Module) -> int:
@@ -165,7 +165,8 @@ def draw(model: nn.Module, probe: Probe, *, segments: bool) -> dict[str, Tensor]
     """Draw random inputs, in the order of the file's; of several rows the end of the
     first one is masked."""
     config: Any = model.config
-    rows, tokens = probe.rows, probe.tokens
+    rows = probe.rows
+    tokens = probe.tokens
     ids = torch.randint(
         vocabulary_of(config),
         (rows, tokens),

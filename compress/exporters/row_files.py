@@ -30,7 +30,7 @@ from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import Row, Table
 from compress.data.task import Task
 from compress.data.text_files import Position, stripped_lines
-from compress.data.vector_index import TYPES, Form, load_texts, pack, read_index
+from compress.data.vector_index import VECTOR_TYPES, Form, load_texts, pack, read_index
 from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import (
     Answering,
@@ -339,7 +339,8 @@ def _open_writer(
 
         def write_header() -> None:  # its length does not depend on the number of rows
             write_array_header_1_0(
-                file, {"descr": TYPES[form], "fortran_order": False, "shape": shape}
+                file,
+                {"descr": VECTOR_TYPES[form], "fortran_order": False, "shape": shape},
             )
 
         def write_vector(row: Values, _: Sequence[str]) -> None:

@@ -130,12 +130,11 @@ def _parse(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise ExportError(f"{path}: no such file; expected an ONNX model")
     try:
-        model, problem = (
-            onnx.load_model(path, load_external_data=False),
-            "it has no ONNX version",
-        )
+        model = onnx.load_model(path, load_external_data=False)
+        problem = "it has no ONNX version"
     except DecodeError as error:
-        model, problem = onnx.ModelProto(), shorten(str(error))
+        model = onnx.ModelProto()
+        problem = shorten(str(error))
     # random bytes may decode to a message without these
     if not model.ir_version or not model.opset_import:
         raise ExportError(
@@ -163,7 +162,8 @@ def _find_weights(model: onnx.ModelProto, path: Path) -> list[str]:
     Raises ExportError for a name that is absolute, above the folder, reached through a
     link that leads out of it, missing, or shorter than the weights it should hold.
     """
-    names, folder = set[str](), path.parent.resolve()
+    names = set[str]()
+    folder = path.parent.resolve()
     for tensor in _list_tensors(model):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
@@ -192,9 +192,11 @@ def _find_weights(model: onnx.ModelProto, path: Path) -> list[str]:
             )
         size = (folder / name).stat().st_size
         try:
-            start, length = int(place.get("offset", 0)), int(place.get("length", 0))
+            start = int(place.get("offset", 0))
+            length = int(place.get("length", 0))
         except ValueError:
-            start, length = -1, 0
+            start = -1
+            length = 0
         if min(start, length) < 0 or start + length > size:
             raise ExportError(
                 f"{path}: the weight {tensor.name!r} should be at "
@@ -221,14 +223,12 @@ def _list_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             sparse += (attribute.sparse_tensor, *attribute.sparse_tensors)
         for each in sparse:
             yield from (each.values, each.indices)
-        graphs, nodes = (
-            [
-                graph
-                for attribute in attributes
-                for graph in (attribute.g, *attribute.graphs)
-            ],
-            [],
-        )
+        graphs = [
+            graph
+            for attribute in attributes
+            for graph in (attribute.g, *attribute.graphs)
+        ]
+        nodes = []
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -480,7 +480,7 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
         onnx.save_model(model, partial)
 
 
-LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
+SETTLED_LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
 LONGEST_ROW = 512
 """The most tokens of a row on which another file is compared with fp32's: windows and
 positions show in long rows."""
@@ -526,16 +526,15 @@ def rows_for(path: Path, max_length: int) -> list[Feeds]:
     """
     model = read_model(path)
     names = input_names(model)
-    vocabulary, draw = vocabulary_size(model, path), np.random.default_rng(0)
+    vocabulary = vocabulary_size(model, path)
+    draw = np.random.default_rng(0)
     rows: list[Feeds] = []
     longest = min(max_length, LONGEST_ROW)
     for length in sorted(
-        {longest, *(length for length in LENGTHS if length <= longest)}
+        {longest, *(length for length in SETTLED_LENGTHS if length <= longest)}
     ):
-        ids, segments = (
-            draw.integers(0, vocabulary, (1, length)),
-            np.arange(length)[None] * 2 // length,
-        )
+        ids = draw.integers(0, vocabulary, (1, length))
+        segments = np.arange(length)[None] * 2 // length
         known = {
             "input_ids": ids,
             "attention_mask": np.ones_like(ids),
@@ -560,7 +559,8 @@ def onnx_run(path: Path) -> Run:
 def difference(exact: Run, other: Run, rows: Sequence[Feeds]) -> Difference:
     """Compare the answers of `other` with the exact ones; NaN when any logit of `other`
     is."""
-    apart, sizes = [], []
+    apart = []
+    sizes = []
     for row in rows:
         for expected, found in zip(exact(row), other(row), strict=True):
             with np.errstate(invalid="ignore"):  # inf - inf

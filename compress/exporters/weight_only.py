@@ -30,11 +30,11 @@ from compress.exporters.int8 import PRECISION_KEY
 from compress.exporters.rewrite.graph import Graph, attribute, is_plain_gemm
 from compress.exporters.session import MICROSOFT, read_model, save_changed
 
-SMALL = 2**12
+SMALL_WEIGHT = 2**12
 """Weights with fewer numbers stay float32: token types, the outputs of a classifier
 decide much and weigh nothing."""
 
-BLOCKS = {8: (32, 64, 128), 4: (32,)}
+QUANTISED_BLOCKS = {8: (32, 64, 128), 4: (32,)}
 """Block sizes to choose from, by bits: of 8 bits the one that gives the smallest file,
 as any is exact enough."""
 
@@ -73,7 +73,8 @@ def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
     has the other 15."""
     rows, columns = weight_NK.shape
     block = min(
-        BLOCKS[bits], key=lambda size: -(-columns // size) * (size * bits // 8 + 4)
+        QUANTISED_BLOCKS[bits],
+        key=lambda size: -(-columns // size) * (size * bits // 8 + 4),
     )
     count = -(-columns // block)
     blocks_NBK = np.pad(weight_NK, ((0, 0), (0, count * block - columns))).reshape(
@@ -83,10 +84,8 @@ def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
         spans_NB = np.abs(blocks_NBK).max(-1) / 127
         zeros_NB = np.full((rows, count), 128.0, np.float32)
     else:
-        low_NB, high_NB = (
-            np.minimum(blocks_NBK.min(-1), 0),
-            np.maximum(blocks_NBK.max(-1), 0),
-        )
+        low_NB = np.minimum(blocks_NBK.min(-1), 0)
+        high_NB = np.maximum(blocks_NBK.max(-1), 0)
         spans_NB = (high_NB - low_NB) / 15
         zeros_NB = np.rint(-low_NB / np.where(spans_NB > 0, spans_NB, 1))
     scales_NB = np.where(spans_NB > 0, spans_NB, 1).astype(np.float32)
@@ -114,7 +113,8 @@ def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
     writer.rewrite()
     if not writer.packed:
         raise ExportError(
-            f"{source}: no constant matrix of {SMALL} numbers or more was found to "
+            f"{source}: no constant matrix of {SMALL_WEIGHT} numbers or more was found "
+            "to "
             "quantise; expected the fp32 file that to_onnx writes"
         )
     save_changed(model, target, {PRECISION_KEY: "w8" if bits == 8 else "q4"})
@@ -129,7 +129,8 @@ class _WeightOnly:
     """
 
     def __init__(self, graph: Graph, bits: Bits) -> None:
-        self.graph, self.bits = graph, bits
+        self.graph = graph
+        self.bits = bits
         self.packed: dict[str, Packed] = {}
         transposes = [
             node
@@ -163,7 +164,7 @@ class _WeightOnly:
     def _large(self, name: str) -> bool:
         return (
             self.graph.is_matrix(name)
-            and math.prod(self.graph.tensors[name].dims) >= SMALL
+            and math.prod(self.graph.tensors[name].dims) >= SMALL_WEIGHT
         )
 
     def _weight(self, node: onnx.NodeProto) -> tuple[str, bool] | None:
@@ -171,13 +172,16 @@ class _WeightOnly:
         outputs; None for other products."""
         if node.op_type == "Gemm" and not is_plain_gemm(node):
             return None
-        name, rows_are_outputs = node.input[1], bool(attribute(node, "transB", 0))
+        name = node.input[1]
+        rows_are_outputs = bool(attribute(node, "transB", 0))
         if name in self.transposed:
-            name, rows_are_outputs = self.transposed[name], not rows_are_outputs
+            name = self.transposed[name]
+            rows_are_outputs = not rows_are_outputs
         return (name, rows_are_outputs) if self._large(name) else None
 
     def _lookup(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        table, output = node.input[0], node.output[0]
+        table = node.input[0]
+        output = node.output[0]
         packed = self._pack(
             table, numpy_helper.to_array(self.graph.tensors[table]), blocked=False
         )

@@ -2,8 +2,8 @@
 
 from compress.families.family import Family
 
-LAYER = r"(?:.*\.)?layer\.(?P<layer>\d+)"
-ATTENTION = rf"{LAYER}\.attention"
+BERT_LAYER = r"(?:.*\.)?layer\.(?P<layer>\d+)"
+ATTENTION_NAME = rf"{BERT_LAYER}\.attention"
 
 FAMILY = Family(
     "bert",
@@ -19,16 +19,16 @@ FAMILY = Family(
         r"(?:.*\.)?encoder\.LayerNorm": "relative_norm: hidden",
         r"(?:.*\.)?encoder\.conv\.conv": "convolution: hidden hidden .",
         r"(?:.*\.)?encoder\.conv\.LayerNorm": "convolution_norm: hidden",
-        rf"{ATTENTION}\.(?:self\.query(?:_proj)?|q_lin)": "query: query hidden",
-        rf"{ATTENTION}\.(?:self\.key(?:_proj)?|k_lin)": "key: query hidden",
-        rf"{ATTENTION}\.(?:self\.value(?:_proj)?|v_lin)": "value: value hidden",
-        rf"{ATTENTION}\.self\.pos_query_proj": "position_query: query hidden",
-        rf"{ATTENTION}\.self\.pos_key_proj": "position_key: query hidden",
-        rf"{ATTENTION}\.(?:output\.dense|out_lin)": "attention_out: hidden value",
-        rf"{LAYER}\.(?:attention\.output\.LayerNorm|sa_layer_norm)": "attention_norm: hidden",
-        rf"{LAYER}\.(?:intermediate\.dense|ffn\.lin1)": "ffn_in: ffn hidden",
-        rf"{LAYER}\.(?:output\.dense|ffn\.lin2)": "ffn_out: hidden ffn",
-        rf"{LAYER}\.(?:output\.LayerNorm|output_layer_norm)": "ffn_norm: hidden",
+        rf"{ATTENTION_NAME}\.(?:self\.query(?:_proj)?|q_lin)": "query: query hidden",
+        rf"{ATTENTION_NAME}\.(?:self\.key(?:_proj)?|k_lin)": "key: query hidden",
+        rf"{ATTENTION_NAME}\.(?:self\.value(?:_proj)?|v_lin)": "value: value hidden",
+        rf"{ATTENTION_NAME}\.self\.pos_query_proj": "position_query: query hidden",
+        rf"{ATTENTION_NAME}\.self\.pos_key_proj": "position_key: query hidden",
+        rf"{ATTENTION_NAME}\.(?:output\.dense|out_lin)": "attention_out: hidden value",
+        rf"{BERT_LAYER}\.(?:attention\.output\.LayerNorm|sa_layer_norm)": "attention_norm: hidden",
+        rf"{BERT_LAYER}\.(?:intermediate\.dense|ffn\.lin1)": "ffn_in: ffn hidden",
+        rf"{BERT_LAYER}\.(?:output\.dense|ffn\.lin2)": "ffn_out: hidden ffn",
+        rf"{BERT_LAYER}\.(?:output\.LayerNorm|output_layer_norm)": "ffn_norm: hidden",
         r"(?:.*\.)?pooler\.dense": "pooler: hidden hidden",
         r"pre_classifier|classifier\.dense": "pooler: hidden hidden",
         r"classifier(?:\.out_proj)?|qa_outputs": "classifier: . hidden",

@@ -2,19 +2,19 @@
 
 from compress.families.family import Family
 
-BLOCK = r"(?:.*\.)?h\.(?P<layer>\d+)"
+GPT2_BLOCK = r"(?:.*\.)?h\.(?P<layer>\d+)"
 
 FAMILY = Family(
     "gpt2",
     rules={
         r"(?:.*\.)?wte|lm_head": "words: vocabulary hidden",
         r"(?:.*\.)?wpe": "positions: . hidden",
-        rf"{BLOCK}\.ln_1": "attention_norm: hidden",
-        rf"{BLOCK}\.attn\.c_attn": "qkv: hidden query+query+value",
-        rf"{BLOCK}\.attn\.c_proj": "attention_out: value hidden",
-        rf"{BLOCK}\.ln_2": "ffn_norm: hidden",
-        rf"{BLOCK}\.mlp\.c_fc": "ffn_in: hidden ffn",
-        rf"{BLOCK}\.mlp\.c_proj": "ffn_out: ffn hidden",
+        rf"{GPT2_BLOCK}\.ln_1": "attention_norm: hidden",
+        rf"{GPT2_BLOCK}\.attn\.c_attn": "qkv: hidden query+query+value",
+        rf"{GPT2_BLOCK}\.attn\.c_proj": "attention_out: value hidden",
+        rf"{GPT2_BLOCK}\.ln_2": "ffn_norm: hidden",
+        rf"{GPT2_BLOCK}\.mlp\.c_fc": "ffn_in: hidden ffn",
+        rf"{GPT2_BLOCK}\.mlp\.c_proj": "ffn_out: ffn hidden",
         r"(?:.*\.)?ln_f": "final_norm: hidden",
         r"score|classifier|qa_outputs": "classifier: . hidden",
     },

@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 
 from compress.families.family import Family
 
-PACKAGE = "compress.families"
+FAMILIES_PACKAGE = "compress.families"
 
 
 @cache
@@ -17,7 +17,7 @@ def find(model_type: str) -> Family:
 
     The file of `deberta-v2` is `deberta_v2.py`.
     """
-    name = f"{PACKAGE}.{model_type.replace('-', '_')}"
+    name = f"{FAMILIES_PACKAGE}.{model_type.replace('-', '_')}"
     if (
         model_type.isascii()
         and model_type.replace("-", "_").isidentifier()
@@ -32,8 +32,8 @@ def find(model_type: str) -> Family:
 def known() -> list[Family]:
     """List the families that have a file, by name."""
     found = (
-        _read(f"{PACKAGE}.{module.name}")
-        for module in iter_modules(import_module(PACKAGE).__path__)
+        _read(f"{FAMILIES_PACKAGE}.{module.name}")
+        for module in iter_modules(import_module(FAMILIES_PACKAGE).__path__)
     )
     return sorted(
         (family for family in found if family is not None),

@@ -4,7 +4,7 @@ each."""
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compress.families.bert import ATTENTION, LAYER
+from compress.families.bert import ATTENTION_NAME, BERT_LAYER
 from compress.families.family import Family, LayerWork
 
 NETWORK = r"(?:.*\.)?layer\.(?P<block>(?P<layer>\d+)(?:\.ffn\.\d+)?)"
@@ -26,8 +26,11 @@ class MobileBERT(Trigrams):
     """A family whose layers narrow the stream to `true_hidden_size` features."""
 
     def layer_work(self, config: Any, shape: Any) -> LayerWork:
-        stream, inner, ffn = shape.hidden, config.true_hidden_size, shape.ffn
-        networks, bottleneck = config.num_feedforward_networks, config.use_bottleneck
+        stream = shape.hidden
+        inner = config.true_hidden_size
+        ffn = shape.ffn
+        networks = config.num_feedforward_networks
+        bottleneck = config.use_bottleneck
         narrowed = stream * inner if bottleneck else 0
         shared = bottleneck and config.use_bottleneck_attention
         values = inner if shared or not bottleneck else stream
@@ -51,20 +54,20 @@ FAMILY = MobileBERT(
         r"(?:.*\.)?embeddings\.position_embeddings": "positions: . hidden",
         r"(?:.*\.)?embeddings\.token_type_embeddings": "types: . hidden",
         r"(?:.*\.)?embeddings\.LayerNorm": "embedding_norm: hidden",
-        rf"{LAYER}\.bottleneck\.input\.dense": "narrow: bottleneck hidden",
-        rf"{LAYER}\.bottleneck\.input\.LayerNorm": "narrow_norm: bottleneck",
-        rf"{LAYER}\.bottleneck\.attention\.dense": "narrow_attention: shared hidden",
-        rf"{LAYER}\.bottleneck\.attention\.LayerNorm": "narrow_attention_norm: shared",
-        rf"{ATTENTION}\.self\.query": "query: query shared",
-        rf"{ATTENTION}\.self\.key": "key: query shared",
-        rf"{ATTENTION}\.self\.value": "value: value hidden",
-        rf"{ATTENTION}\.output\.dense": "attention_out: bottleneck value",
-        rf"{ATTENTION}\.output\.LayerNorm": "attention_norm: bottleneck",
+        rf"{BERT_LAYER}\.bottleneck\.input\.dense": "narrow: bottleneck hidden",
+        rf"{BERT_LAYER}\.bottleneck\.input\.LayerNorm": "narrow_norm: bottleneck",
+        rf"{BERT_LAYER}\.bottleneck\.attention\.dense": "narrow_attention: shared hidden",
+        rf"{BERT_LAYER}\.bottleneck\.attention\.LayerNorm": "narrow_attention_norm: shared",
+        rf"{ATTENTION_NAME}\.self\.query": "query: query shared",
+        rf"{ATTENTION_NAME}\.self\.key": "key: query shared",
+        rf"{ATTENTION_NAME}\.self\.value": "value: value hidden",
+        rf"{ATTENTION_NAME}\.output\.dense": "attention_out: bottleneck value",
+        rf"{ATTENTION_NAME}\.output\.LayerNorm": "attention_norm: bottleneck",
         rf"{NETWORK}\.intermediate\.dense": "ffn_in: ffn bottleneck",
         rf"{NETWORK}\.output\.dense": "ffn_out: bottleneck ffn",
         rf"{NETWORK}\.output\.LayerNorm": "ffn_norm: bottleneck",
-        rf"{LAYER}\.output\.bottleneck\.dense": "widen: hidden bottleneck",
-        rf"{LAYER}\.output\.bottleneck\.LayerNorm": "widen_norm: hidden",
+        rf"{BERT_LAYER}\.output\.bottleneck\.dense": "widen: hidden bottleneck",
+        rf"{BERT_LAYER}\.output\.bottleneck\.LayerNorm": "widen_norm: hidden",
         r"(?:.*\.)?pooler\.dense": "pooler: hidden hidden",
         r"classifier|qa_outputs": "classifier: . hidden",
     },

@@ -2,20 +2,20 @@
 
 from compress.families.family import Family
 
-LAYER = r"(?:.*\.)?layers\.(?P<layer>\d+)"
+MODERNBERT_LAYER = r"(?:.*\.)?layers\.(?P<layer>\d+)"
 
 FAMILY = Family(
     "modernbert",
     rules={
         r"(?:.*\.)?embeddings\.tok_embeddings": "words: vocabulary hidden",
         r"(?:.*\.)?embeddings\.norm": "embedding_norm: hidden",
-        rf"{LAYER}\.attn_norm": "attention_norm: hidden",  # the first layer has none
-        rf"{LAYER}\.attn\.Wqkv": "qkv: query+query+value hidden",
-        rf"{LAYER}\.attn\.Wo": "attention_out: hidden value",
-        rf"{LAYER}\.mlp_norm": "ffn_norm: hidden",
+        rf"{MODERNBERT_LAYER}\.attn_norm": "attention_norm: hidden",  # the first layer has none
+        rf"{MODERNBERT_LAYER}\.attn\.Wqkv": "qkv: query+query+value hidden",
+        rf"{MODERNBERT_LAYER}\.attn\.Wo": "attention_out: hidden value",
+        rf"{MODERNBERT_LAYER}\.mlp_norm": "ffn_norm: hidden",
         # what is activated, then its gates
-        rf"{LAYER}\.mlp\.Wi": "ffn_in: ffn+ffn hidden",
-        rf"{LAYER}\.mlp\.Wo": "ffn_out: hidden ffn",
+        rf"{MODERNBERT_LAYER}\.mlp\.Wi": "ffn_in: ffn+ffn hidden",
+        rf"{MODERNBERT_LAYER}\.mlp\.Wo": "ffn_out: hidden ffn",
         r"(?:.*\.)?final_norm": "final_norm: hidden",
         # the same before a classifier and before the table
         r"head\.dense": "lm: hidden hidden",

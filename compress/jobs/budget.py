@@ -24,7 +24,9 @@ class KeepBudget(Phase[Job]):
 
     def run(self, job: Job) -> Job:
         models = job.models
-        recipe, context, run = models.recipe, models.context, models.run
+        recipe = models.recipe
+        context = models.context
+        run = models.run
         done = job
         for sized in resolve_budget(recipe, job.teacher, context, run):
             done = run_phases(self.phases, job.with_recipe(sized))

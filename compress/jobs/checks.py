@@ -70,7 +70,8 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
     and batches that cannot be split. The user's own functions are skipped until they
     are imported.
     """
-    problems, calls = list[str](), list[tuple[str, Any, tuple[str, ...]]]()
+    problems = list[str]()
+    calls = list[tuple[str, Any, tuple[str, ...]]]()
     specs: list[tuple[str, StudentSpec | None]] = [("student", recipe.student)]
     for at, stage in enumerate(recipe.stages):
         names = _FUNCTIONS if isinstance(stage, Stage) else _PRUNE_FUNCTIONS
@@ -161,7 +162,7 @@ def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths
         )
 
 
-CUT = 0.05
+CUT_WITHOUT_WARNING = 0.05
 """Share of rows that may lose text without a warning."""
 
 
@@ -181,11 +182,9 @@ def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
             "the teacher does not give"
         ]
     where, stage = min(stages, key=lambda each: each[1].length)
-    share, setting = (
-        lengths.share_cut(stage.length),
-        f"--set {where.replace('[', '.').rstrip(']')}.max_length",
-    )
-    if share > CUT:
+    share = lengths.share_cut(stage.length)
+    setting = f"--set {where.replace('[', '.').rstrip(']')}.max_length"
+    if share > CUT_WITHOUT_WARNING:
         remedy = f"{setting}={lengths.fitting} reads more of them"
         if lengths.fitting <= stage.length:
             remedy = (

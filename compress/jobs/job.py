@@ -78,7 +78,8 @@ def describe_pending(phases: Sequence[Phase[Job]], job: Job) -> str:
     parts = dict[str, str]()
     for phase in phases:
         parts |= phase.pending(job)
-    run, data = job.models.run, job.models.context.data
+    run = job.models.run
+    data = job.models.context.data
     done = [at for at, name in enumerate(parts) if name and run.result(name).is_dir()]
     left = list(parts.values())[max(done, default=-1) + 1 :]
     measured = data.validation if data.test is None else data.test

@@ -21,8 +21,8 @@ from compress.exporters.session import read_model
 from compress.jobs.phase import Phase
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import (
+    CERTIFIED_ROWS,
     RESOLVED,
-    ROWS,
     QuantizationEvaluator,
     attach_certificate,
     certify,
@@ -39,16 +39,19 @@ from compress.quantization.select import (
     attempt_as_written,
     dynamic,
 )
-from compress.quantization.sensitivity import ROUNDS as PRICED_ROUNDS
-from compress.quantization.sensitivity import RUNS as PRICED_RUNS
+from compress.quantization.sensitivity import SENSITIVITY_ROUNDS as PRICED_ROUNDS
+from compress.quantization.sensitivity import SENSITIVITY_RUNS as PRICED_RUNS
 from compress.quantization.sensitivity import Mixed, mix, price_float, race_products
 from compress.quantization.smoothquant import observe_channels, smooth
 from compress.records.forecast import PhaseEstimate, size_mb, time_call
 from compress.records.latency import Latency, Setting
 
-TOKENS, ROUNDS, RUNS = 64, 6, 10
+TRIAL_TOKENS = 64
+QUANTIZE_ROUNDS = 6
+QUANTIZE_RUNS = 10
 """Tokens, rounds and runs of the race between the files before and after."""
-SCORED, COMPARED = 64, 256
+ROWS_COMPARED = 64
+COMPARED = 256
 """Rows on which a trial calibrates and scores, and on which it compares the file with
 float."""
 
@@ -149,7 +152,8 @@ class Calibrate(Phase[QuantizeJob]):
     closest to float."""
 
     def run(self, job: QuantizeJob) -> QuantizeJob:
-        int8, files = job.int8, job.files
+        int8 = job.int8
+        files = job.files
         settings = Calibrated(
             job.bundle.evaluator(job.data.train).subsample(int8.rows).rows,
             files,
@@ -167,15 +171,19 @@ class Calibrate(Phase[QuantizeJob]):
         return replace(job, attempt=attempt)
 
     def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
-        bundle, int8, threads = job.bundle, job.int8, os.cpu_count() or 1
+        bundle = job.bundle
+        int8 = job.int8
+        threads = os.cpu_count() or 1
         source = bundle.files()["fp32"]
-        file, smoothed = job.scratch / "int8.onnx", job.scratch / "smooth.onnx"
-        validation = bundle.evaluator(job.data.validation).subsample(ROWS)
-        few = validation.subsample(SCORED)
+        file = job.scratch / "int8.onnx"
+        smoothed = job.scratch / "smooth.onnx"
+        validation = bundle.evaluator(job.data.validation).subsample(CERTIFIED_ROWS)
+        few = validation.subsample(ROWS_COMPARED)
         train = bundle.evaluator(job.data.train)
-        rows = train.subsample(min(SCORED, int8.rows)).rows
+        rows = train.subsample(min(ROWS_COMPARED, int8.rows)).rows
         files = job.evaluate_on(validation.subsample(COMPARED))
-        judged, probed = len(validation.rows), len(files.probe)
+        judged = len(validation.rows)
+        probed = len(files.probe)
         ranges = choose_ranges(observe(source, rows, threads=threads), "minmax")
         write = time_call(
             lambda: quantize_static(
@@ -202,9 +210,11 @@ class Calibrate(Phase[QuantizeJob]):
                 alpha=ALPHAS[0],
             )
         )
-        setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
+        setting = Setting(1, 1, min(TRIAL_TOKENS, bundle.manifest.max_length))
         raced = {"fp32": source, "int8": file, BEFORE: bundle.files().get("int8", file)}
-        race = time_call(lambda: job.device.race(raced, [setting], rounds=2, runs=RUNS))
+        race = time_call(
+            lambda: job.device.race(raced, [setting], rounds=2, runs=QUANTIZE_RUNS)
+        )
         close = files.outcome(file).least_limit <= max(job.max_drop, RESOLVED / judged)
         times = StepTimes(
             write,
@@ -249,7 +259,8 @@ class ChooseProducts(Phase[QuantizeJob]):
     split."""
 
     def run(self, job: QuantizeJob) -> QuantizeJob:
-        attempt, length = job.attempt, job.bundle.manifest.max_length
+        attempt = job.attempt
+        length = job.bundle.manifest.max_length
         assert attempt is not None, "the calibration comes first"
         mixed = mix(
             attempt.make,
@@ -266,8 +277,11 @@ class ChooseProducts(Phase[QuantizeJob]):
         return replace(job, mixed=mixed)
 
     def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
-        times, parts = job.times, job.parts
-        pricing = times.race / times.raced * PRICED_ROUNDS * PRICED_RUNS / (2 * RUNS)
+        times = job.times
+        parts = job.parts
+        pricing = (
+            times.race / times.raced * PRICED_ROUNDS * PRICED_RUNS / (2 * QUANTIZE_RUNS)
+        )
         pricing += times.write
         trying = (2 * len(parts) + 1) * times.probe
         trying += 2 * math.log2(2 * len(parts)) * times.judge
@@ -290,7 +304,9 @@ class CertifyInt8(Phase[QuantizeJob]):
     the whole into `out`."""
 
     def run(self, job: QuantizeJob) -> QuantizeJob:
-        bundle, attempt, mixed = job.bundle, job.attempt, job.mixed
+        bundle = job.bundle
+        attempt = job.attempt
+        mixed = job.mixed
         assert attempt is not None and mixed is not None, "the file is chosen first"
         evaluator, split = job.certified
         job.say(f"certifying on {len(evaluator):,} {split} rows, {job.device.name}")
@@ -320,14 +336,15 @@ class CertifyInt8(Phase[QuantizeJob]):
         return replace(job, quantized=Quantized(result, proof, mixed, times, sizes))
 
     def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
-        times, source = job.times, job.bundle.files()["fp32"]
+        times = job.times
+        source = job.bundle.files()["fp32"]
         test, _ = job.certified
-        few = test.subsample(SCORED)
+        few = test.subsample(ROWS_COMPARED)
 
         def answer(file: Path, some: Dataset) -> object:
             return compute_logits(job.device, file, replace(few, rows=some))
 
-        seconds = ROUNDS / 2 * times.race
+        seconds = QUANTIZE_ROUNDS / 2 * times.race
         for file in (source, times.file):
             seconds += _time_rows(partial(answer, file), few.rows)(len(test.rows))
         disk_mb = size_mb(job.bundle.path, times.file)
@@ -341,7 +358,11 @@ class CertifyInt8(Phase[QuantizeJob]):
         return job, [found]
 
 
-PHASES: tuple[Phase[QuantizeJob], ...] = (Calibrate(), ChooseProducts(), CertifyInt8())
+QUANTIZE_PHASES: tuple[Phase[QuantizeJob], ...] = (
+    Calibrate(),
+    ChooseProducts(),
+    CertifyInt8(),
+)
 
 
 def _time_rows(
@@ -349,10 +370,8 @@ def _time_rows(
 ) -> Callable[[int], float]:
     """Time a run over one row and over all of `rows`; return the seconds for any number
     of rows."""
-    first, total = (
-        time_call(lambda: run(rows.select(range(1)))),
-        time_call(lambda: run(rows)),
-    )
+    first = time_call(lambda: run(rows.select(range(1))))
+    total = time_call(lambda: run(rows))
     more = max(0.0, total - first) / max(1, len(rows) - 1)
     return lambda count: first + more * count
 
@@ -383,8 +402,8 @@ def race_before_after(
         **before,
         "int8": candidate.files()["int8"],
     }
-    setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
-    times = device.race(files, [setting], rounds=ROUNDS, runs=RUNS)
+    setting = Setting(1, 1, min(TRIAL_TOKENS, bundle.manifest.max_length))
+    times = device.race(files, [setting], rounds=QUANTIZE_ROUNDS, runs=QUANTIZE_RUNS)
     return tuple(times), {
         name: path.stat().st_size / 1e6 for name, path in files.items()
     }

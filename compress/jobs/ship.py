@@ -18,7 +18,7 @@ from compress.benchmark.devices import open_device
 from compress.benchmark.local import machine, race
 from compress.config.recipe import Recipe
 from compress.console import warn
-from compress.data.sources import EMBEDDED, hub_id
+from compress.data.sources import EMBEDDED_DATA, hub_id
 from compress.errors import ExportError
 from compress.evaluation import embedding, metrics
 from compress.evaluation.evaluator import Evaluator
@@ -45,7 +45,7 @@ from compress.training.logging import curves, mend
 from compress.training.run import Run
 from compress.training.stage import Trained, load_trained
 
-LENGTHS = (128, 32)
+SHIPPED_LENGTHS = (128, 32)
 """Tokens at which latency is measured, with one text and one thread; at most the
 bundle's maximum."""
 INT8_DROP = 0.005
@@ -94,7 +94,9 @@ def measure(
     On the test split, or the validation split if there is none with labels. seconds:
     wall time of the run so far.
     """
-    data, length, console = context.data, bundle.manifest.max_length, context.console
+    data = context.data
+    length = bundle.manifest.max_length
+    console = context.console
     mend(run.path / "log.jsonl", partial(warn, console))
     name, split = (
         ("validation", data.validation) if data.test is None else ("test", data.test)
@@ -160,7 +162,7 @@ def measure(
         for scored in (teacher, *students)
         if scored.file is not None
     }
-    lengths = dict.fromkeys(min(tokens, length) for tokens in LENGTHS)
+    lengths = dict.fromkeys(min(tokens, length) for tokens in SHIPPED_LENGTHS)
     console.print(
         f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens",
         highlight=False,
@@ -330,10 +332,8 @@ def make_row(
 def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str, Any]:
     """Make the fields of the model card (see `exporters.card.Card`). origin: those
     taken from the teacher's card."""
-    setting, with_f1 = (
-        next(iter(report.settings), None),
-        any(map(report.macro_f1, report.rows)),
-    )
+    setting = next(iter(report.settings), None)
+    with_f1 = any(map(report.macro_f1, report.rows))
     rows = [
         {
             "model": row.name,
@@ -372,7 +372,8 @@ def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str,
         for row in report.of_role("student")
         if (value := report.score(row)) is not None
     ]
-    paper, known = recipe.paper, hub_id(report.data)
+    paper = recipe.paper
+    known = hub_id(report.data)
     libraries = ", ".join(f"{name} {each}" for name, each in report.versions.items())
     machine = [
         report.machine[key]
@@ -386,7 +387,7 @@ def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str,
         "command": report.command,
         "teacher": report.teacher,
         **origin,
-        **({"language": "en"} if report.data in EMBEDDED else {}),
+        **({"language": "en"} if report.data in EMBEDDED_DATA else {}),
         "data": report.data,
         "dataset": known[0] if known else "",
         "config": known[1] if known else "",
@@ -483,12 +484,12 @@ def ship(
     certified on the validation split, which also decided that. The bundle appears when
     it is complete. started: time.time() at the start of the run.
     """
-    data, console, tokenizer = context.data, context.console, task_teacher.tokenizer
-    length, threads, place = (
-        recipe.stages[-1].length,
-        os.cpu_count() or 1,
-        run.path / "bundle",
-    )
+    data = context.data
+    console = context.console
+    tokenizer = task_teacher.tokenizer
+    length = recipe.stages[-1].length
+    threads = os.cpu_count() or 1
+    place = run.path / "bundle"
     with building(place) as folder:
         bundle = Bundle.write(
             folder,

@@ -21,12 +21,12 @@ from compress.exporters.rewrite.graph import products
 from compress.exporters.session import open_session, read_model
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
-from compress.jobs.ship import LENGTHS, ship
+from compress.jobs.ship import SHIPPED_LENGTHS, ship
 from compress.jobs.trials import SCORED
 from compress.latency.measure import exported
 from compress.models.teacher import Teacher
+from compress.quantization.certify import CERTIFIED_ROWS as ROWS_JUDGED
 from compress.quantization.certify import PROBE
-from compress.quantization.certify import ROWS as ROWS_JUDGED
 from compress.quantization.select import ALPHAS, CALIBRATION_ROWS
 from compress.records.forecast import PhaseEstimate, time_call
 from compress.records.latency import Setting
@@ -74,7 +74,8 @@ class Ship(Phase[Job]):
     def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         assert job.student is not None, "the stages come first"
         length = job.models.recipe.stages[-1].length
-        context, student_mb = job.models.context, job.trials.student_mb
+        context = job.models.context
+        student_mb = job.trials.student_mb
         found = estimate_shipping(job.student, job.teacher, context, length, student_mb)
         return job, [found]
 
@@ -117,7 +118,8 @@ def _time_files(
 ) -> tuple[float, float]:
     """Return the seconds of exporting, racing and running these files, and those that
     choosing int8 may take besides. Raises ExportError."""
-    data, threads = context.data, os.cpu_count() or 1
+    data = context.data
+    threads = os.cpu_count() or 1
     split = data.validation if data.test is None else data.test
     scored = Evaluator.from_split(data.task, split, context.tokenizer, length)
     rows = scored.subsample(SCORED).rows
@@ -134,7 +136,7 @@ def _time_files(
     )
     with export as files:
         seconds = time.perf_counter() - began
-        lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
+        lengths = dict.fromkeys(min(each, length) for each in SHIPPED_LENGTHS)
         settings = [Setting(1, 1, each) for each in lengths]
         seconds += RACED / 2 * time_call(partial(race, files, settings, rounds=2))
         per_row = {}
@@ -155,7 +157,8 @@ def _time_choosing(
 ) -> float:
     """Estimate the seconds of `keep_score` beyond its first look, from those that the
     fp32 and int8 files take."""
-    data, trial = context.data, source.with_suffix(".trial.onnx")
+    data = context.data
+    trial = source.with_suffix(".trial.onnx")
     probed = min(PROBE, len(data.validation))
     judged = min(ROWS_JUDGED, len(data.validation))
     count = len(products(read_model(source).graph))

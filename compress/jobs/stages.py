@@ -10,7 +10,7 @@ from accelerate import PartialState
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
-from compress.config.recipe import WHOLE, Recipe, ancestor, spec_of
+from compress.config.recipe import TEACHER_ITSELF, Recipe, ancestor, spec_of
 from compress.config.reference import Call
 from compress.config.stages import AnyStage, Prune, Stage
 from compress.data.masking import Words
@@ -177,7 +177,8 @@ class StageModels:
         For a narrower student by Taylor expansion, which chooses better than the norms
         of weights (docs/LOG.md).
         """
-        spec, source = spec_of(self.recipe, stage), self._source(teacher)
+        spec = spec_of(self.recipe, stage)
+        source = self._source(teacher)
 
         def rate() -> Importance:
             labelled = stage.data == "task" and source is self.task_teacher
@@ -258,7 +259,8 @@ class StageModels:
         compare the two.
         """
         configs: dict[str, PreTrainedConfig] = {}
-        config, notes = self.base_teacher.model.config, list[str]()
+        config = self.base_teacher.model.config
+        notes = list[str]()
         if self.recipe.pruning:
             check_family(self.base_teacher.model)
         for stage in self.recipe.stages:
@@ -272,7 +274,8 @@ class StageModels:
                 continue
             if stage.kind == "distill" and stage.teacher == "general":
                 check_head(self.base_teacher, stage.head, self.context.kind)
-            source, taught = self.base_teacher.model.config, stage.kind == "distill"
+            source = self.base_teacher.model.config
+            taught = stage.kind == "distill"
             if taught and stage.teacher == "previous":
                 source = configs[ancestor(self.recipe.stages, stage).name]
             if (spec := spec_of(self.recipe, stage)) is not None:
@@ -282,7 +285,7 @@ class StageModels:
                     self.run.confirm(**{f"start of {stage.name}": identify(start)})
                 # the teacher is another model, a prompted one
                 prompted = spec.init == self.base_teacher.name
-                if taught and spec != WHOLE and not prompted:
+                if taught and spec != TEACHER_ITSELF and not prompted:
                     notes += warn_if_larger(stage.name, config, source)
             if stage.objective:
                 build_objective(

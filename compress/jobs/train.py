@@ -30,8 +30,11 @@ class RunStages(Phase[Job]):
         return replace(job, student=student)
 
     def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
-        models, trials, student = job.models, job.trials, job.student
-        recipe, estimates = models.recipe, list[PhaseEstimate]()
+        models = job.models
+        trials = job.trials
+        student = job.student
+        recipe = models.recipe
+        estimates = list[PhaseEstimate]()
         if trains_language_model(recipe):
             estimates += _estimate_language_model(
                 recipe.teacher_lm, models.base_teacher, trials

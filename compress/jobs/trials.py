@@ -43,12 +43,14 @@ from compress.training.stage import (
 )
 from compress.training.trainer import Score
 
-SHORT, LONG = 4, (20, 60)
+SHORT = 4
+LONG = (20, 60)
 """Steps of a short trial, and minimum and maximum of a long one; the difference gives
 the time of a step."""
 SECONDS = 6.0
 """Seconds that a long trial should take."""
-ROWS, SCORED = 64, 256
+ROWS = 64
+SCORED = 256
 """Batches to train on, and rows of the validation split to score, in a trial."""
 
 
@@ -88,10 +90,8 @@ class Trials:
                 stage.name, cached=True, note="has a head for the task"
             )
         elif is_ready(teacher, stage, self.context, self.run):
-            phase, teacher = (
-                PhaseEstimate(stage.name, cached=True),
-                with_head(teacher, stage, self.context, self.run),
-            )
+            phase = PhaseEstimate(stage.name, cached=True)
+            teacher = with_head(teacher, stage, self.context, self.run)
         else:
             phase, _ = self.try_stage(
                 stage, copy.deepcopy(teacher.model).requires_grad_(True), None
@@ -125,10 +125,10 @@ class Trials:
 
         origin_D, wrap_score  as for `run_stage`
         """
-        notes, variants = (
-            ["until the validation score stops improving"] if stage.open_ended else [],
-            1,
+        notes = (
+            ["until the validation score stops improving"] if stage.open_ended else []
         )
+        variants = 1
         if isinstance(stage.augment, Call) and asks_language_model(stage.augment):
             variants += int(
                 stage.augment.options.get(
@@ -210,7 +210,8 @@ class Trials:
             length = plan_length(
                 stage, per_epoch, rows=held_out, per_query=rows_per_query(rows)
             )
-            steps, every = (length.least, length.most), length.every
+            steps = (length.least, length.most)
+            every = length.every
         else:
             steps = (plan_steps(stage, per_epoch),) * 2
             every = max(1, min(steps[0], per_epoch) // max(1, stage.evaluate))

@@ -24,7 +24,7 @@ from compress.data.task import TaskData
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
 from compress.jobs.phase import Phase
 from compress.models.checkpoints import resolve
 from compress.models.loader import load_tokenizer
@@ -158,7 +158,9 @@ class CertifyTrimmed(Phase[TrimJob]):
     labelled data."""
 
     def run(self, job: TrimJob) -> TrimJob:
-        bundle, small, result = job.bundle, job.small, job.result
+        bundle = job.bundle
+        small = job.small
+        result = job.result
         if bundle is None or job.data is None:
             return job
         assert small is not None and result is not None, "it is written first"
@@ -182,9 +184,8 @@ class CertifyTrimmed(Phase[TrimJob]):
         written = small.attach(REPORT, report.to_json())
         for precision, proof in proofs.items():
             written, proofs[precision] = attach_certificate(written, precision, proof)
-        before, after = (
-            TextEncoder.from_folder(each.path) for each in (bundle, written)
-        )
+        before = TextEncoder.from_folder(bundle.path)
+        after = TextEncoder.from_folder(written.path)
         same = [same for _, same in compare_encodings(before, after, texts_of(split))]
         certified = TrimResult(
             trimmed, tuple(proofs.values()), float(np.mean(same)), len(split)
@@ -199,7 +200,7 @@ class CertifyTrimmed(Phase[TrimJob]):
         few = min(64, len(split))
         rows = bundle.evaluator(split).subsample(few).rows
         seconds = 0.0
-        for each in FILES:
+        for each in BUNDLE_FILES:
             if each not in bundle.files():
                 continue
             score = partial(bundle.logits, precision=each, threads=job.threads)
@@ -210,7 +211,7 @@ class CertifyTrimmed(Phase[TrimJob]):
         return job, [PhaseEstimate("scoring", seconds=(seconds, seconds), note=note)]
 
 
-PHASES: tuple[Phase[TrimJob], ...] = (Trim(), CertifyTrimmed())
+TRIM_PHASES: tuple[Phase[TrimJob], ...] = (Trim(), CertifyTrimmed())
 
 
 def load_trim_texts(
@@ -281,8 +282,9 @@ def certify_files(
     name: that of the split; method, data: for the certificate
     """
     evaluators = [each.evaluator(split) for each in (before, after)]
-    facts, proofs = machine(), {}
-    for precision in FILES:
+    facts = machine()
+    proofs = {}
+    for precision in BUNDLE_FILES:
         if precision not in after.files():
             continue
         logits = [
@@ -292,7 +294,7 @@ def certify_files(
         outcome = compare_answers(before, evaluators, logits)
         certified, reason = verdict(outcome, max_drop)
         proofs[precision] = Certificate(
-            artefact=FILES[precision],
+            artefact=BUNDLE_FILES[precision],
             metric=before.task.metric,
             before=outcome.before,
             after=outcome.after,
@@ -308,7 +310,7 @@ def certify_files(
             method=method,
             split=name,
             data=data,
-            exact_sha256=before.manifest.files[FILES[precision]].sha256,
+            exact_sha256=before.manifest.files[BUNDLE_FILES[precision]].sha256,
             classes=outcome.classes,
         )
     return proofs
@@ -332,10 +334,8 @@ def compare_answers(
         )
     )
     if not bundle.task.tokenwise:
-        agreement, changed = (
-            evaluators[0].agreement(logits[1], logits[0]),
-            evaluators[0].count_changed(logits[1], logits[0]),
-        )
+        agreement = evaluators[0].agreement(logits[1], logits[0])
+        changed = evaluators[0].count_changed(logits[1], logits[0])
         return ScoreDrop(
             before,
             after,

@@ -105,7 +105,8 @@ def _count(config: Any, setting: Setting, kind: Kind | None) -> Terms:
 
 
 def _static(config: Any, setting: Setting) -> Terms:
-    rows, hidden = setting.batch, config.hidden_size
+    rows = setting.batch
+    hidden = config.hidden_size
     head = hidden * config.num_labels
     return Terms(
         {

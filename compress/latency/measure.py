@@ -20,7 +20,7 @@ import torch
 
 from compress.benchmark.device import Device
 from compress.errors import SearchError, did_you_mean
-from compress.exporters.artifact import FILES, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Precision
 from compress.exporters.fp16 import to_float16
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
@@ -38,10 +38,11 @@ AGREE = 1.05
 """The largest ratio between a file's p10 in its best two races for both to count as
 undisturbed."""
 
-TOGETHER = 8
+RACED_TOGETHER = 8
 """Files open on the device at once; a phone cannot hold more."""
 
-SWEEPS, MORE = 3, 5
+SWEEPS = 3
+MORE = 5
 """Races of every file, and further races of disturbed files: two in a row can be
 disturbed alike."""
 
@@ -118,9 +119,10 @@ def exported(
         dict.fromkeys(configs, precision) if isinstance(precision, str) else precision
     )
     for each in precisions.values():
-        if each not in FILES:
+        if each not in BUNDLE_FILES:
             raise SearchError(
-                f"precision {each}: no such precision.{did_you_mean(each, FILES)}"
+                f"precision {each}: no such "
+                f"precision.{did_you_mean(each, BUNDLE_FILES)}"
             )
     if not configs:
         raise SearchError("no shapes to measure; expected at least one config")
@@ -156,9 +158,9 @@ def race(
     """Measure the latency of files, by name, robustly against other work on the
     machine.
 
-    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs`
-    forwards in all. Every file races SWEEPS times; if its best passes in two races do
-    not agree, it races again, MORE times at most. p50_ms is the median of an
+    RACED_TOGETHER files at a time take turns in races of two passes of `rounds` x
+    `runs` forwards in all. Every file races SWEEPS times; if its best passes in two
+    races do not agree, it races again, MORE times at most. p50_ms is the median of an
     undisturbed pass: the least p10 of a pass, times the least ratio of median to p10.
     `noisy`: no second race has a pass whose p10 is within AGREE of the least.
     """
@@ -176,10 +178,13 @@ def race(
                 f"{sweep + 1}{why}"
             )
         for at in show_progress(
-            range(0, len(left), TOGETHER), "timing", -(-len(left) // TOGETHER), "groups"
+            range(0, len(left), RACED_TOGETHER),
+            "timing",
+            -(-len(left) // RACED_TOGETHER),
+            "groups",
         ):
-            together = list(dict.fromkeys([*left[at : at + TOGETHER], *files]))[
-                :TOGETHER
+            together = list(dict.fromkeys([*left[at : at + RACED_TOGETHER], *files]))[
+                :RACED_TOGETHER
             ]
             # alone, a file would have the caches for itself
             some = {name: files[name] for name in together}

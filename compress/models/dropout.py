@@ -9,19 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-STEPS = 1 << 16
-"""Probabilities are rounded to a multiple of 1 / STEPS: 0.1 becomes 0.100006. The scale
-uses the rounded value."""
+PROBABILITY_STEPS = 1 << 16
+"""Probabilities are rounded to a multiple of 1 / PROBABILITY_STEPS: 0.1 becomes
+0.100006. The scale uses the rounded value."""
 
 
 def drop(x: Tensor, p: float) -> Tensor:
     """Set elements of `x` to 0 with probability `p`, and divide the others by 1 - p."""
     if x.device.type != "cpu" or not 0 < p < 1:
         return dropout(x, p)
-    cut = max(1, round(p * STEPS))
+    cut = max(1, round(p * PROBABILITY_STEPS))
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= cut - STEPS // 2
-    return x * kept.to(x.dtype).mul_(STEPS / (STEPS - cut))
+    kept = (
+        bits.view(torch.int16)[: x.numel()].view(x.shape)
+        >= cut - PROBABILITY_STEPS // 2
+    )
+    return x * kept.to(x.dtype).mul_(PROBABILITY_STEPS / (PROBABILITY_STEPS - cut))
 
 
 class Dropout(nn.Dropout):

@@ -16,7 +16,7 @@ from compress import families
 from compress.models import heads
 from compress.slicing.shape import Shape, positions, setting_name
 
-TOKENS = 128
+COUNTED_TOKENS = 128
 """The length at which FLOPs are counted."""
 FEW = 8
 """The vocabulary of a model whose forward pass does not run without weights."""
@@ -92,7 +92,7 @@ def _frozen(model: Any) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-ALIKE = 1.05
+FLOPS_ALIKE = 1.05
 """A student is larger beyond this many times its teacher's FLOPs: a factorised
 embedding adds half a percent."""
 
@@ -103,13 +103,11 @@ def warn_if_larger(
     """Warn about a student that has more parameters or clearly more FLOPs than its
     teacher, or as many of both."""
     with torch.device("meta"):
-        mine, theirs = (
-            measure_size(heads.create(copy.deepcopy(each), "encoder", None))
-            for each in (student, teacher)
-        )
+        mine = measure_size(heads.create(copy.deepcopy(student), "encoder", None))
+        theirs = measure_size(heads.create(copy.deepcopy(teacher), "encoder", None))
     larger = (
         mine.parameters > theirs.parameters
-        or mine.flops_per_token > ALIKE * theirs.flops_per_token
+        or mine.flops_per_token > FLOPS_ALIKE * theirs.flops_per_token
     )
     if not larger and (
         mine.parameters < theirs.parameters
@@ -131,8 +129,8 @@ def warn_if_larger(
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters, FLOPs (a multiply-add is two) per token over TOKENS tokens, and
-    megabytes of 10^6 bytes.
+    """Parameters, FLOPs (a multiply-add is two) per token over COUNTED_TOKENS tokens,
+    and megabytes of 10^6 bytes.
 
     int8_mb: one byte per number of tables and matrices, four of vectors, as
     `quantize_dynamic` does.
@@ -168,10 +166,11 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
             encoder: Any = heads.create(shallow, "encoder", None)
             return flops_per_token(
                 encoder.get_encoder() if model.config.is_encoder_decoder else encoder,
-                TOKENS,
+                COUNTED_TOKENS,
             )
 
-    shape, total = Shape.from_config(model.config), count_parameters(model)
+    shape = Shape.from_config(model.config)
+    total = count_parameters(model)
     tables = {
         id(m.weight): m.weight.numel()
         for m in model.modules()

@@ -192,7 +192,8 @@ def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:
             f"{path}: holds a {type(listed).__name__}; expected a list of modules; "
             "download it again"
         )
-    entries, names = list[ModuleEntry](), list[str]()
+    entries = list[ModuleEntry]()
+    names = list[str]()
     for each in listed:
         if not isinstance(each, dict) or not {"type", "path"} <= each.keys():
             raise TeacherError(
@@ -201,7 +202,8 @@ def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:
         keys = JsonKeys(path, each)
         keys.take("idx", int, 0)
         names.append(keys.take("name", str, str(len(names))))
-        dotted, place = keys.take("type", str), keys.take("path", str)
+        dotted = keys.take("type", str)
+        place = keys.take("path", str)
         keys.refuse(
             "kwargs",
             [],
@@ -434,7 +436,8 @@ class ModelFolder:
         says, and for a config.json that needs code of its own, describes quantised
         weights, or has impossible labels or ignored settings."""
         identify_kind(self.path)
-        config, where = self.config, self.where
+        config = self.config
+        where = self.where
         if config.get("auto_map"):
             raise TeacherError(
                 f"{where}: the model has code of its own (auto_map), which is never "
@@ -520,7 +523,8 @@ class ModelFolder:
     def outputs(self) -> int:
         """Count the outputs that config.json states; 2 if it states none, as in
         transformers."""
-        ids, stated = self._ids(), self.config.get("num_labels")
+        ids = self._ids()
+        stated = self.config.get("num_labels")
         if ids is None:
             return 2 if stated is None else int(stated)
         return len(ids)
@@ -534,7 +538,8 @@ class ModelFolder:
         right: not one for each output from 0 on, two of one name, or num_labels or
         label2id that say something else.
         """
-        ids, where = self._ids(), self.where
+        ids = self._ids()
+        where = self.where
         if ids is None:
             return tuple(f"LABEL_{index}" for index in range(self.outputs))
         stated = self.config.get("num_labels")

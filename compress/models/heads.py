@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from compress.config.stages import Head
 
-OTHERS: Final[Mapping["Head", str]] = {
+OTHER_HEADS: Final[Mapping["Head", str]] = {
     "encoder": "AutoModel",
     "masked_lm": "AutoModelForMaskedLM",
     "pretraining": "AutoModelForPreTraining",
@@ -37,7 +37,7 @@ def auto(head: "Head", kind: Kind | None) -> Any:
     import transformers
 
     if head != "task":
-        return getattr(transformers, OTHERS[head])
+        return getattr(transformers, OTHER_HEADS[head])
     if kind is None:
         raise StudentError("a stage with `head: task` needs a task: give --data")
     return find(kind).auto_class()
@@ -171,5 +171,6 @@ def restore_labels(
 ) -> "PreTrainedModel":
     """Keep the task's labels in the model's config, for the head that comes with the
     task."""
-    model.config.id2label, model.config.label2id = config.id2label, config.label2id
+    model.config.id2label = config.id2label
+    model.config.label2id = config.label2id
     return model

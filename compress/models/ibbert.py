@@ -94,7 +94,8 @@ class IBBertAttention(nn.Module):
 
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
-        D, inner = config.hidden_size, config.intra_bottleneck_size
+        D = config.hidden_size
+        inner = config.intra_bottleneck_size
         if inner % config.num_attention_heads:
             raise ValueError(
                 f"intra_bottleneck_size {inner} is not a multiple of "
@@ -119,10 +120,9 @@ class IBBertAttention(nn.Module):
         """Return (B, L, I) after the residual and its norm, and the attention
         probabilities if they are computed."""
         split = (*stream_BLD.shape[:-1], -1, self.head_size)
-        query_BHLK, key_BHLK, value_BHLK = (
-            each(stream_BLD).view(split).transpose(1, 2)
-            for each in (self.query, self.key, self.value)
-        )
+        query_BHLK = self.query(stream_BLD).view(split).transpose(1, 2)
+        key_BHLK = self.key(stream_BLD).view(split).transpose(1, 2)
+        value_BHLK = self.value(stream_BLD).view(split).transpose(1, 2)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -146,11 +146,9 @@ class IBBertLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
-        D, inner, eps = (
-            config.hidden_size,
-            config.intra_bottleneck_size,
-            config.layer_norm_eps,
-        )
+        D = config.hidden_size
+        inner = config.intra_bottleneck_size
+        eps = config.layer_norm_eps
         self.widen = nn.Linear(D, inner)
         self.widen_norm = nn.LayerNorm(inner, eps=eps)
         self.attention = IBBertAttention(config)

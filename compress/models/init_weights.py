@@ -18,10 +18,10 @@ from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
 from compress.slicing.select import Kept
 from compress.slicing.sizes import select_layers
 
-HEADS = ("score.", "classifier.", "qa_outputs.")
+HEAD_PREFIXES = ("score.", "classifier.", "qa_outputs.")
 """Prefixes of the weights of task heads, which depend on the number of labels."""
 
-_LAYER = re.compile(
+_LAYER_PATTERN = re.compile(
     r"((?:.*?\.)?(?:h|block|layer|layers|attentions|layer_norm1|ffns|layer_norm2))\.(\d+)\.(.*)"
 )
 """A weight of a layer: its stack, its number there, and its name; the last four stacks
@@ -103,7 +103,8 @@ def copy_from_teacher(
     A teacher on the meta device has no weights to cut. Raises StudentError.
     """
     if kept is None:
-        mine, theirs = student.config.model_type, teacher.config.model_type
+        mine = student.config.model_type
+        theirs = teacher.config.model_type
         if mine != theirs:
             found = families.find(theirs)
             kin = [each.name for each in families.known() if each.is_cut_from(found)]
@@ -120,7 +121,7 @@ def copy_from_teacher(
             _copy_by_name(
                 strip_prefix(student, dict(student.named_parameters())),
                 strip_prefix(teacher, weights),
-                optional=HEADS,
+                optional=HEAD_PREFIXES,
                 remedy="heads keep their size, and as many share keys and values; "
                 "leave head_dim and num_key_value_heads out of student.config, or use "
                 "init: scratch",
@@ -178,11 +179,10 @@ def copy_whole(
     stay as they are. Raises StudentError if a weight has another shape than the
     teacher's, or if no stack of layers is known.
     """
-    own, source = (
-        strip_prefix(model, dict(model.named_parameters()))
-        for model in (student, teacher)
-    )
-    depths, teacher_depths = _count_layers(own), _count_layers(source)
+    own = strip_prefix(student, dict(student.named_parameters()))
+    source = strip_prefix(teacher, dict(teacher.named_parameters()))
+    depths = _count_layers(own)
+    teacher_depths = _count_layers(source)
     chosen = {
         stack: select_layers(rule, depths[stack], teacher_depths[stack])
         for stack in depths.keys() & teacher_depths
@@ -196,7 +196,7 @@ def copy_whole(
         )
 
     def name_in_teacher(name: str) -> str:
-        found = _LAYER.fullmatch(name)
+        found = _LAYER_PATTERN.fullmatch(name)
         # which only a first layer has
         if found is None or found[1] not in chosen or "relative_attention_bias" in name:
             return name
@@ -237,7 +237,7 @@ def _copy_by_name(
 def _count_layers(names: Mapping[str, Tensor]) -> dict[str, int]:
     """Count the layers of each stack."""
     depths: dict[str, int] = {}
-    for found in filter(None, map(_LAYER.fullmatch, names)):
+    for found in filter(None, map(_LAYER_PATTERN.fullmatch, names)):
         depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
     return depths
 
@@ -247,9 +247,8 @@ def tables(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the teacher's words, positions in use and types in float64, each row minus
     its mean."""
-    words, positions = (
-        source[Weight(role, None, "weight")].double() for role in ("words", "positions")
-    )
+    words = source[Weight("words", None, "weight")].double()
+    positions = source[Weight("positions", None, "weight")].double()
     kept = source.get(Weight("types", None, "weight"))
     types = torch.zeros_like(words[:1]) if kept is None else kept.double()
     for name, module in teacher.named_modules():
@@ -259,9 +258,9 @@ def tables(
         if name.endswith("task_type_embeddings"):
             # ERNIE's is 0 unless the caller says otherwise
             types = types + module.weight.data[0].to(types)
-    words, positions, types = (
-        table - table.mean(-1, keepdim=True) for table in (words, positions, types)
-    )
+    words = words - words.mean(-1, keepdim=True)
+    positions = positions - positions.mean(-1, keepdim=True)
+    types = types - types.mean(-1, keepdim=True)
     return words, positions, types
 
 

@@ -101,7 +101,8 @@ def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
     model that knows one: such a model reads pairs without types (klue/roberta,
     AlephBERT). Raises TeacherError.
     """
-    source, encoder = ModelFolder(folder), read_encoder(folder)
+    source = ModelFolder(folder)
+    encoder = read_encoder(folder)
     with explain_load_errors(folder):
         if source.tokenizer_settings().get("auto_map"):
             raise TeacherError(
@@ -183,7 +184,8 @@ def compare_tokens(
 ) -> str:
     """Say how two tokenizers differ in their tokens, ids and special tokens; an empty
     text if they do not."""
-    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    ours = tokenizer.get_vocab()
+    theirs = other.get_vocab()
     every = ours.keys() | theirs.keys()
     differing = sorted(token for token in every if ours.get(token) != theirs.get(token))
     if differing:
@@ -286,7 +288,8 @@ def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> "LoadedModel":
 
     from compress.models.saved_head import explain_unknown_head, find_head, write_names
 
-    source, config = ModelFolder(folder), load_config(folder)
+    source = ModelFolder(folder)
+    config = load_config(folder)
     head = find_head(source, config, allow_pickle=allow_pickle)
     if head.part == "unknown":
         raise TeacherError(explain_unknown_head(source, head))

@@ -28,7 +28,7 @@ from compress.errors import StudentError, TeacherError
 from compress.models.folder import MODULES, PICKLED, SAFETENSORS
 from compress.models.sentence_folder import SentenceFolder, write
 from compress.models.sentence_modules import (
-    TOKENS,
+    TOKEN_FEATURE,
     VECTOR,
     Dense,
     Dropout,
@@ -120,7 +120,7 @@ class PoolingLayer(nn.Module):
         return {
             **features,
             VECTOR: pool_tokens(
-                features[TOKENS], features["visible"], self.modes, prompt_length
+                features[TOKEN_FEATURE], features["visible"], self.modes, prompt_length
             ),
         }
 
@@ -130,7 +130,8 @@ class DenseLayer(nn.Module):
 
     def __init__(self, settings: Dense) -> None:
         super().__init__()
-        self.source, self.target = settings.source, settings.target
+        self.source = settings.source
+        self.target = settings.target
         self.linear = nn.Linear(
             settings.read_width, settings.written_width, settings.bias
         )
@@ -155,7 +156,8 @@ class NormalizeLayer(nn.Module):
 
     def __init__(self, settings: Normalize) -> None:
         super().__init__()
-        self.source, self.target = settings.source, settings.target
+        self.source = settings.source
+        self.target = settings.target
 
     def forward(self, features: Features) -> Features:
         return {
@@ -186,7 +188,7 @@ class DropoutLayer(nn.Module):
         return {**features, VECTOR: self.dropout(features[VECTOR])}
 
 
-LAYERS: Final[Mapping[type[SentenceModule], Callable[[Any], nn.Module]]] = {
+MODULE_LAYERS: Final[Mapping[type[SentenceModule], Callable[[Any], nn.Module]]] = {
     Pooling: PoolingLayer,
     Dense: DenseLayer,
     Normalize: NormalizeLayer,
@@ -198,7 +200,7 @@ LAYERS: Final[Mapping[type[SentenceModule], Callable[[Any], nn.Module]]] = {
 
 def make_layer(settings: SentenceModule) -> nn.Module:
     """Make the layer, with random weights, that computes a module."""
-    return LAYERS[type(settings)](settings)
+    return MODULE_LAYERS[type(settings)](settings)
 
 
 def name_layers(modules: tuple[SentenceModule, ...]) -> list[str]:
@@ -307,7 +309,7 @@ class SentenceEncoder(PreTrainedModel):
             if everything
             else _find_visible(attention_mask)
         )
-        features = {TOKENS: tokens_BLD, "visible": visible_BL}
+        features = {TOKEN_FEATURE: tokens_BLD, "visible": visible_BL}
         if prompt_length is not None:
             features["prompt_length"] = prompt_length
         for layer in self.sentence_modules.values():

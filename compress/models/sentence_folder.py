@@ -30,7 +30,12 @@ from compress.models.folder import (
     read_json,
 )
 from compress.models.json_keys import JsonKeys
-from compress.models.sentence_modules import CLASSES, TOKENS, VECTOR, SentenceModule
+from compress.models.sentence_modules import (
+    MODULE_CLASSES,
+    TOKEN_FEATURE,
+    VECTOR,
+    SentenceModule,
+)
 from compress.models.sentence_settings import (
     TOKENS_ONLY,
     SentenceSettings,
@@ -47,10 +52,10 @@ ENCODER_FILES: Final = (
     "sentence_xlnet_config.json",
 )
 """The names of the encoder's file; the first that holds anything is read."""
-UNLIMITED: Final = 10**6
+NO_LENGTH_LIMIT: Final = 10**6
 """A tokenizer without a limit has a `model_max_length` of at least this."""
 
-_HOMES: Final[Mapping[str, tuple[str, ...]]] = {
+_MODULE_HOMES: Final[Mapping[str, tuple[str, ...]]] = {
     "Transformer": ("base.modules", "base.modules.transformer"),
     "Dense": ("base.modules", "base.modules.dense"),
     "Normalize": (
@@ -65,7 +70,7 @@ _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
 """The packages of version 6 in which the classes stand, besides those of
 `_is_known`."""
 
-_OTHERS: Final[Mapping[str, str]] = {
+_OTHER_MODULES: Final[Mapping[str, str]] = {
     "Asym": "it has a model for each purpose of a text; save the one that you want as "
     "a folder of its own",
     "BoW": "it counts words and has no encoder",
@@ -110,7 +115,9 @@ class EncoderTask(NamedTuple):
 
 
 _TASKS: Final[Mapping[str, EncoderTask]] = {
-    "sentence_encoder": EncoderTask("feature-extraction", "last_hidden_state", TOKENS),
+    "sentence_encoder": EncoderTask(
+        "feature-extraction", "last_hidden_state", TOKEN_FEATURE
+    ),
     "cross_encoder": EncoderTask("sequence-classification", "logits", "scores"),
 }
 """What the Transformer of each kind of folder must compute."""
@@ -164,7 +171,7 @@ class EncoderSettings:
         limits = [positions] if positions is not None else []
         if self.max_length is not None:
             limits.append(self.max_length)
-        elif tokenizer.model_max_length < UNLIMITED:
+        elif tokenizer.model_max_length < NO_LENGTH_LIMIT:
             limits.append(int(tokenizer.model_max_length))
         return min(limits, default=None)
 
@@ -198,7 +205,7 @@ class SentenceFolder:
         _check_encoder(where, listed)
         encoder = _read_encoder(folder, listed[0].path, _TASKS["sentence_encoder"])
         modules = tuple(
-            CLASSES[entry.kind].from_config(
+            MODULE_CLASSES[entry.kind].from_config(
                 _open(folder / entry.path / "config.json", optional=True)
             )
             for entry in listed[1:]
@@ -305,7 +312,7 @@ def _write_entry(number: int, kind: str, path: str) -> dict[str, Any]:
 def _is_known(entry: ModuleEntry) -> bool:
     """Check whether the path of a class is one under which sentence-transformers has
     it."""
-    own = _HOMES.get(entry.kind, ())
+    own = _MODULE_HOMES.get(entry.kind, ())
     homes = (
         {"models", f"models.{entry.kind}", "sentence_transformer.modules", *own}
         if own
@@ -335,18 +342,18 @@ def _check_class(where: Path, entry: ModuleEntry) -> None:
         raise TeacherError(
             f"{where}: {entry.dotted}: is a class of its own, whose code is never run; "
             "expected modules of sentence-transformers: "
-            f"{', '.join(('Transformer', *CLASSES))}"
+            f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
-    if entry.kind in _OTHERS or not _is_known(entry):
+    if entry.kind in _OTHER_MODULES or not _is_known(entry):
         why = _explain(entry.kind) or " is no module of sentence-transformers 6.2"
         raise TeacherError(
             f"{where}: {entry.dotted}:{why or ''}; expected modules of the kinds "
-            f"{', '.join(('Transformer', *CLASSES))}"
+            f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
 
 
 def _explain(kind: str) -> str:
-    return f" cannot be read: {_OTHERS[kind]}" if kind in _OTHERS else ""
+    return f" cannot be read: {_OTHER_MODULES[kind]}" if kind in _OTHER_MODULES else ""
 
 
 def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSettings:
@@ -408,7 +415,8 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
 def _take_either(keys: JsonKeys, old: str, new: str) -> Mapping[str, Any]:
     """Take a group of arguments under its old or its new name; the old one counts, as
     in sentence-transformers."""
-    older, newer = keys.take(old, dict, None), keys.take(new, dict, {})
+    older = keys.take(old, dict, None)
+    newer = keys.take(new, dict, {})
     return newer if older is None else older
 
 
@@ -551,7 +559,8 @@ def _check_requirements(keys: JsonKeys) -> None:
             else requirement
         )
         try:
-            found, fits = version(name), SpecifierSet(str(specifier))
+            found = version(name)
+            fits = SpecifierSet(str(specifier))
         except (PackageNotFoundError, InvalidSpecifier):
             raise TeacherError(
                 f"{keys.path}: requires {package} {specifier}, which cannot be checked "

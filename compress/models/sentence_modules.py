@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Self
 from compress.errors import TeacherError, did_you_mean
 from compress.models.json_keys import JsonKeys
 
-TOKENS: Final = "token_embeddings"
+TOKEN_FEATURE: Final = "token_embeddings"
 VECTOR: Final = "sentence_embedding"
 """The features that modules read and write unless their config says otherwise."""
 
@@ -33,7 +33,7 @@ _RESERVED: Final = frozenset(
 """Features that sentence-transformers computes itself, or gives a meaning of its own;
 no module may write them."""
 
-ELEMENTWISE: Final = frozenset(
+ELEMENTWISE_ACTIVATIONS: Final = frozenset(
     {
         "CELU",
         "ELU",
@@ -71,7 +71,7 @@ MODES: Final = (
 )
 """The ways to pool tokens, in the order in which their older flags are joined."""
 
-_FLAGS: Final[Mapping[str, str]] = {
+_POOLING_FLAGS: Final[Mapping[str, str]] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -155,7 +155,9 @@ class Pooling(SentenceModule):
         )
         width = config.take_width(width_name)
         flags = [
-            mode for name, mode in _FLAGS.items() if config.take(name, bool, False)
+            mode
+            for name, mode in _POOLING_FLAGS.items()
+            if config.take(name, bool, False)
         ]
         named = config.take("pooling_mode", (str, list), flags or ["mean"])
         include_prompt = config.take("include_prompt", bool, True)
@@ -180,7 +182,7 @@ class Pooling(SentenceModule):
             newer = ("weightedmean", "lasttoken")
             config |= {
                 name: mode in self.modes
-                for name, mode in _FLAGS.items()
+                for name, mode in _POOLING_FLAGS.items()
                 if mode in self.modes or mode not in newer
             }
         else:  # the flags have an order of their own
@@ -191,7 +193,7 @@ class Pooling(SentenceModule):
 
     @property
     def reads(self) -> str:
-        return TOKENS
+        return TOKEN_FEATURE
 
     @property
     def writes(self) -> str:
@@ -352,7 +354,7 @@ class Dropout(SentenceModule):
         return {"dropout": self.probability}
 
 
-CLASSES: Final[Mapping[str, type[SentenceModule]]] = {
+MODULE_CLASSES: Final[Mapping[str, type[SentenceModule]]] = {
     each.kind: each for each in (Pooling, Dense, Normalize, LayerNorm, Dropout)
 }
 
@@ -369,7 +371,7 @@ def from_plain(plain: Mapping[str, Any]) -> SentenceModule:
         for name, value in plain.items()
     }
     kind = str(fields.pop("kind"))
-    return CLASSES[kind](**fields)
+    return MODULE_CLASSES[kind](**fields)
 
 
 def _read_activation(config: JsonKeys) -> str:
@@ -381,12 +383,12 @@ def _read_activation(config: JsonKeys) -> str:
         "torch.nn.modules",
         f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}",
     )
-    if name in ELEMENTWISE and home in homes:
+    if name in ELEMENTWISE_ACTIVATIONS and home in homes:
         return name
     raise TeacherError(
         f"{config.path}: activation_function {path!r} is not supported; expected a "
         "class of torch.nn without arguments or weights that changes each number by "
-        f"itself, among {', '.join(sorted(ELEMENTWISE))}"
+        f"itself, among {', '.join(sorted(ELEMENTWISE_ACTIVATIONS))}"
     )
 
 
@@ -398,7 +400,8 @@ def _read_features(config: JsonKeys) -> tuple[str, str]:
         if name in _RESERVED:
             raise TeacherError(
                 f"{config.path}: a module reads or writes {name!r}, which "
-                f"sentence-transformers computes itself; expected {TOKENS}, {VECTOR}, "
+                f"sentence-transformers computes itself; expected {TOKEN_FEATURE}, "
+                f"{VECTOR}, "
                 "or a name of your own"
             )
     return source, source if target is None else target

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from compress.data.text_preparation import AS_IT_IS, TextPreparation
 from compress.models.sentence_modules import (
-    TOKENS,
+    TOKEN_FEATURE,
     VECTOR,
     Dense,
     Dropout,
@@ -125,7 +125,7 @@ def check_modules(
     Raises ValueError for a module that reads what no module before it has computed, or
     that has another width.
     """
-    widths = {TOKENS: hidden}
+    widths = {TOKEN_FEATURE: hidden}
     for number, module in enumerate(modules, start=1):
         if module.reads not in widths:
             raise ValueError(
@@ -146,13 +146,13 @@ def find_projection(modules: tuple[SentenceModule, ...]) -> int | None:
     An encoder that loses some of its width then needs fewer columns of this map, and no
     other change.
     """
-    feature = TOKENS
+    feature = TOKEN_FEATURE
     for number, module in enumerate(modules):
         if isinstance(module, Pooling):
             feature = VECTOR
         elif isinstance(module, Dense):
             bypassed = feature == VECTOR and any(
-                later.reads == TOKENS for later in modules[number:]
+                later.reads == TOKEN_FEATURE for later in modules[number:]
             )
             return (
                 number
@@ -176,11 +176,15 @@ def with_projection(
         return settings, None
     first = settings.modules[0]
     if isinstance(first, Pooling) and all(
-        module.reads != TOKENS for module in settings.modules[1:]
+        module.reads != TOKEN_FEATURE for module in settings.modules[1:]
     ):
-        at, feature, width = 1, VECTOR, first.width(hidden)
+        at = 1
+        feature = VECTOR
+        width = first.width(hidden)
     else:
-        at, feature, width = 0, TOKENS, hidden
+        at = 0
+        feature = TOKEN_FEATURE
+        width = hidden
     inserted = Dense(
         width, width, bias=False, activation="Identity", source=feature, target=feature
     )
@@ -196,14 +200,19 @@ def resize(settings: SentenceSettings, before: int, hidden: int) -> SentenceSett
     settings, _ = with_projection(settings, before)
     last = find_projection(settings.modules)
     assert last is not None, "there is one now"
-    modules, pooled = list(settings.modules), hidden
+    modules = list(settings.modules)
+    pooled = hidden
     for number, module in enumerate(modules[: last + 1]):
-        modules[number] = module.resized(hidden if module.reads == TOKENS else pooled)
-        pooled = modules[number].width(hidden if module.reads == TOKENS else pooled)
+        modules[number] = module.resized(
+            hidden if module.reads == TOKEN_FEATURE else pooled
+        )
+        pooled = modules[number].width(
+            hidden if module.reads == TOKEN_FEATURE else pooled
+        )
     return replace(settings, modules=tuple(modules))
 
 
-SETTINGS: Final = "sentence_embedding"
+SETTINGS_KEY: Final = "sentence_embedding"
 """The name of the config's setting that holds `SentenceSettings` as JSON, and the width
 of the encoder they are for."""
 
@@ -217,7 +226,7 @@ def settings_of(config: Any) -> SentenceSettings:
     vectors in their space: see `sentence_folder.resize`.
     """
     width = int(config.hidden_size)
-    plain = getattr(config, SETTINGS, None)
+    plain = getattr(config, SETTINGS_KEY, None)
     if not plain:
         return SentenceSettings.pooled(width, normalise=True)
     return resize(SentenceSettings.from_plain(plain), plain["hidden"], width)
@@ -225,7 +234,9 @@ def settings_of(config: Any) -> SentenceSettings:
 
 def set_settings(config: Any, settings: SentenceSettings) -> None:
     """Give sentence encoders of this config these settings."""
-    setattr(config, SETTINGS, settings.to_plain() | {"hidden": int(config.hidden_size)})
+    setattr(
+        config, SETTINGS_KEY, settings.to_plain() | {"hidden": int(config.hidden_size)}
+    )
 
 
 def width_of(config: Any) -> int:
@@ -238,6 +249,6 @@ def stay_in_space(config: Any, taught: Any) -> None:
     in the same space."""
     setattr(
         config,
-        SETTINGS,
+        SETTINGS_KEY,
         settings_of(taught).to_plain() | {"hidden": int(taught.hidden_size)},
     )

@@ -101,12 +101,10 @@ def _copy_per_layer(model: Any, state: dict[str, Any], prefix: str, _: Any) -> N
     tensor."""
     seen: set[int] = set()
     for name in [name for name in state if name.startswith(prefix)]:
-        weight, tensor = (
-            weight_of(
-                name.removeprefix(prefix), families.find(model.config.model_type)
-            ),
-            state[name],
+        weight = weight_of(
+            name.removeprefix(prefix), families.find(model.config.model_type)
         )
+        tensor = state[name]
         if weight is None or weight.layer is None or not isinstance(tensor, Tensor):
             continue
         if tensor.device != torch.device("meta") and tensor.data_ptr() in seen:

@@ -28,7 +28,7 @@ from compress import families
 from compress.errors import ObjectiveError
 from compress.models.dropout import draw_faster, drop
 
-NAMES = (
+SIGNAL_NAMES = (
     "logits",
     "pair",
     "embeddings",
@@ -179,7 +179,7 @@ _WITHOUT_EFFECT = frozenset(
 )
 """Settings that some models pass on to their attention, and that do not change its
 scores."""
-UNSEEN = -9_000.0
+MASK_CEILING = -9_000.0
 """A number that no bias of a position is as low as: masks add the lowest of their
 format, or -10,000 as BERT's."""
 
@@ -266,7 +266,7 @@ def _record(
     elif mask_BLL is not None:
         seen_BHLL = mask_BLL
         if mask_BLL.dtype != torch.bool:  # a number that is added to each score
-            seen_BHLL = mask_BLL > UNSEEN
+            seen_BHLL = mask_BLL > MASK_CEILING
             added_BHLL = mask_BLL.masked_fill(~seen_BHLL, 0)
             bias_BHLL = added_BHLL if bias_BHLL is None else bias_BHLL + added_BHLL
         if seen_BHLL.shape[1] > 1 and not torch.equal(
@@ -295,7 +295,7 @@ def _looks_back(module: nn.Module, is_causal: bool | None) -> bool:
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
-LONG = 32
+SDPA_FASTER = 32
 """The number of tokens beyond which torch's SDPA is faster, without dropout."""
 LANES = 16
 """Float32 numbers in a vector register: torch's softmax over fewer is not vectorised,
@@ -321,7 +321,8 @@ def _attend(
     `mask_BLL`, (B, 1, L, L), is true for visible tokens. The softmax is computed in
     float32.
     """
-    tokens, scale = key_BHLK.shape[2], query_BHLK.shape[-1] ** -0.5
+    tokens = key_BHLK.shape[2]
+    scale = query_BHLK.shape[-1] ** -0.5
     causal = mask_BLL is None and _looks_back(module, is_causal)
     biased = position_bias is not None or (
         mask_BLL is not None and mask_BLL.dtype != torch.bool
@@ -332,7 +333,7 @@ def _attend(
         or key_BHLK.shape[1] != query_BHLK.shape[1]
         or scaling not in (None, scale)
     )
-    if other or (tokens > LONG and not dropout):
+    if other or (tokens > SDPA_FASTER and not dropout):
         return None
     scores_BHLL = (query_BHLK * scale) @ key_BHLK.mT
     return _average(scores_BHLL, value_BHLK, mask_BLL, dropout), scores_BHLL
@@ -432,7 +433,8 @@ def read(
         inputs["output_hidden_states"] = True
     with _head_at(model, at_BL if "logits" in wants else None):
         if not wants & ATTENTION:
-            out, layers = head(**inputs), []
+            out = head(**inputs)
+            layers = []
         elif _is_disentangled(model):
             with _hooked(model) as layers:
                 out = head(**inputs)
@@ -680,11 +682,9 @@ def _disentangled_attention(
     Position terms are computed without dropout.
     """
     call = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    hidden_BLD, relative, table = (
-        call["hidden_states"],
-        call.get("relative_pos"),
-        call.get("rel_embeddings"),
-    )
+    hidden_BLD = call["hidden_states"]
+    relative = call.get("relative_pos")
+    table = call.get("rel_embeddings")
     if hasattr(module, "query_proj"):  # v2, v3
         query_BLD = (
             hidden_BLD if call.get("query_states") is None else call["query_states"]
@@ -708,7 +708,8 @@ def _disentangled_attention(
             )
             for x in flat
         ]
-        query, key = flat[0], flat[1]
+        query = flat[0]
+        key = flat[1]
         bias = module.disentangled_attention_bias if module.relative_attention else None
     else:  # v1
         q, k, v = module.transpose_for_scores(module.in_proj(hidden_BLD)).chunk(
@@ -718,7 +719,8 @@ def _disentangled_attention(
         v = v + module.transpose_for_scores(module.v_bias[None, None, :])
         terms = 1 + len(module.pos_att_type)
         split = [q, k, v]
-        query, key = q / math.sqrt(q.shape[-1] * terms), k
+        query = q / math.sqrt(q.shape[-1] * terms)
+        key = k
         bias = (
             module.disentangled_att_bias
             if module.relative_attention and table is not None

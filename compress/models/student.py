@@ -31,7 +31,7 @@ from compress.models.loader import (
     load_model,
     load_tokenizer,
 )
-from compress.models.sentence_settings import SETTINGS, stay_in_space
+from compress.models.sentence_settings import SETTINGS_KEY, stay_in_space
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
@@ -79,7 +79,7 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
         _set_groups(config, teacher, given="num_key_value_heads" in spec.config)
     _apply_settings(config, spec)
     shape = Shape.from_config(config)
-    if hasattr(teacher, SETTINGS):
+    if hasattr(teacher, SETTINGS_KEY):
         stay_in_space(config, teacher)
     if getattr(config, "layer_types", None):
         config.layer_types = _choose_layer_types(spec, teacher, config, shape)
@@ -100,7 +100,8 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
 def _set_sizes(config: Any, spec: StudentSpec, teacher: Any) -> None:
     theirs = Shape.from_config(teacher)
     for size in ("layers", "hidden", "ffn", "heads", "embedding"):
-        wanted, name = getattr(spec, size), find_setting(config, size)
+        wanted = getattr(spec, size)
+        name = find_setting(config, size)
         if name is None:
             if wanted is None:
                 continue
@@ -168,7 +169,8 @@ def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
     """
     heads = Shape.from_config(config).heads
     if not families.find(teacher.model_type).grouped:
-        config.head_dim, config.num_key_value_heads = config.hidden_size // heads, heads
+        config.head_dim = config.hidden_size // heads
+        config.num_key_value_heads = heads
         return
     together = teacher.num_attention_heads // teacher.num_key_value_heads
     if heads % together and not given:
@@ -177,10 +179,8 @@ def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
             f"values in this teacher; expected a multiple of {together}, or `config: "
             "{num_key_value_heads: ...}`"
         )
-    config.head_dim, config.num_key_value_heads = (
-        Shape.from_config(teacher).head_size,
-        heads // together,
-    )
+    config.head_dim = Shape.from_config(teacher).head_size
+    config.num_key_value_heads = heads // together
 
 
 def _choose_layer_types(
@@ -312,7 +312,8 @@ def resolve_init(spec: StudentSpec, teacher: Any) -> StudentSpec:
 
 def _can_cut(spec: StudentSpec, teacher: Any, config: Any) -> bool:
     """Return True if a student of this config can be cut out of its teacher."""
-    mine, theirs = Shape.from_config(config), Shape.from_config(teacher)
+    mine = Shape.from_config(config)
+    theirs = Shape.from_config(teacher)
     if any(getattr(mine, size) > getattr(theirs, size) for size in _SIZES):
         return False
     family = families.find(theirs.family)
@@ -348,10 +349,8 @@ def choose_units(
     spec = resolve_init(spec, teacher.config)
     if spec.init != "teacher":
         return None
-    mine, theirs = (
-        Shape.from_config(config_for(spec, teacher.config)),
-        Shape.from_config(teacher.config),
-    )
+    mine = Shape.from_config(config_for(spec, teacher.config))
+    theirs = Shape.from_config(teacher.config)
     family = families.find(theirs.family)
     if not families.find(mine.family).is_cut_from(family):
         return None

@@ -88,7 +88,8 @@ def from_bert(
     activation = getattr(teacher.config, "hidden_act", None) or getattr(
         teacher.config, "activation", "gelu"
     )
-    student.config.hidden_act, student.config.layer_norm_eps = activation, norm.eps
+    student.config.hidden_act = activation
+    student.config.layer_norm_eps = norm.eps
     module: Any
     for module in student.modules():
         if isinstance(module, nn.LayerNorm):
@@ -121,7 +122,8 @@ def from_bert(
 
 
 def _check_shapes(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
+    mine = Shape.from_config(student.config)
+    theirs = Shape.from_config(teacher.config)
     if mine.family != "albert" or not families.find(theirs.family).bert_embedding:
         known = families.names("bert_embedding")
         raise StudentError(
@@ -149,7 +151,8 @@ def _check_shapes(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
 def _group_layers(student: PreTrainedModel, teachers: int) -> list[list[int]]:
     """List the teacher layers that each group replaces, in ascending order."""
-    layers, groups = student.config.num_hidden_layers, student.config.num_hidden_groups
+    layers = student.config.num_hidden_layers
+    groups = student.config.num_hidden_groups
     members: list[list[int]] = [[] for _ in range(groups)]
     for number in range(teachers):
         members[int(number * layers // teachers / (layers / groups))].append(number)
@@ -187,13 +190,12 @@ def _choose(members: Sequence[int], layer: str | int) -> Sequence[int]:
 def _fill_embeddings(
     albert: Any, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]
 ) -> None:
-    mine, E = albert.embeddings, albert.config.embedding_size
+    mine = albert.embeddings
+    E = albert.config.embedding_size
     parts = tables(teacher, source)
     W = parts[0].shape[1]
-    gamma_W, beta_W = (
-        source[Weight("embedding_norm", None, part)].double()
-        for part in ("weight", "bias")
-    )
+    gamma_W = source[Weight("embedding_norm", None, "weight")].double()
+    beta_W = source[Weight("embedding_norm", None, "bias")].double()
     if (up := Weight("embedding_up", None, "weight")) in source:
         up_DW = source[up].double()
         shift_D = up_DW @ beta_W + source[Weight("embedding_up", None, "bias")].double()

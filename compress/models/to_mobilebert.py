@@ -49,16 +49,20 @@ def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     Raises StudentError if the embeddings differ in shape.
     """
     left_out = ("encoder.", "embeddings.LayerNorm")
-    mine, theirs = (
-        {
-            name: each
-            for name, each in strip_prefix(
-                model, dict(model.named_parameters())
-            ).items()
-            if not name.startswith(left_out)
-        }
-        for model in (student, teacher)
-    )
+    mine = {
+        name: each
+        for name, each in strip_prefix(
+            student, dict(student.named_parameters())
+        ).items()
+        if not name.startswith(left_out)
+    }
+    theirs = {
+        name: each
+        for name, each in strip_prefix(
+            teacher, dict(teacher.named_parameters())
+        ).items()
+        if not name.startswith(left_out)
+    }
     for name in [name for name in mine if name.startswith("embeddings.")]:
         if name not in theirs or mine[name].shape != theirs[name].shape:
             found = tuple(theirs[name].shape) if name in theirs else "absent"
@@ -80,7 +84,8 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     Pooler and heads stay as drawn. Raises StudentError unless the teacher's embedding
     is BERT's.
     """
-    mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
+    mine = Shape.from_config(student.config)
+    theirs = Shape.from_config(teacher.config)
     if mine.family != "mobilebert" or not families.find(theirs.family).bert_embedding:
         known = families.names("bert_embedding")
         raise StudentError(
@@ -113,11 +118,13 @@ def _fill_embeddings(embeddings: Any, teacher: PreTrainedModel) -> None:
         for weight, tensor in weights_by_role(teacher).items()
     }
     words_VW, positions_PW, types_TW = tables(teacher, source)
-    W, E = words_VW.shape[1], embeddings.embedding_size
+    W = words_VW.shape[1]
+    E = embeddings.embedding_size
     basis_WR, cosine = directions(
         words_VW, positions_PW, types_TW, keep=min(E, W), eps=1e-12
     )
-    D, R = len(trigram_DE3), basis_WR.shape[1]
+    D = len(trigram_DE3)
+    R = basis_WR.shape[1]
     embeddings.word_embeddings.weight.zero_()
     embeddings.word_embeddings.weight[:, :R].copy_(words_VW @ basis_WR)
     into_DR = nn.init.orthogonal_(basis_WR.new_empty(D, R))

@@ -44,7 +44,7 @@ AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")
 """The axes along which students built from scratch can differ, besides
 `config.SETTING`."""
 PRECISIONS = ("int8", "fp32")
-ROUNDING = 1e-6
+COST_ROUNDING = 1e-6
 """The share of a step by which the last value may miss `to`: shares such as 1/96 are
 written with ten digits."""
 
@@ -78,7 +78,7 @@ def _parse_values(value: Any) -> tuple[Value, ...]:
             )
         return tuple(
             min(high, round(low + step * at, 9))
-            for at in range(int((high - low) / step + ROUNDING) + 1)
+            for at in range(int((high - low) / step + COST_ROUNDING) + 1)
         )
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
@@ -270,7 +270,8 @@ class Space(Frozen):
     def from_tree(tree: Mapping[str, Any], file: str) -> "Space":
         """Make a space from plain data read from `file`. Raises SearchError with every
         problem found."""
-        tree, problems = dict(tree), list[str]()
+        tree = dict(tree)
+        problems = list[str]()
         tree["teacher"] = (
             FINETUNE | tree["teacher"]
             if isinstance(tree.get("teacher"), dict)
@@ -366,8 +367,8 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
 }
 """The objectives of a study, which can also be limited: the score from below, the
 others from above."""
-NAME = "search.yaml"
-SURE = 2.0
+STUDY_CONFIG = "search.yaml"
+SURE_DEVIATIONS = 2.0
 """Standard deviations by which a predicted latency must keep its limit."""
 
 
@@ -560,7 +561,7 @@ class SearchConfig(Frozen):
     def load(study: Path) -> "SearchConfig":
         """Load search.yaml from the study folder. Raises SearchError if it is
         missing."""
-        file = study / NAME
+        file = study / STUDY_CONFIG
         if not file.is_file():
             raise SearchError(
                 f"{study}: holds no search; expected the folder that `compress search "

@@ -41,7 +41,7 @@ from compress.training.stage import Trained, plan_steps
 PROBES = (8, 24)
 """Steps of two short trainings; the difference of their times gives the time of a
 step."""
-LEAST = 0.5
+LEAST_STEP_SHARE = 0.5
 """The least time of a step, as a share of the longer training's mean: the difference of
 two short times is noisy."""
 SPARE = 0.9
@@ -57,7 +57,7 @@ SUPERNET: Parts = {
     "timing finalists": 0.04,
     "final": 0.18,
 }
-PLAIN: Parts = {
+PLAIN_PARTS: Parts = {
     "measuring": 0.08,
     "trials": 0.66,
     "timing finalists": 0.04,
@@ -101,7 +101,8 @@ class TimeBudget:
         parts have left over."""
         if self.total is None:
             return None
-        costs, names = self.costs, list(self.parts)
+        costs = self.costs
+        names = list(self.parts)
         ahead = names[names.index(name) :]
         rest = self.total - sum(
             spent for part, spent in costs.items() if part not in ahead
@@ -169,7 +170,8 @@ def _fit_steps(
 ) -> dict[str, int]:
     """Compute each stage's steps so that all fit into `seconds`, by timing short
     trainings in temporary runs."""
-    fixed, wanted = 0.0, 0.0
+    fixed = 0.0
+    wanted = 0.0
     with TemporaryDirectory(dir=folder, prefix=".timing-") as scratch:
         for stage in stages:
             seconds_of = dict[int, float]()
@@ -184,7 +186,7 @@ def _fit_steps(
                 )
                 seconds_of[steps] = Trained.read(run.result(stage.name)).seconds
             (few, short), (many, long) = seconds_of.items()
-            step = max((long - short) / (many - few), LEAST * long / many)
+            step = max((long - short) / (many - few), LEAST_STEP_SHARE * long / many)
             fixed += max(0.0, short - few * step)
             wanted += count_steps(stage, data) * step
     share = (SPARE * seconds - fixed) / wanted if wanted else 1.0
@@ -263,7 +265,8 @@ class ScratchEvaluator:
         return len(self.legs)
 
     def score(self, choice: Choice, rung: int) -> float:
-        key, space = architecture_key(choice), self.costs.search.space
+        key = architecture_key(choice)
+        space = self.costs.search.space
         run = Run(self.folder / key, self.costs.search.seed, main=True)
         run.path.mkdir(parents=True, exist_ok=True)
         recipe = space.recipe(f"trial {key}", self.legs, self.costs.shapes.spec(choice))
@@ -315,7 +318,8 @@ def score_student(
 
 # ---- state
 
-FACTS, WINNERS = "student.json", "winners.json"
+FACTS = "student.json"
+WINNERS = "winners.json"
 
 
 @dataclass(frozen=True)
@@ -400,10 +404,8 @@ class SearchContext:
     @property
     def winners(self) -> tuple[int, ...]:
         """The trials chosen for the final distillation, in the order of the choice."""
-        file, remedy = (
-            self.run.path / WINNERS,
-            "Remove it and repeat the command with --resume: winners are rechosen",
-        )
+        file = self.run.path / WINNERS
+        remedy = "Remove it and repeat the command with --resume: winners are rechosen"
         return load_record(tuple[int, ...], file, remedy) if file.is_file() else ()
 
     def decide_winner(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:

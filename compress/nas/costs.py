@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from compress.benchmark.device import Device
 from compress.errors import BundleError, SearchError
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
 from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.latency.measure import choose_spread, sample
@@ -21,14 +21,15 @@ from compress.latency.model import (
     keep_within,
     model_cost,
 )
-from compress.nas.config import SURE, SearchConfig, describe_choice
+from compress.nas.config import SURE_DEVIATIONS, SearchConfig, describe_choice
 from compress.nas.space import Choice, Shapes
 from compress.records.latency import FEWEST_SHAPES
 from compress.records.search_report import ObjectiveName
 
-DRAWN = 400
+SHAPES_DRAWN = 400
 """Shapes drawn, of which some are chosen to be measured."""
-PRICED, PRICED_BY_PARTS = 2000, 300
+PRICED = 2000
+PRICED_BY_PARTS = 300
 """Shapes checked against a budget: of latency alone, and where parameters must be
 counted too."""
 BAND = 0.8
@@ -99,7 +100,7 @@ def measure(
     """
     bare = [
         {name: value for name, value in choice.items() if name != "precision"}
-        for choice in shapes.drawn(DRAWN, search.seed)
+        for choice in shapes.drawn(SHAPES_DRAWN, search.seed)
     ]
     configs = {describe_choice(choice): shapes.config(choice) for choice in bare}
     chosen = choose_spread(configs, search.shapes, search.setting, kind)
@@ -158,7 +159,7 @@ def _find_anchors(search: SearchConfig) -> dict[str, Path]:
         name = f"{anchor} {search.precision}"
         if name in files:
             raise BundleError(f"--anchor {anchor}: is given twice")
-        files[name] = bundle.path / FILES[search.precision]
+        files[name] = bundle.path / BUNDLE_FILES[search.precision]
     return files
 
 
@@ -187,7 +188,7 @@ def choose_within_budget(costs: CostModel, count: int) -> list[Choice]:
     prices = {
         name: {
             **(costs.facts(choice) if by_parts else {}),
-            "latency": latencies[name].ms + SURE * latencies[name].error_ms,
+            "latency": latencies[name].ms + SURE_DEVIATIONS * latencies[name].error_ms,
         }
         for name, choice in choices.items()
     }
@@ -224,7 +225,8 @@ def _explain_excess(
     fixed_ms: float,
 ) -> str:
     """Describe the limits that a shape exceeds, and those that it would keep."""
-    exceeded, advice = list[str](), list[str]()
+    exceeded = list[str]()
+    advice = list[str]()
     for name, limit in limits.items():
         if prices[name] <= limit:
             continue
@@ -235,7 +237,7 @@ def _explain_excess(
                 if fixed_ms
                 else ""
             )
-            margin = f"+- {SURE * latency.error_ms:.2g} ms (95 %)"
+            margin = f"+- {SURE_DEVIATIONS * latency.error_ms:.2g} ms (95 %)"
             exceeded.append(
                 f"takes {latency.ms:.3g} {margin}{fixed}; allowed are {limit:.3g} ms"
             )

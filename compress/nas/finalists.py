@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from compress.benchmark.device import Device
 from compress.config.stages import Stage, StudentSpec
 from compress.errors import SearchError
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
 from compress.exporters.onnx import makes_segments
 from compress.jobs.ship import ship
 from compress.jobs.stages import StageModels
@@ -75,7 +75,8 @@ def distill_briefly(context: SearchContext, points: Sequence[TrialRecord]) -> No
     """
     if not points:
         return
-    left, began = context.time_budget.left("short distillations"), time.monotonic()
+    left = context.time_budget.left("short distillations")
+    began = time.monotonic()
     stages = _fit_stages(
         context,
         "short distillations",
@@ -120,7 +121,8 @@ def find_checkpoint(context: SearchContext, point: TrialRecord) -> Path:
 
     A damaged one is trained again.
     """
-    short, run = context.search.space.short, context.student_run(point.number)
+    short = context.search.space.short
+    run = context.student_run(point.number)
     begin = partial(context.student_checkpoint, point.number, point.choice)
     if "short" not in context.student_state(point.number).scores:
         return begin()
@@ -159,19 +161,20 @@ def time_finalists(
 
     Shipped files are measured as they are, other shapes with random weights.
     """
-    search, costs, files = context.search, context.costs, dict[str, Path]()
+    search = context.search
+    costs = context.costs
+    files = dict[str, Path]()
     configs: dict[str, Any] = {"teacher": costs.shapes.teacher}
     precisions: dict[str, Precision] = {"teacher": search.precision}
     for point in points:
-        name, precision = str(point.number), costs.precision(point.choice)
+        name = str(point.number)
+        precision = costs.precision(point.choice)
         bundle = context.student_state(point.number).bundle
         if bundle is None:
-            configs[name], precisions[name] = (
-                costs.shapes.config(point.choice),
-                precision,
-            )
+            configs[name] = costs.shapes.config(point.choice)
+            precisions[name] = precision
         else:
-            files[name] = Bundle.load(bundle).path / FILES[precision]
+            files[name] = Bundle.load(bundle).path / BUNDLE_FILES[precision]
     samples = sample(
         configs,
         device,
@@ -244,7 +247,8 @@ def distill_winner(
 
     share: of the final part's time.
     """
-    state, space = context.student_state(point.number), context.search.space
+    state = context.student_state(point.number)
+    space = context.search.space
     if (
         state.bundle is not None
         and "shipped" in state.scores
@@ -277,7 +281,8 @@ def ship_student(
 ) -> Bundle:
     """Ship the student that these stages trained as a bundle in its folder; its card
     names the search."""
-    search, run = context.search, context.student_run(point.number)
+    search = context.search
+    run = context.student_run(point.number)
     recipe = search.space.recipe(f"{search.space.name}-{point.number}", stages)
     origin = (
         f"Trial {point.number} of the search in {context.run.path.name}: "
@@ -302,7 +307,7 @@ def ship_student(
     precision = context.costs.precision(point.choice)
     answers = bundle.logits(context.evaluator.rows, precision=precision)
     score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
-    size = (bundle.path / FILES[precision]).stat().st_size / 1e6
+    size = (bundle.path / BUNDLE_FILES[precision]).stat().st_size / 1e6
     context.update_student(
         point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size
     )

@@ -39,7 +39,7 @@ from compress.nas.context import (
     StudentEvaluator,
     SupernetEvaluator,
 )
-from compress.nas.costs import DRAWN, CostModel
+from compress.nas.costs import SHAPES_DRAWN, CostModel
 from compress.nas.finalists import (
     choose_winner,
     distill_briefly,
@@ -100,9 +100,13 @@ class MeasureShapes(Phase[SearchJob]):
     SearchError if no shape is within the budget."""
 
     def run(self, job: SearchJob) -> SearchJob:
-        search, shapes, models = job.search, job.shapes, job.teacher.models
-        training, teacher = models.context, job.teacher.teacher
-        task, folder = training.data.task, models.run.path / "latency"
+        search = job.search
+        shapes = job.shapes
+        models = job.teacher.models
+        training = models.context
+        teacher = job.teacher.teacher
+        task = training.data.task
+        folder = models.run.path / "latency"
         table = LatencyTable.load(folder, search.precisions)
         if table is None:
             if job.device is None:
@@ -137,7 +141,7 @@ class MeasureShapes(Phase[SearchJob]):
             training,
             evaluator,
             costs,
-            tuple(latencies.choose_within_budget(costs, DRAWN)),
+            tuple(latencies.choose_within_budget(costs, SHAPES_DRAWN)),
             job.time_budget,
         )
         return replace(job, found=context)
@@ -205,10 +209,13 @@ class DistillFinalists(Phase[SearchJob]):
         return replace(job, points=points)
 
     def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
-        space, shapes, models = job.search.space, job.shapes, job.teacher.models
+        space = job.search.space
+        shapes = job.shapes
+        models = job.teacher.models
         middle = job.drawn[len(job.drawn) // 2]
         with TemporaryDirectory() as folder:
-            stages, spec = list(space.final), shapes.spec(middle)
+            stages = list(space.final)
+            spec = shapes.spec(middle)
             if job.net is not None:
                 subnet = Supernet(job.net).extract(shapes.sizes(middle))
                 subnet.save_pretrained(folder)
@@ -245,7 +252,9 @@ class ShipWinners(Phase[SearchJob]):
     """Distil, ship and measure the winners."""
 
     def run(self, job: SearchJob) -> SearchJob:
-        context, points, notes = job.context, job.points, list[str]()
+        context = job.context
+        points = job.points
+        notes = list[str]()
         for at in range(min(job.options.winners, len(points))):
             assert job.report is not None, "trials come first"
             best = job.report.point(
@@ -269,7 +278,8 @@ class ShipWinners(Phase[SearchJob]):
         return job
 
     def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
-        tried, left = job.teacher, max(0, job.options.winners - job.done.shipped)
+        tried = job.teacher
+        left = max(0, job.options.winners - job.done.shipped)
         assert tried.student is not None, "a finalist was tried"
         shipping = estimate_shipping(
             tried.student,
@@ -381,7 +391,8 @@ def run_search(
 ) -> SearchReport:
     """Run the trials; write the report and its page from time to time, and at the
     end."""
-    printed_at, seconds_between_prints = time.monotonic(), 30.0
+    printed_at = time.monotonic()
+    seconds_between_prints = 30.0
     anchors = record.score_anchors(context)
 
     def watch(now: "optuna.Study") -> None:
@@ -410,10 +421,8 @@ def run_search(
 
 def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
     """Ship a student without further training."""
-    space, short = (
-        context.search.space,
-        "short" in context.student_state(point.number).scores,
-    )
+    space = context.search.space
+    short = "short" in context.student_state(point.number).scores
     student = load_result(
         find_checkpoint(context, point), "task", context.training.kind
     )
@@ -458,7 +467,8 @@ def _measure(
     Return the forecast for all shapes to measure, minimum and maximum seconds per file,
     and the budgets that the first shape, with the fewest operations, exceeds.
     """
-    search, shapes = costs.search, costs.shapes
+    search = costs.search
+    shapes = costs.shapes
     configs = {
         "smallest": shapes.config(drawn[0]),
         "largest": shapes.config(drawn[-1]),
@@ -514,8 +524,12 @@ def _measure(
 def _try_supernet(job: SearchJob) -> tuple[list[PhaseEstimate], PreTrainedModel]:
     """Try the training of the supernet; return its estimate, and the barely trained
     supernet."""
-    space, models, trials = job.search.space, job.teacher.models, job.teacher.trials
-    costs, drawn, context = job.unmeasured, job.drawn, models.context
+    space = job.search.space
+    models = job.teacher.models
+    trials = job.teacher.trials
+    costs = job.unmeasured
+    drawn = job.drawn
+    context = models.context
     assert space.supernet is not None, "a supernet space has a supernet stage"
     if job.done.supernet is not None:
         net = load_result(job.done.supernet, space.supernet.head, context.kind)
@@ -527,7 +541,8 @@ def _try_supernet(job: SearchJob) -> tuple[list[PhaseEstimate], PreTrainedModel]
             update={"space": space.model_copy(update={"rows": few})}
         ),
     )
-    stage, began = draw_from(space.supernet, drawn, costs), time.perf_counter()
+    stage = draw_from(space.supernet, drawn, costs)
+    began = time.perf_counter()
     net, origin_D = put_in_order(
         brief, stage, job.teacher.teacher, context, models.run.seed
     )
@@ -551,7 +566,8 @@ def _try_scoring(
 ) -> tuple[float, float]:
     """Score these subnets on few rows; return the mean seconds of the first rung, and
     of all rungs, for all rows."""
-    context, task = models.context, models.context.data.task
+    context = models.context
+    task = models.context.data.task
     rows = Evaluator.from_split(
         task, context.data.validation, context.tokenizer, costs.search.max_length
     )
@@ -573,7 +589,8 @@ def _try_scoring(
 def _try_students(ends: Sequence[Choice], job: SearchJob) -> tuple[float, float]:
     """Train these students for a few steps; return the seconds of the first student's
     first rung, and of all rungs of the last."""
-    space, seconds = job.search.space, list[float]()
+    space = job.search.space
+    seconds = list[float]()
     for at, choice in enumerate(ends):
         stage = space.short.model_copy(update={"name": f"{space.short.name}-{at}"})
         recipe = space.recipe("trial", [stage], job.shapes.spec(choice))

@@ -39,14 +39,14 @@ from compress.models import precision as precisions
 from compress.models import teacher as teachers
 from compress.nas.config import Budget, SearchConfig, Space
 from compress.nas.context import (
-    PLAIN,
+    PLAIN_PARTS,
     SUPERNET,
     Parts,
     SearchContext,
     TimeBudget,
     load_student_state,
 )
-from compress.nas.costs import DRAWN, CostModel
+from compress.nas.costs import SHAPES_DRAWN, CostModel
 from compress.nas.space import Choice, Shapes
 from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, join_study, make_sampler
@@ -85,12 +85,10 @@ class SearchRequest:
     def make_config(self) -> SearchConfig:
         """Check the request, and return the settings of its search. Raises a
         CompressError."""
-        space, device, study, options = (
-            self.space,
-            self.device,
-            self.study,
-            self.options,
-        )
+        space = self.space
+        device = self.device
+        study = self.study
+        options = self.options
         if any(stage.max_length == "auto" for stage in space.stages.values()):
             space = space.with_length(self._fitting_length())
         if join_processes().num_processes > 1:
@@ -124,7 +122,8 @@ class SearchRequest:
         return config.with_code(options.allow_code)
 
     def _fitting_length(self) -> int:
-        allow_pickle, seed = self.options.allow_pickle, self.options.seed
+        allow_pickle = self.options.allow_pickle
+        seed = self.options.seed
         folder = checkpoints.resolve(self.teacher, allow_pickle=allow_pickle)
         kind = self.columns.kind or kind_of_bundle(folder)
         columns = replace(self.columns, kind=kind)
@@ -164,8 +163,10 @@ class SearchProgress:
     @staticmethod
     def read(path: Path, config: SearchConfig, study: StudyOptions) -> "SearchProgress":
         """Read the progress of the search in a folder, without writing to it."""
-        run, scored = Run(path, config.seed, main=False), 0
-        stage, net = config.space.supernet, None
+        run = Run(path, config.seed, main=False)
+        scored = 0
+        stage = config.space.supernet
+        net = None
         if stage is not None and is_whole(run.result(stage.name)):
             net = run.result(stage.name)
         with suppress(SearchError):  # no trial was started yet
@@ -227,13 +228,14 @@ class SearchJob:
     @cached_property
     def drawn(self) -> list[Choice]:
         """Choices of the space, those with the fewest operations first."""
-        setting, kind = self.search.setting, self.teacher.models.context.kind
+        setting = self.search.setting
+        kind = self.teacher.models.context.kind
 
         def operations(choice: Choice) -> float:
             config = self.shapes.config(choice)
             return Terms.from_config(config, setting, kind).flops
 
-        return sorted(self.shapes.drawn(DRAWN, self.search.seed), key=operations)
+        return sorted(self.shapes.drawn(SHAPES_DRAWN, self.search.seed), key=operations)
 
     @property
     def unmeasured(self) -> CostModel:
@@ -279,7 +281,7 @@ def make_recipe(space: Space) -> Recipe:
 
 def parts(space: Space) -> Parts:
     """Return the shares of a time limit for the parts of a search."""
-    return SUPERNET if space.mode == "supernet" else PLAIN
+    return SUPERNET if space.mode == "supernet" else PLAIN_PARTS
 
 
 def check_stages(space: Space, models: StageModels) -> None:

@@ -42,7 +42,8 @@ from compress.reporting.tables import front_table
 from compress.reporting.terminal import print_table
 from compress.training.stage import load_trained
 
-RECORD, PAGE = "search.json", "search.html"
+SEARCH_RECORD = "search.json"
+PAGE = "search.html"
 LIBRARIES = (
     "compress",
     "optuna",
@@ -66,7 +67,9 @@ def build_report(
 ) -> SearchReport:
     """Build the report of the search as it stands. teacher_ms: from the latest race;
     default: the measuring phase."""
-    search, costs, task = context.search, context.costs, context.training.data.task
+    search = context.search
+    costs = context.costs
+    task = context.training.data.task
     points = tuple(add_results(context.run.path, point) for point in read_trials(study))
     teacher_file = costs.latencies.teacher(search.precision)
     report = SearchReport(
@@ -119,10 +122,11 @@ def read_trials(
     for trial in trials:
         if not trial.state.is_finished():
             continue
-        attributes, state = trial.user_attrs, outcome(trial)
-        latency, facts, scores = (
-            attributes.get(name, {}) for name in ("latency", "facts", "scores")
-        )
+        attributes = trial.user_attrs
+        state = outcome(trial)
+        latency = attributes.get("latency", {})
+        facts = attributes.get("facts", {})
+        scores = attributes.get("scores", {})
         started = (
             trial.datetime_start - begin if trial.datetime_start and begin else None
         )
@@ -152,7 +156,10 @@ def read_trials(
 
 def write_report(report: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
-    for name, content in ((RECORD, report.to_json()), (PAGE, render_search(report))):
+    for name, content in (
+        (SEARCH_RECORD, report.to_json()),
+        (PAGE, render_search(report)),
+    ):
         with atomic_file(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
 
@@ -160,12 +167,13 @@ def write_report(report: SearchReport, folder: Path) -> None:
 def load_report(study: Path) -> SearchReport:
     """Load the report of the search in this folder. Raises SearchError if there is
     none."""
-    if not (study / RECORD).is_file():
+    if not (study / SEARCH_RECORD).is_file():
         raise SearchError(
-            f"{study}: has no {RECORD} yet; expected the folder of a `compress search` "
+            f"{study}: has no {SEARCH_RECORD} yet; expected the folder of a `compress "
+            "search` "
             "with trials"
         )
-    return SearchReport.from_json(study / RECORD)
+    return SearchReport.from_json(study / SEARCH_RECORD)
 
 
 def print_front(report: SearchReport, console: Console, *, wide: bool = False) -> None:
@@ -188,7 +196,8 @@ def print_front(report: SearchReport, console: Console, *, wide: bool = False) -
 def score_anchors(context: SearchContext) -> list[Anchor]:
     """List the teacher's own files and the anchors, scored on the same rows, with their
     times in the measuring race."""
-    search, anchors = context.search, list[Anchor]()
+    search = context.search
+    anchors = list[Anchor]()
     for name, timed in context.costs.latencies.others.items():
         who, _, precision = name.rpartition(" ")
         if who == "teacher":
@@ -208,10 +217,8 @@ def score_anchors(context: SearchContext) -> list[Anchor]:
                 )
             )
     for path in search.anchors:
-        bundle, timed = (
-            Bundle.load(path),
-            context.costs.latencies.others[f"{path} {search.precision}"],
-        )
+        bundle = Bundle.load(path)
+        timed = context.costs.latencies.others[f"{path} {search.precision}"]
         # with the bundle's own tokenizer
         evaluator = bundle.evaluator(context.training.data.validation)
         logits = bundle.logits(evaluator.rows, precision=search.precision)

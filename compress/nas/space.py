@@ -106,9 +106,11 @@ class Shapes:
         """
         axes = _count_sizes(space, teacher)
         empty = Shapes(space, teacher, ())
-        blocks, dropped = list[AxisGroup](), list[str]()
+        blocks = list[AxisGroup]()
+        dropped = list[str]()
         for group in _group_axes(space, axes):
-            rows, reasons = list[tuple[Value, ...]](), list[str]()
+            rows = list[tuple[Value, ...]]()
+            reasons = list[str]()
             for row in group.rows:
                 try:
                     empty._resolve(dict(zip(group.names, row, strict=True)))
@@ -189,10 +191,8 @@ class Shapes:
                 f"bottleneck {inner} is not a multiple of {config.num_attention_heads} "
                 "heads"
             )
-        groups, layers = (
-            getattr(config, "num_hidden_groups", 1),
-            Shape.from_config(config).layers,
-        )
+        groups = getattr(config, "num_hidden_groups", 1)
+        layers = Shape.from_config(config).layers
         if groups > layers or layers % groups:
             raise StudentError(f"{layers} layers do not divide into {groups} groups")
         return config
@@ -207,14 +207,16 @@ class Shapes:
     def spec(self, choice: Choice) -> StudentSpec:
         """Return the specification of a student that is built from scratch."""
         sizes = {name: choice[name] for name in SIZES if name in choice}
-        settings, shared = (
-            {
-                name.removeprefix(prefix): value
-                for name, value in choice.items()
-                if name.startswith(prefix)
-            }
-            for prefix in ("config.", "share.")
-        )
+        settings = {
+            name.removeprefix("config."): value
+            for name, value in choice.items()
+            if name.startswith("config.")
+        }
+        shared = {
+            name.removeprefix("share."): value
+            for name, value in choice.items()
+            if name.startswith("share.")
+        }
         student = self.space.student
         tree = student.plain() | sizes
         return StudentSpec.model_validate(
@@ -286,7 +288,8 @@ def _count_sizes(
 ) -> dict[str, tuple[Value, ...]]:
     """Turn shares of the teacher's sizes into counts. Raises SearchError with every
     problem."""
-    whole, problems = Sizes.from_config(teacher), []
+    whole = Sizes.from_config(teacher)
+    problems = []
     own = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
     axes: dict[str, tuple[Value, ...]] = {}
     for name, values in space.axes.items():

@@ -37,13 +37,15 @@ class StorageError(SearchError):
     """A study's storage that cannot be reached, read or written."""
 
 
-HEARTBEAT, GRACE = 10, 60
+HEARTBEAT = 10
+GRACE = 60
 """Seconds between the heartbeats of a trial, and after its last one until its process
 counts as dead."""
 RETRIES = 2
 """The most retries of a killed process's shape: one too large for memory kills every
 worker."""
-LOCK_SECONDS, CONNECT_SECONDS = 60, 10
+LOCK_SECONDS = 60
+CONNECT_SECONDS = 10
 """Seconds to wait for another process to release an SQLite file, and for a server to
 answer."""
 

@@ -299,10 +299,10 @@ def _check_identity(
 
 # ---- running trials
 
-PATIENCE = 200
+MOST_REJECTED = 200
 """Duplicate or infeasible shapes drawn in a row after which a search has exhausted its
 space."""
-FAILURES = 5
+MOST_FAILURES = 5
 """Failed trials in a row after which the search, not the shapes, must be at fault."""
 OVERTAKEN = (
     "this process paused for so long that its trial was taken for dead; the shape was "
@@ -334,15 +334,14 @@ def run_trials(
     watch    called with the study after every trial
 
     Raises SearchError when every shape is outside the limits (naming the closest), and
-    when `FAILURES` trials in a row fail; StorageError when the storage is lost. An
+    when `MOST_FAILURES` trials in a row fail; StorageError when the storage is lost. An
     interruption propagates after its trial is queued again.
     """
-    began, waiting = time.monotonic(), float("inf")
+    began = time.monotonic()
+    waiting = float("inf")
     with storage_errors(study.study_name), quiet():
-        limits, owner = (
-            study.user_attrs["identity"]["limits"],
-            study.user_attrs.get("owner"),
-        )
+        limits = study.user_attrs["identity"]["limits"]
+        owner = study.user_attrs.get("owner")
         session = _Session(
             study, evaluator, worker, say, watch, limits, None if worker else owner
         )
@@ -368,10 +367,8 @@ def run_trials(
             optuna.storages.fail_stale_trials(study)
         if not worker:
             study.set_user_attr("over", True)
-        scored, front = (
-            count_scored(study.get_trials(deepcopy=False)),
-            pareto_front(study),
-        )
+        scored = count_scored(study.get_trials(deepcopy=False))
+        front = pareto_front(study)
         say(f"{over}; {scored} shapes scored, {len(front)} on the front")
         _check_feasible(study)
 
@@ -418,7 +415,9 @@ class _Session:
             self.watch(self.study)
 
     def objective(self, trial: optuna.Trial) -> tuple[float, ...]:
-        self.number, self.overtaken, started = trial.number, False, time.monotonic()
+        self.number = trial.number
+        self.overtaken = False
+        started = time.monotonic()
         try:
             if self.owner is not None:
                 trial.set_user_attr("owner", self.owner)
@@ -442,7 +441,8 @@ class _Session:
 
     def after(self, trial: FrozenTrial) -> None:
         """Report a trial, and stop the study if it was the last."""
-        state, reason = outcome(trial), trial.user_attrs.get("reason", "")
+        state = outcome(trial)
+        reason = trial.user_attrs.get("reason", "")
         described = (
             _describe_scored(self.study, trial)
             if state == "complete"
@@ -452,8 +452,10 @@ class _Session:
         self.barren = self.barren + 1 if state in {"duplicate", "too slow"} else 0
         self.failed = self.failed + 1 if state == "failed" else 0
         self.watch(self.study)
-        if self.failed == FAILURES:
-            raise SearchError(f"{FAILURES} trials in a row failed; the last: {reason}")
+        if self.failed == MOST_FAILURES:
+            raise SearchError(
+                f"{MOST_FAILURES} trials in a row failed; the last: {reason}"
+            )
         if self.why_over():
             self.study.stop()
         else:
@@ -462,10 +464,8 @@ class _Session:
     def reseed(self) -> None:
         """Make the next draw depend only on the seed and the number of shapes drawn, so
         that a killed search repeats it."""
-        seed, sampler = (
-            self.study.user_attrs.get("seed"),
-            self.study.user_attrs["sampler"],
-        )
+        seed = self.study.user_attrs.get("seed")
+        sampler = self.study.user_attrs["sampler"]
         # gp goes on from what it fitted before
         if seed is not None and sampler != "gp" and not self.worker:
             trials = self.study.get_trials(deepcopy=False)
@@ -477,10 +477,8 @@ class _Session:
 
     def why_over(self) -> str:
         """Return why the search is over; empty if it is not."""
-        trials, size = (
-            self.study.get_trials(deepcopy=False),
-            self.evaluator.costs.shapes.size(),
-        )
+        trials = self.study.get_trials(deepcopy=False)
+        size = self.evaluator.costs.shapes.size()
         if self.worker and self.study.user_attrs.get("over"):
             return "the search has ended"
         if any(trial.state == TrialState.WAITING for trial in trials):
@@ -493,8 +491,11 @@ class _Session:
             )
         if len({trial.user_attrs.get("key") for trial in trials} - {None}) >= size:
             return f"the space has no more than these {size} shapes"
-        if self.barren >= PATIENCE:
-            return f"the last {PATIENCE} shapes were duplicates, or outside the limits"
+        if self.barren >= MOST_REJECTED:
+            return (
+                f"the last {MOST_REJECTED} shapes were duplicates, or outside the "
+                "limits"
+            )
         return ""
 
     def queue_interrupted(self) -> None:
@@ -528,10 +529,8 @@ def _describe_scored(study: optuna.Study, trial: FrozenTrial) -> str:
 def _check_feasible(study: optuna.Study) -> None:
     """Raise SearchError, naming the closest, if every shape that was drawn is outside
     the limits."""
-    limits, trials = (
-        study.user_attrs["identity"]["limits"],
-        study.get_trials(deepcopy=False),
-    )
+    limits = study.user_attrs["identity"]["limits"]
+    trials = study.get_trials(deepcopy=False)
     outside = [
         trial
         for trial in trials

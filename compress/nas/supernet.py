@@ -65,7 +65,7 @@ from compress.training.trainer import Score
 if TYPE_CHECKING:
     from compress.nas.context import TimeBudget
 
-LOGITS: Final = frozenset({"logits"})
+SUPERNET_SIGNALS: Final = frozenset({"logits"})
 SKELETONS: Final = 64
 """The number of shapes whose modules are cached; creating them takes some 15 ms."""
 
@@ -99,11 +99,9 @@ class Supernet:
         *,
         depth: str = "even",
     ) -> None:
-        self.model, self.plan, self.depth = (
-            model,
-            plan or SlicePlan.from_model(model),
-            depth,
-        )
+        self.model = model
+        self.plan = plan or SlicePlan.from_model(model)
+        self.depth = depth
         self._skeletons: OrderedDict[Any, _Skeleton] = OrderedDict()
 
     def layers(self, sizes: Sizes) -> tuple[int, ...]:
@@ -148,7 +146,8 @@ class Supernet:
     ) -> list[Tensor]:
         """Compute a subnet's logits for each batch, in eval mode and without gradients.
         bf16: under autocast."""
-        kept, device = self.kept(sizes), next(self.model.parameters()).device
+        kept = self.kept(sizes)
+        device = next(self.model.parameters()).device
         skeleton = self._skeleton(kept).eval()
         with (
             whole_vocabulary(self.model),
@@ -163,7 +162,7 @@ class Supernet:
                     name: weights[name].to(torch.bfloat16) for name in skeleton.products
                 }
             signals = [
-                skeleton.run(weights, lookup, batch, LOGITS)
+                skeleton.run(weights, lookup, batch, SUPERNET_SIGNALS)
                 for batch in batches.batches
             ]
         return [
@@ -191,7 +190,8 @@ class Supernet:
     def _skeleton(self, kept: Kept) -> "_Skeleton":
         """Create the modules of this shape, on the supernet's device and with its kind
         of attention."""
-        config, device = self.model.config, next(self.model.parameters()).device
+        config = self.model.config
+        device = next(self.model.parameters()).device
         key = (
             kept.sizes,
             tuple(layer_kinds(config, kept.layers) or ()),
@@ -281,7 +281,8 @@ LADDER = "ladder.json"
 BACKWARD = 3.0
 """FLOPs of a training step relative to its forward pass (Kaplan et al. 2020,
 arXiv:2001.08361, Sec. 2.1)."""
-RUNGS, LOOKS = 4, 5
+RUNGS = 4
+LEAST_SCORINGS = 5
 """Subnets on the ladder, and the least number of times they are scored: a curve of
 size, or data, needs four points."""
 DRAWN = 200
@@ -409,10 +410,12 @@ def train_supernet(
 
 
 def with_looks(stage: Stage, rows: int) -> Stage:
-    """Let the stage be scored at least LOOKS times."""
+    """Let the stage be scored at least LEAST_SCORINGS times."""
     epochs = plan_steps(stage, max(1, rows // stage.batch)) * stage.batch / rows
     return stage.model_copy(
-        update={"evaluate": max(stage.evaluate, ceil(LOOKS / max(1.0, epochs)))}
+        update={
+            "evaluate": max(stage.evaluate, ceil(LEAST_SCORINGS / max(1.0, epochs)))
+        }
     )
 
 
@@ -442,7 +445,8 @@ def put_in_order(
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """Sort the teacher's units, the most important first; return the model, and its
     dimensions by teacher index."""
-    space, model = costs.search.space, copy.deepcopy(task_teacher.model)
+    space = costs.search.space
+    model = copy.deepcopy(task_teacher.model)
     if isinstance(model, SentenceEncoder):
         project(model)  # so that narrower subnets give vectors as wide as the teacher's
     plan = SlicePlan.from_model(model)

@@ -27,13 +27,13 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from compress.errors import CompressError, SearchError
-from compress.nas.config import SURE
+from compress.nas.config import SURE_DEVIATIONS
 from compress.records.search_report import State, find_front
 
 if TYPE_CHECKING:
     from compress.nas.context import StudentEvaluator
 
-STATES: Mapping[TrialState, tuple[State, ...]] = {
+TRIAL_STATES: Mapping[TrialState, tuple[State, ...]] = {
     TrialState.COMPLETE: ("complete", "duplicate"),
     TrialState.PRUNED: ("pruned", "too slow", "duplicate"),
     TrialState.FAIL: ("failed", "duplicate"),
@@ -46,7 +46,7 @@ def outcome(trial: FrozenTrial) -> State | None:
     """Return the trial's outcome; None while it waits or runs, and where its process
     died before the end."""
     state: State | None = trial.user_attrs.get("state")
-    return state if state in STATES.get(trial.state, ()) else None
+    return state if state in TRIAL_STATES.get(trial.state, ()) else None
 
 
 def count_scored(trials: Sequence[FrozenTrial]) -> int:
@@ -85,7 +85,8 @@ def costs_of(
 ) -> tuple[float, ...]:
     """Return the values of the objectives other than the score, in their order; NaN for
     one that is not known."""
-    latency, facts = attributes.get("latency", {}), attributes.get("facts", {})
+    latency = attributes.get("latency", {})
+    facts = attributes.get("facts", {})
     costs = {**facts, **({"latency": latency["ms"]} if latency else {})}
     return tuple(
         float(costs.get(name, math.nan)) for name in objectives if name != "score"
@@ -127,12 +128,11 @@ def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
     if not any(other.beats(standing) for other in others):
         return ""
     cheap = [other for other in others if other.costs_no_more_than(standing, ALIKE)]
-    rivals, about = (
-        [other for other in cheap if standing.costs_no_more_than(other, ALIKE)],
-        "cost about the same",
-    )
+    rivals = [other for other in cheap if standing.costs_no_more_than(other, ALIKE)]
+    about = "cost about the same"
     if len(rivals) < REDUCTION:
-        rivals, about = cheap, "cost no more"
+        rivals = cheap
+        about = "cost no more"
     place = 1 + sum(other.score > standing.score for other in rivals)
     promoted = ceil((len(rivals) + 1) / REDUCTION)
     if len(rivals) < REDUCTION or place <= promoted:
@@ -240,17 +240,17 @@ def _check_limits(
     limit."""
     over = []
     for name in sorted(names & limits.keys()):
-        (value,), limit = costs_of(trial.user_attrs, [name]), limits[name]
+        (value,) = costs_of(trial.user_attrs, [name])
+        limit = limits[name]
         error = (
-            SURE * trial.user_attrs["latency"]["error_ms"] if name == "latency" else 0.0
+            SURE_DEVIATIONS * trial.user_attrs["latency"]["error_ms"]
+            if name == "latency"
+            else 0.0
         )
         trial.set_constraint(name, (value + error - limit) / limit)
         if value + error > limit:
-            over.append(
-                f"{name} "
-                f"{value:.4g}{f' + {error:.2g} ({SURE:g} errors)' if error else ''}, "
-                f"limit {limit:g}"
-            )
+            spread = f" + {error:.2g} ({SURE_DEVIATIONS:g} errors)" if error else ""
+            over.append(f"{name} {value:.4g}{spread}, limit {limit:g}")
     return "; ".join(over)
 
 

@@ -75,7 +75,8 @@ class WorkerInputs:
 def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
     """Write the inputs of workers into the study, once the supernet is trained, or the
     teacher fine-tuned."""
-    evaluator, stage = context.student_evaluator, context.search.space.supernet
+    evaluator = context.student_evaluator
+    stage = context.search.space.supernet
     folder = (
         context.task_teacher.folder if stage is None else context.run.result(stage.name)
     )

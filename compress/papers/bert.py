@@ -189,7 +189,8 @@ def pairs(
         target = int(rng.integers(2, room + 1)) if rng.random() < short else room
         start = 0
         while start < len(sentences):
-            end, length = start, 0
+            end = start
+            length = 0
             while end < len(sentences) and length < target:
                 length += len(sentences[end])
                 end += 1
@@ -203,7 +204,8 @@ def pairs(
                 else "follows"
             )
             if relation == "random":
-                second, end = _random_segment(another(), target - len(first), rng), cut
+                second = _random_segment(another(), target - len(first), rng)
+                end = cut
             else:
                 second = _join(sentences[cut:end])
             first, second = (
@@ -246,7 +248,8 @@ def shorten(
 ) -> tuple[list[int], list[int]]:
     """Shorten both to `room` tokens in all, one token at a time from either end of the
     longer one."""
-    a, b = [0, len(first)], [0, len(second)]
+    a = [0, len(first)]
+    b = [0, len(second)]
     for back in rng.random(max(0, a[1] + b[1] - room)) < 0.5:
         longer = a if a[1] - a[0] > b[1] - b[0] else b
         longer[int(back)] += -1 if back else 1

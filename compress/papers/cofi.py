@@ -65,13 +65,13 @@ from compress.slicing.shape import Shape
 from compress.training.objective import Objective, weigh_part
 from compress.training.step import WrappedStep
 
-LIMIT = math.log(100)
-"""log alpha stays within +-LIMIT (authors' code), so that every gate can open and close
-again."""
+LOG_ALPHA_LIMIT = math.log(100)
+"""log alpha stays within +-LOG_ALPHA_LIMIT (authors' code), so that every gate can open
+and close again."""
 CROSSINGS = 4
 """Measured (docs/LOG.md): in 600 steps the stream's gates reach their target at the end
 with 2, halfway with 4."""
-NEAR = 0.1
+NEAR_TARGET = 0.1
 """The gates have reached their target within this share of what is to be cut."""
 _FROZEN = ("words", "positions", "types", "tasks")
 
@@ -102,13 +102,16 @@ def matched(
     ordered: from the top down, each below the previous one, or the same if there is
     none (authors' code, version 4).
     """
-    count, found, above = distance_TN.shape[1], list[int](), distance_TN.shape[1]
+    count = distance_TN.shape[1]
+    found = list[int]()
+    above = distance_TN.shape[1]
     for distance_N in distance_TN.detach().cpu().flip(0):
         places = [n for n in range(above if ordered else count) if alive_N[n]]
         nearest = min(
             places, key=lambda n: float(distance_N[n]), default=min(above, count - 1)
         )
-        found, above = [nearest, *found], nearest
+        found = [nearest, *found]
+        above = nearest
     return found
 
 
@@ -168,12 +171,11 @@ class Matched(nn.Module):
                 f"cofi: matched_layers {list(matched_layers)}; the teacher's are 0 to "
                 f"{count - 1}"
             )
-        self.student, self.objective = student, objective
-        self.layer_weight, self.matched_layers, self.ordered = (
-            layer_weight,
-            list(matched_layers),
-            ordered,
-        )
+        self.student = student
+        self.objective = objective
+        self.layer_weight = layer_weight
+        self.matched_layers = list(matched_layers)
+        self.ordered = ordered
         self.W = _map_back(student.config, teacher.config)
         whole_N = torch.ones(Shape.from_config(student.config).layers, dtype=torch.bool)
         self.alive: Callable[[], Tensor] = lambda: whole_N
@@ -284,7 +286,10 @@ class Gated(WrappedStep):
         # gates
         self._gates = [gates]
         self.multipliers = Multipliers(len(self.target.excess(gates.active(), 0.0)))
-        self.wait, self.warm, self.gate_rate, self.share = wait, warm, gate_rate, 0.0
+        self.wait = wait
+        self.warm = warm
+        self.gate_rate = gate_rate
+        self.share = 0.0
         self.minimise.alive = self._alive
         cuts = self.plan.cuts
         embeddings = [
@@ -313,7 +318,7 @@ class Gated(WrappedStep):
         self.gates.waiting = step < self.wait * total
         self.share = wanted(step, self.wait * total, self.warm * total)
         for log_alpha in self.gates.log_alpha.values():
-            log_alpha.data.clamp_(-LIMIT, LIMIT)
+            log_alpha.data.clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = self.minimise(**batch)
@@ -348,7 +353,10 @@ class Gated(WrappedStep):
         """
         waiting = self.wait * total
         rate = (
-            max(self.gate_rate, CROSSINGS * 2 * LIMIT / max(1.0, total - waiting))
+            max(
+                self.gate_rate,
+                CROSSINGS * 2 * LOG_ALPHA_LIMIT / max(1.0, total - waiting),
+            )
             if step >= waiting
             else 0.0
         )
@@ -361,11 +369,9 @@ class Gated(WrappedStep):
         Returns a warning if the gates are far from the target, so that only their order
         decided.
         """
-        far, student, kept = (
-            self._list_far_axes(),
-            self.student.eval(),
-            self.target.kept(self.gates.active()),
-        )
+        far = self._list_far_axes()
+        student = self.student.eval()
+        kept = self.target.kept(self.gates.active())
         values = self.gates.settled(kept)
         self.gates.detach()
         for parameter in self._frozen:
@@ -388,11 +394,9 @@ class Gated(WrappedStep):
         target."""
         far = []
         for axis, active in self.gates.active().items():
-            closed, target = (
-                1 - float(active.detach().mean()),
-                1 - self.target.left[axis],
-            )
-            if abs(closed - target) > NEAR * target:
+            closed = 1 - float(active.detach().mean())
+            target = 1 - self.target.left[axis]
+            if abs(closed - target) > NEAR_TARGET * target:
                 far.append(f"{closed:.2f} of {axis} instead of {target:.2f}")
         return far
 
@@ -403,11 +407,10 @@ class Gated(WrappedStep):
 
 def _map_back(student: Any, teacher: Any) -> nn.Linear:
     """Make W, D_S -> D_T, without a bias."""
-    D_S, D_T = Shape.from_config(student).hidden, Shape.from_config(teacher).hidden
-    W, kept = (
-        nn.Linear(D_S, D_T, bias=False),
-        getattr(student, "hidden_of_teacher", None),
-    )
+    D_S = Shape.from_config(student).hidden
+    D_T = Shape.from_config(teacher).hidden
+    W = nn.Linear(D_S, D_T, bias=False)
+    kept = getattr(student, "hidden_of_teacher", None)
     if D_S == D_T:
         nn.init.eye_(W.weight)
     elif kept is not None and len(kept) == D_S and max(kept) < D_T:

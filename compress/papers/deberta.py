@@ -71,10 +71,8 @@ def enhanced_mask_decoder(
     encoder: a DebertaV2Encoder. hidden_BLD: H, the input of its last layer.
     positions_BLD: P, of B texts or of all.
     """
-    mask_B1LL, relative = (
-        encoder.get_attention_mask(mask_BL),
-        encoder.get_rel_pos(hidden_BLD),
-    )
+    mask_B1LL = encoder.get_attention_mask(mask_BL)
+    relative = encoder.get_rel_pos(hidden_BLD)
     query_BLD = hidden_BLD + positions_BLD
     for _ in range(2):
         query_BLD = encoder.layer[-1](
@@ -201,10 +199,8 @@ def symmetric_kl(
     The left distribution of each is a constant, so that student and target move towards
     each other.
     """
-    log_s_BV, log_t_BV = (
-        student_BV.float().log_softmax(-1),
-        target_BV.float().log_softmax(-1),
-    )
+    log_s_BV = student_BV.float().log_softmax(-1)
+    log_t_BV = target_BV.float().log_softmax(-1)
     forward_BV = log_t_BV.detach().exp() * (log_t_BV.detach() - log_s_BV)
     backward_BV = log_s_BV.detach().exp() * (log_s_BV.detach() - log_t_BV)
     return mean_over((forward_BV + backward_BV).sum(-1), None)
@@ -249,7 +245,9 @@ class ScaleInvariantFineTuning(WrappedStep):
                 "student's logits"
             )
         self.minimise = Distillation(student, teacher, objective)
-        self.weight, self.step_size, self.start = weight, step_size, start
+        self.weight = weight
+        self.step_size = step_size
+        self.start = start
         norms = [
             module
             for name, module in student.named_modules()

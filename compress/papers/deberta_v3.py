@@ -48,7 +48,7 @@ from compress.training.objective import Objective
 from compress.training.reads import Temperature
 from compress.training.step import WrappedStep
 
-TABLES = ("word_embeddings", "position_embeddings")
+SHARED_TABLES = ("word_embeddings", "position_embeddings")
 
 
 class Detector(DebertaV2PreTrainedModel):
@@ -205,7 +205,7 @@ def _share_tables(
     of_student: Any = student.embeddings
     of_generator: Any = generator.deberta.embeddings
     shared: dict[str, Disentangled] = {}
-    for name in TABLES:
+    for name in SHARED_TABLES:
         table = getattr(of_student, name)
         if table is None:
             continue

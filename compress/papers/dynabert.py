@@ -149,12 +149,10 @@ class Sandwich(WrappedStep):
         if smallest:
             self.always["smallest"] = min(shapes, key=inner_weights)
         self.drawn = [shape for shape in shapes if shape not in self.always.values()]
-        self.random, self.power, self.seed, self.step = (
-            random,
-            power,
-            torch.initial_seed(),
-            0,
-        )
+        self.random = random
+        self.power = power
+        self.seed = torch.initial_seed()
+        self.step = 0
         if not self.always and not (random and self.drawn):
             raise PruneError(
                 "dynabert.Sandwich: no subnet would be trained: give sizes, and "
@@ -190,17 +188,16 @@ class Sandwich(WrappedStep):
     def subnets(self) -> list[tuple[str, Sizes]]:
         """Return (name in the log, sizes) of the subnets that this step trains in this
         process."""
-        rank, world = PartialState().process_index, PartialState().num_processes
+        rank = PartialState().process_index
+        world = PartialState().num_processes
         draw = np.random.default_rng([self.seed, self.step * world + rank])
         chosen = draw.permutation(len(self.drawn))[: self.random]
         return [*self.always.items(), *(("random", self.drawn[int(n)]) for n in chosen)]
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         items = batch.pop("items", None)
-        teacher, lookup = (
-            self.distillation.read_teacher(batch),
-            self.supernet.lookup(batch),
-        )
+        teacher = self.distillation.read_teacher(batch)
+        lookup = self.supernet.lookup(batch)
         losses: list[Tensor] = []
         logged: dict[str, Tensor] = {}
         subnets = self.subnets()

@@ -69,7 +69,8 @@ def mask(
     Labels are the original tokens at the drawn positions. At least one token of a row
     is drawn, but no special token.
     """
-    ids_BL, real_BL = batch["input_ids"], batch["attention_mask"].bool()
+    ids_BL = batch["input_ids"]
+    real_BL = batch["attention_mask"].bool()
     open_BL = real_BL & ~words.special_V.to(ids_BL.device)[ids_BL]
     draws_B = (rate * real_BL.sum(-1)).round().long().clamp_min(1)
     # a row without candidates needs some distribution to draw from; its draws are
@@ -131,7 +132,8 @@ def soft_replaced_tokens(
 ) -> Tensor:
     """T^2 KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over
     real tokens."""
-    t_BL, s_BL = teacher_BL.float() / temperature, student_BL.float() / temperature
+    t_BL = teacher_BL.float() / temperature
+    s_BL = student_BL.float() / temperature
     p_BL = t_BL.sigmoid()
     kl_BL = p_BL * (logsigmoid(t_BL) - logsigmoid(s_BL)) + (1 - p_BL) * (
         logsigmoid(-t_BL) - logsigmoid(-s_BL)
@@ -183,7 +185,8 @@ def losses(
     The samples carry no gradient: the generator is trained to be right, not to fool the
     discriminator (Sec. 2).
     """
-    labels_BL, items = batch["labels"], batch.get("items")
+    labels_BL = batch["labels"]
+    items = batch.get("items")
     labels_R = labels_BL[labels_BL != IGNORE_INDEX]
     generator = masked_lm(logits_RV, labels_R, None)
     if items is not None:
@@ -247,7 +250,8 @@ def _generator(student: Any, width: float, layers: float) -> ElectraForMaskedLM:
     config = copy.deepcopy(student.config)
     config._attn_implementation = None
     hidden = max(1, round(width * config.hidden_size))
-    config.hidden_size, config.intermediate_size = hidden, 4 * hidden
+    config.hidden_size = hidden
+    config.intermediate_size = 4 * hidden
     config.num_attention_heads = max(
         h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0
     )
@@ -280,7 +284,8 @@ class FineTuning(WrappedStep):
     ) -> None:
         super().__init__()
         self.minimise = Distillation(student, teacher, objective)
-        self.top, self.decay = Shape.from_config(student.config).layers + 2, decay
+        self.top = Shape.from_config(student.config).layers + 2
+        self.decay = decay
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Group the parameters by depth, 0 for the embeddings."""

@@ -112,8 +112,11 @@ class OnPolicy(WrappedStep):
                 "outputs are not cached (cache_teacher: false)"
             )
         self.distillation = Distillation(student, teacher, objective)
-        self.share, self.pad = share, words.pad
-        self.temperature, self.prompt, self.new_tokens = temperature, prompt, new_tokens
+        self.share = share
+        self.pad = words.pad
+        self.temperature = temperature
+        self.prompt = prompt
+        self.new_tokens = new_tokens
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         if torch.rand(()).item() < self.share:

@@ -34,7 +34,8 @@ def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
     If the rows have a column `prompt` (B,), that many of their first real tokens are
     not predicted.
     """
-    ids_BL, real_BL = batch["input_ids"], batch["attention_mask"].bool()
+    ids_BL = batch["input_ids"]
+    real_BL = batch["attention_mask"].bool()
     predicted_BL = real_BL[:, :-1] & real_BL[:, 1:]
     if "prompt" in batch:
         position_BL = real_BL.long().cumsum(1) - 1

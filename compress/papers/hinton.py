@@ -69,7 +69,8 @@ def soft_labels(
 ) -> Tensor:
     """T^2 sum over classes of KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S /
     T))), mean over examples."""
-    t_BV, s_BV = teacher_BV.float() / temperature, student_BV.float() / temperature
+    t_BV = teacher_BV.float() / temperature
+    s_BV = student_BV.float() / temperature
     p_BV = t_BV.sigmoid()
     kl_BV = p_BV * (logsigmoid(t_BV) - logsigmoid(s_BV)) + (1 - p_BV) * (
         logsigmoid(-t_BV) - logsigmoid(-s_BV)

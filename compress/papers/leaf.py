@@ -38,6 +38,7 @@ def l2(
     """
     check_widths(student_BD, teacher_BD, "leaf.l2")
     if normalize:
-        student_BD, teacher_BD = unit(student_BD), unit(teacher_BD)
+        student_BD = unit(student_BD)
+        teacher_BD = unit(teacher_BD)
     apart_BD = student_BD.float() - teacher_BD.float()
     return (apart_BD.pow(2).sum(-1) if squared else apart_BD.norm(dim=-1)).mean()

@@ -53,9 +53,8 @@ def top_one(
 
     same_BB  1 where two rows are of the same query
     """
-    log_p_BB, log_q_BB = (
-        log_chances(each, same_BB, temperature) for each in (teacher_B1, student_B1)
-    )
+    log_p_BB = log_chances(teacher_B1, same_BB, temperature)
+    log_q_BB = log_chances(student_B1, same_BB, temperature)
     kl_B = (log_p_BB.exp() * same_BB * (log_p_BB - log_q_BB)).sum(-1)
     return temperature**2 * mean_over_queries(kl_B, same_BB)
 

@@ -91,13 +91,10 @@ def policy_gradient(
     in its order. The gradient of the sum over a sequence is, in expectation and with
     mix 0, normalise and whiten off, that of KL(q || p).
     """
-    log_q_RV, log_p_RV = (
-        student_RV.float().log_softmax(-1),
-        teacher_RV.float().log_softmax(-1),
-    )
-    log_q_R, log_p_R = (
-        each.gather(1, tokens_R[:, None])[:, 0] for each in (log_q_RV, log_p_RV)
-    )
+    log_q_RV = student_RV.float().log_softmax(-1)
+    log_p_RV = teacher_RV.float().log_softmax(-1)
+    log_q_R = log_q_RV.gather(1, tokens_R[:, None])[:, 0]
+    log_p_R = log_p_RV.gather(1, tokens_R[:, None])[:, 0]
     with torch.no_grad():
         weight_R = log_q_R.exp() / (
             mix * log_p_R.exp() + (1 - mix) * log_q_R.exp()
@@ -127,7 +124,9 @@ class TeacherMixed(LogitsProcessor):
     """
 
     def __init__(self, teacher: nn.Module, mask_BL: Tensor, mix: float) -> None:
-        self.teacher, self.mask_BL, self.mix = teacher, mask_BL, mix
+        self.teacher = teacher
+        self.mask_BL = mask_BL
+        self.mix = mix
         self.cache = DynamicCache()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -144,7 +143,8 @@ class TeacherMixed(LogitsProcessor):
             past_key_values=self.cache,
             use_cache=True,
         ).logits[:, -1]
-        p_BV, q_BV = teacher_BV.float().softmax(-1), scores.float().softmax(-1)
+        p_BV = teacher_BV.float().softmax(-1)
+        q_BV = scores.float().softmax(-1)
         return (self.mix * p_BV + (1 - self.mix) * q_BV).log()
 
 
@@ -192,13 +192,11 @@ class PolicyGradient(WrappedStep):
                 "gkd.OnPolicy"
             )
         self.corpus = Distillation(student, teacher, objective)
-        self.pad, self.mix, self.clip, self.prompt, self.new_tokens = (
-            words.pad,
-            mix,
-            clip,
-            prompt,
-            new_tokens,
-        )
+        self.pad = words.pad
+        self.mix = mix
+        self.clip = clip
+        self.prompt = prompt
+        self.new_tokens = new_tokens
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         teacher = self.corpus.teacher
@@ -224,7 +222,8 @@ class PolicyGradient(WrappedStep):
             mix=self.mix,
             clip=self.clip,
         )
-        single, long = single_R.mean(), long_R.mean()
+        single = single_R.mean()
+        long = long_R.mean()
         parts = self.corpus(**batch)
         loss = single + long + parts.pop("loss")
         return {

@@ -35,7 +35,8 @@ def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Ten
     Where attention is local, the softmax of a token runs over those that it sees.
     """
     seen_BLL, real_BL = seen_pairs(mask)
-    unseen_B1LL, real_BL = ~seen_BLL[:, None], real_BL.float()
+    unseen_B1LL = ~seen_BLL[:, None]
+    real_BL = real_BL.float()
     log_p_BHLL = teacher_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
     log_q_BHLL = student_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
     kl_BL = (log_p_BHLL.exp() * (log_p_BHLL - log_q_BHLL)).sum(-1).mean(1)
@@ -60,10 +61,8 @@ def relation(x_BRLK: Tensor) -> Tensor:
 def _relations(
     student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, heads: int
 ) -> Tensor:
-    s_BRLK, t_BRLK = (
-        relation_heads(student_BHLK, heads),
-        relation_heads(teacher_BHLK, heads),
-    )
+    s_BRLK = relation_heads(student_BHLK, heads)
+    t_BRLK = relation_heads(teacher_BHLK, heads)
     return relation_kl(relation(s_BRLK), relation(t_BRLK), mask)
 
 

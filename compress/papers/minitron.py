@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from compress.models.signals import evaluating, read
 from compress.pruning.hooks import (
-    KEY,
+    KEY_AXIS,
     Tap,
     over_tokens,
     passing_over,
@@ -78,7 +78,8 @@ def _sum_activations(
     student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan
 ) -> dict[Group, Tensor]:
     """Sum over one batch, (U,) of each group."""
-    mask_BL, sums_BU = batch["attention_mask"], dict[Group, Tensor]()
+    mask_BL = batch["attention_mask"]
+    sums_BU = dict[Group, Tensor]()
 
     def add(group: Group, of_BU: Tensor) -> None:
         sums_BU[group] = sums_BU[group] + of_BU if group in sums_BU else of_BU
@@ -111,7 +112,7 @@ def _sum_activations(
     with watching(student, plan, see), watching_layers(student, plan, see_layer):
         read(student, batch, answer_signal(student))
     lengths_B1 = mask_BL.sum(-1, keepdim=True)
-    for group in [each for each in sums_BU if each.axis == KEY]:
+    for group in [each for each in sums_BU if each.axis == KEY_AXIS]:
         queries = Group("query", group.block)
         sums_BU[queries] = sums_BU[queries] * sums_BU.pop(group) / lengths_B1
     return {group: of_BU.sum(0) for group, of_BU in sums_BU.items()}

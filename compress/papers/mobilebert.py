@@ -65,9 +65,8 @@ def feature_maps(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> T
     """Feature map transfer: MSE(LN(h^S), LN(h^T)) over real tokens; LN has no
     parameters (gamma 1, beta 0)."""
     D = teacher_BLD.shape[-1:]
-    student_BLD, teacher_BLD = (
-        layer_norm(each.float(), D, eps=EPSILON) for each in (student_BLD, teacher_BLD)
-    )
+    student_BLD = layer_norm(student_BLD.float(), D, eps=EPSILON)
+    teacher_BLD = layer_norm(teacher_BLD.float(), D, eps=EPSILON)
     return mean_over((student_BLD - teacher_BLD).pow(2).mean(-1), mask_BL)
 
 
@@ -97,9 +96,8 @@ def mean(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
 @reads("layers", per="token")
 def variance(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """|var_D h^S - var_D h^T| over real tokens; weight 5 in the authors' code."""
-    student_BL, teacher_BL = (
-        each.float().var(-1, unbiased=False) for each in (student_BLD, teacher_BLD)
-    )
+    student_BL = student_BLD.float().var(-1, unbiased=False)
+    teacher_BL = teacher_BLD.float().var(-1, unbiased=False)
     return mean_over((student_BL - teacher_BL).abs(), mask_BL)
 
 
@@ -218,11 +216,10 @@ class Progressive(WrappedStep):
 
     def factors(self, step: int, total: int) -> dict[str, float]:
         """Compute each group's multiplier of the learning rate at this step."""
-        now, base = (
-            active_layer(step, total, len(self.layers)),
-            base_factor(step, total, len(self.layers)),
-        )
-        active, lower = self.factor["active"] * base, self.factor["lower"] * base
+        now = active_layer(step, total, len(self.layers))
+        base = base_factor(step, total, len(self.layers))
+        active = self.factor["active"] * base
+        lower = self.factor["lower"] * base
         named = {
             f"layer.{n}": lower if n < now else active if n == now else 0.0
             for n in range(len(self.layers))

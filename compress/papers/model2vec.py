@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 from compress.data.masking import Words
 from compress.errors import StudentError
 
-BATCH = 512
+TEXTS_PER_BATCH = 512
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def from_teacher(
     *,
     words: Words,
     sif: float = 1e-4,
-    batch: int = BATCH,
+    batch: int = TEXTS_PER_BATCH,
 ) -> None:
     """Fill the vectors of a `static-embedding` student; its head keeps its random
     initial weights.
@@ -89,7 +89,8 @@ def _states(teacher: PreTrainedModel, words: Words, tokens: int, batch: int) -> 
         if teacher.config.is_encoder_decoder
         else teacher.base_model
     )
-    device, training = encoder.device, encoder.training
+    device = encoder.device
+    training = encoder.training
     encoder.eval()
     found = []
     for at in range(0, tokens, batch):

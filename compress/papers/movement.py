@@ -87,7 +87,8 @@ def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tenso
     for name, weight in weights.items():
         if weight.grad is None:
             continue
-        score, cut = -(weight.detach() * weight.grad).float(), plan.cuts[name]
+        score = -(weight.detach() * weight.grad).float()
+        cut = plan.cuts[name]
         for each in cut.slices:
             along = score.movedim(each.dim, 0).reshape(score.shape[each.dim], -1).sum(1)
             for group, part in zip(

@@ -47,7 +47,8 @@ def infonce(
                 are no negatives
     """
     check_widths(student_BD, teacher_BD, "oord.infonce")
-    student_BD, teacher_BD = unit(student_BD), unit(teacher_BD)
+    student_BD = unit(student_BD)
+    teacher_BD = unit(teacher_BD)
     scores_BB = student_BD @ teacher_BD.T / temperature
     B = len(scores_BB)
     own_BB = torch.eye(B, dtype=torch.bool, device=scores_BB.device)

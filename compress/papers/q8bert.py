@@ -45,7 +45,7 @@ from compress.training.objective import Objective
 from compress.training.step import Distillation, WrappedStep
 
 M = 127
-LEVELS = 255
+INT8_LEVELS = 255
 TINY = 1e-12
 """The least width of a range: a layer that reads nothing but zeros has a scale too."""
 
@@ -63,9 +63,9 @@ def weights(W_OD: Tensor) -> Tensor:
 def activations(x_BLD: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Round x to uint8 and back, in float32, between low <= 0 and high >= 0; values
     outside are clamped."""
-    scale = (high - low).clamp(min=TINY) / LEVELS
+    scale = (high - low).clamp(min=TINY) / INT8_LEVELS
     return torch.fake_quantize_per_tensor_affine(
-        x_BLD.float(), scale, (-low / scale).round().int(), 0, LEVELS
+        x_BLD.float(), scale, (-low / scale).round().int(), 0, INT8_LEVELS
     )
 
 
@@ -154,7 +154,9 @@ class Int8Linear(nn.Module):
         self, layer: nn.Linear, decay: float, *, requantise: bool = False
     ) -> None:
         super().__init__()
-        self.weight, self.bias, self.decay = layer.weight, layer.bias, decay
+        self.weight = layer.weight
+        self.bias = layer.bias
+        self.decay = decay
         self.real_BL: Tensor | None = None
         self.register_buffer(
             "ranges_R2",
@@ -194,11 +196,10 @@ class Int8Embedding(nn.Module):
 
     def __init__(self, layer: nn.Embedding) -> None:
         super().__init__()
-        self.weight, self.padding_idx = layer.weight, layer.padding_idx
-        self.num_embeddings, self.embedding_dim = (
-            layer.num_embeddings,
-            layer.embedding_dim,
-        )
+        self.weight = layer.weight
+        self.padding_idx = layer.padding_idx
+        self.num_embeddings = layer.num_embeddings
+        self.embedding_dim = layer.embedding_dim
 
     def forward(self, ids: Tensor) -> Tensor:
         ends = (

@@ -43,7 +43,8 @@ def cosines(vectors_BD: Tensor) -> Tensor:
 def check_widths(student_BD: Tensor, teacher_BD: Tensor, loss: str) -> None:
     """Raise ObjectiveError where the vectors of student and teacher differ in their
     number of dimensions."""
-    D_S, D_T = student_BD.shape[-1], teacher_BD.shape[-1]
+    D_S = student_BD.shape[-1]
+    D_T = teacher_BD.shape[-1]
     if D_S != D_T:
         raise ObjectiveError(
             f"{loss} compares vectors dimension by dimension, but the student's have "

@@ -43,7 +43,8 @@ def similarities(
     the teacher's T, by default the student's.
     """
     check_widths(student_BD, teacher_BD, "seed.similarities")
-    student_BD, teacher_BD = unit(student_BD), unit(teacher_BD)
+    student_BD = unit(student_BD)
+    teacher_BD = unit(teacher_BD)
     return _kl(
         student_BD @ teacher_BD.T,
         teacher_BD @ teacher_BD.T,
@@ -66,9 +67,8 @@ def own_similarities(
     Each model is compared in its own space, so that width and rotation do not matter. 0
     for a batch of one text.
     """
-    student_BB, teacher_BB = (
-        _others(unit(vectors_BD)) for vectors_BD in (student_BD, teacher_BD)
-    )
+    student_BB = _others(unit(student_BD))
+    teacher_BB = _others(unit(teacher_BD))
     return _kl(student_BB, teacher_BB, temperature, teacher_temperature)
 
 

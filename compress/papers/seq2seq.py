@@ -32,13 +32,12 @@ def hidden_distance(
 ) -> Tensor:
     """MSE(H^S, H^T) over real tokens and the width; normalise: after a layer norm
     without parameters. Equal widths."""
-    student_BLD, teacher_BLD = student_BLD.float(), teacher_BLD.float()
+    student_BLD = student_BLD.float()
+    teacher_BLD = teacher_BLD.float()
     if normalise:
         D = student_BLD.shape[-1:]
-        student_BLD, teacher_BLD = (
-            layer_norm(student_BLD, D),
-            layer_norm(teacher_BLD, D),
-        )
+        student_BLD = layer_norm(student_BLD, D)
+        teacher_BLD = layer_norm(teacher_BLD, D)
     return mean_over((student_BLD - teacher_BLD).pow(2).mean(-1), mask_BL)
 
 

@@ -35,8 +35,8 @@ from compress.data.masking import Words
 from compress.data.task import Task
 from compress.errors import DataError
 
-ROWS_PER_CALL = 1000
-STEP = 0.2
+ROWS_PER_TARGET = 1000
+LENGTH_GRID = 0.2
 """STS-B's scores are rounded to this (Sec. 2.4)."""
 NO_NUMBER = -1.0
 """The value of a text that is no number (authors' code)."""
@@ -44,7 +44,7 @@ NO_NUMBER = -1.0
 
 def number_text(value: float) -> str:
     """Write a number to the nearest 0.2 with one decimal: 3.84 -> "3.8"."""
-    return f"{round(value / STEP) * STEP + 0.0:.1f}"  # + 0.0: no "-0.0"
+    return f"{round(value / LENGTH_GRID) * LENGTH_GRID + 0.0:.1f}"  # + 0.0: no "-0.0"
 
 
 def text_number(text: str) -> float:
@@ -83,7 +83,7 @@ def text_to_text(
     """
     _check(task)
     encoder = encoder_of(tokenizer)
-    for rows in split.iter(ROWS_PER_CALL):
+    for rows in split.iter(ROWS_PER_TARGET):
         sources = encoder.encode(_prompts(rows, task, name), max_length)
         targets = encoder.encode([target(task, label) for label in rows["label"]])
         for source, answer in zip(sources, targets, strict=True):
@@ -111,12 +111,14 @@ def answers(
     """
     _check(task)
     generate: Any = model.generate
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
+    training = model.training
     order = np.argsort(
         [-sum(map(len, texts)) for texts in zip(*_texts(split), strict=True)],
         kind="stable",
     )
-    encoder, collate = encoder_of(tokenizer), Collate(tokenizer)
+    encoder = encoder_of(tokenizer)
+    collate = Collate(tokenizer)
     words = [
         torch.tensor(row["input_ids"], device=device)
         for row in encoder.encode(task.labels)
@@ -188,17 +190,17 @@ def corrupt_spans(
             "tokenizer; expected the id of its <extra_id_0>: {by: t5.corrupt_spans, "
             "sentinel: ID}"
         )
-    sources, targets, device = [], [], batch["input_ids"].device
+    sources = []
+    targets = []
+    device = batch["input_ids"].device
     ids_BL = batch["input_ids"].cpu()
     text_BL = batch["attention_mask"].cpu().bool() & ~words.special_V.cpu()[ids_BL]
     for ids_L, text_L in zip(ids_BL, text_BL, strict=True):
         source, target = _spans(ids_L[text_L].tolist(), rate, span, sentinel)
         sources.append([*source, end])
         targets.append([*target, end])
-    input_ids, labels_BM = (
-        _pad(sources, words.pad, device),
-        _pad(targets, IGNORE_INDEX, device),
-    )
+    input_ids = _pad(sources, words.pad, device)
+    labels_BM = _pad(targets, IGNORE_INDEX, device)
     begun_BM = torch.cat(
         [labels_BM.new_full((len(targets), 1), words.pad), labels_BM[:, :-1]], 1
     )

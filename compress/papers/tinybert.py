@@ -67,16 +67,12 @@ def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tenso
     mean, whose weight stays the same.
     """
     seen_BLL, real_BL = seen_pairs(mask)
-    pair_BLL, pairs_B = (
-        seen_BLL * real_BL[:, :, None].float(),
-        real_BL.float().sum(1).square(),
-    )
+    pair_BLL = seen_BLL * real_BL[:, :, None].float()
+    pairs_B = real_BL.float().sum(1).square()
     pair_BLL = pair_BLL * (pairs_B / pair_BLL.sum((1, 2)).clamp_min(1))[:, None, None]
     h = math.gcd(student_BHLL.shape[1], teacher_BHLL.shape[1])
-    student_BHLL, teacher_BHLL = (
-        each.float().unflatten(1, (h, -1)).mean(2)
-        for each in (student_BHLL, teacher_BHLL)
-    )
+    student_BHLL = student_BHLL.float().unflatten(1, (h, -1)).mean(2)
+    teacher_BHLL = teacher_BHLL.float().unflatten(1, (h, -1)).mean(2)
     error_BLL = (student_BHLL - teacher_BHLL).pow(2).mean(1)
     return (error_BLL * pair_BLL).sum() / pairs_B.sum().clamp_min(1)
 

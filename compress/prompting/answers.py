@@ -25,7 +25,7 @@ from compress.progress import Progress
 FLUSH_SECONDS: Final = 1.0
 """The most seconds of answers that a power cut may lose."""
 
-SHOWN = 60
+PROMPT_SHOWN = 60
 """Characters from the end of a prompt that a message quotes."""
 
 
@@ -109,7 +109,8 @@ def ask(
     keys = [_key(prompt) for prompt in prompts]
     by_key = dict(zip(keys, prompts, strict=True))
     known, _ = _read(path, len(answers))
-    asked, seconds = 0, 0.0
+    asked = 0
+    seconds = 0.0
     if by_key.keys() - known.keys():
         with explained(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,12 +133,13 @@ def ask(
                             bar.advance()
                     except UnansweredError as error:
                         row = keys.index(list(new)[error.number])
-                        end = prompts[row][-SHOWN:]
+                        end = prompts[row][-PROMPT_SHOWN:]
                         raise TeacherError(
                             f"row {row + 1:,} of {len(keys):,}, prompt ...{end!r}: "
                             f"{error}"
                         ) from error
-                    asked, seconds = len(new), time.monotonic() - start
+                    asked = len(new)
+                    seconds = time.monotonic() - start
     rows = [known[key] for key in keys]
     log_p_NA = np.array([row.log_p for row in rows], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():

@@ -46,16 +46,16 @@ FIRST_WAIT = 1.0
 LONGEST_WAIT = 120.0
 """Seconds: the wait doubles from the first to the longest. If an endpoint asks for
 more, it is not asked again."""
-MOST_BYTES = 2**22
+MOST_ANSWER_BYTES = 2**22
 MOST_PER_BYTE = 64
 """The most bytes of an answer, and how many more per byte of the request: `echo`
 returns about 80 bytes per token, and a token is seldom one byte."""
 BYTES_PER_TOKEN = 3
 """Assumed length of a token, since the endpoint's tokenizer is unknown; English tokens
 have about 4 bytes."""
-LEAST = 1e-9
+LEAST_MASS = 1e-9
 """The least total probability of the tokens that were not listed."""
-SHOWN = 300
+REPLY_SHOWN = 300
 """Characters of an endpoint's reply that a message quotes."""
 
 Question = TypeVar("Question")
@@ -268,7 +268,8 @@ class _Remote(ABC, Generic[Question, Answer]):
                     if isinstance(error, _UnusableError)
                     else FIRST_WAIT * 2**attempt
                 )
-                reason, pause = error, max(min(doubled, LONGEST_WAIT), error.wait)
+                reason = error
+                pause = max(min(doubled, LONGEST_WAIT), error.wait)
             if pause > LONGEST_WAIT or attempt == self.endpoint.retries:
                 break
             with anyio.move_on_after(pause):
@@ -282,7 +283,8 @@ class _Remote(ABC, Generic[Question, Answer]):
     async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
         """Return the body of the answer. Raises _TransientError, or TeacherError if the
         request is refused."""
-        content, most = bytearray(), MOST_BYTES + MOST_PER_BYTE * len(body)
+        content = bytearray()
+        most = MOST_ANSWER_BYTES + MOST_PER_BYTE * len(body)
         try:
             with anyio.fail_after(self.endpoint.timeout):
                 async with client.stream(
@@ -304,10 +306,8 @@ class _Remote(ABC, Generic[Question, Answer]):
             ) from None
         if response.status_code == HTTPStatus.OK:
             return bytes(content)
-        code, message = (
-            response.status_code,
-            self._redact(content.decode("utf-8", "replace")),
-        )
+        code = response.status_code
+        message = self._redact(content.decode("utf-8", "replace"))
         reason = f"HTTP {code}: {message or response.reason_phrase}"
         if code in RETRIED:
             raise _TransientError(
@@ -346,7 +346,8 @@ class _Remote(ABC, Generic[Question, Answer]):
     def _redact(self, text: str) -> str:
         """Shorten a reply of the endpoint for a message, without the key."""
         return one_line(
-            (text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN
+            (text.replace(self.key, "***") if self.key else text)[: 10 * REPLY_SHOWN],
+            REPLY_SHOWN,
         )
 
 
@@ -381,7 +382,8 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         return self._answers((prompt, answers) for prompt in prompts)
 
     def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
-        (prompt, answers), path = question, "completions"
+        (prompt, answers) = question
+        path = "completions"
         body: dict[str, Any] = {"model": self.endpoint.model, "temperature": 0}
         if self.endpoint.mode == "echo":
             texts = [prompt + answer for answer in answers]
@@ -389,7 +391,8 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         elif self.endpoint.mode == "top":
             body |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
         else:
-            path, messages = "chat/completions", [{"role": "user", "content": prompt}]
+            path = "chat/completions"
+            messages = [{"role": "user", "content": prompt}]
             body |= {
                 "messages": messages,
                 "max_tokens": 1,
@@ -530,7 +533,8 @@ def sum_echoed(
     for choice, answer in zip(
         sorted(choices, key=lambda each: each["index"]), answers, strict=True
     ):
-        logprobs, end = choice["logprobs"], len(prompt) + len(answer)
+        logprobs = choice["logprobs"]
+        end = len(prompt) + len(answer)
         starts = logprobs["text_offset"]
         if not starts or len(starts) != len(logprobs["token_logprobs"]):
             raise ValueError(
@@ -569,8 +573,9 @@ def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
         for token, log_p in tokens
     ]
     remaining = 1 - math.fsum(math.exp(log_p) for _, log_p in listed)
-    bound = min(math.log(max(remaining, LEAST)), *(log_p for _, log_p in listed))
-    log_p_A, absent = [], 0
+    bound = min(math.log(max(remaining, LEAST_MASS)), *(log_p for _, log_p in listed))
+    log_p_A = []
+    absent = 0
     for answer in answers:
         matches = [
             math.exp(log_p) for token, log_p in listed if token == answer.strip()

@@ -161,7 +161,8 @@ class TaskPrompt:
                 ]
             )
         # characters of each text: `low` fit, `high` do not
-        low, high = 0, max(map(len, texts))
+        low = 0
+        high = max(map(len, texts))
         while high - low > 1:
             middle = (low + high) // 2
             fits = (
@@ -233,11 +234,9 @@ def choose_examples(
                 "rows without labels: write them out"
             ]
         )
-    rng, ids, names = (
-        np.random.default_rng(seed),
-        np.asarray(split["label"][:]),
-        label_names(prompt, labels),
-    )
+    rng = np.random.default_rng(seed)
+    ids = np.asarray(split["label"][:])
+    names = label_names(prompt, labels)
     rows: list[int] = []
     for turn, label in enumerate(rng.permutation(len(names))):
         count = prompt.examples // len(names) + (turn < prompt.examples % len(names))
@@ -385,7 +384,8 @@ class PromptedTeacher:
 
         Raises PromptError if the prompt leaves no room for a text.
         """
-        fitted, prompt = self.fit(texts), self.task_prompt.prompt
+        fitted = self.fit(texts)
+        prompt = self.task_prompt.prompt
         notes = []
         if cut := sum(was_cut for _, was_cut in fitted):
             notes.append(
@@ -497,7 +497,8 @@ def check_labels(
     """Raise TeacherError, or return notes if not `strict`, if too many rows are
     unanswered or all labels are alike."""
     notes = []
-    unanswered, rows = int((~soft.answered).sum()), len(soft.log_p_NC)
+    unanswered = int((~soft.answered).sum())
+    rows = len(soft.log_p_NC)
     if unanswered > MOST_UNANSWERED * rows:
         notes.append(
             f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} "

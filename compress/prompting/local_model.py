@@ -45,7 +45,7 @@ from compress.models.loader import (
 )
 from compress.prompting.answers import Likelihood
 
-TOKENS = 8192
+TOKENS_PER_CALL = 8192
 """The most tokens of a forward pass, padding included."""
 TOKENISED = 1024
 """Prompts that are tokenised at a time."""
@@ -137,8 +137,9 @@ class LocalModel:
             ]
             rows.sort(key=lambda row: -len(row.prompt))
             while rows:
-                size = max(1, TOKENS // len(rows[0].prompt))
-                batch, rows = rows[:size], rows[size:]
+                size = max(1, TOKENS_PER_CALL // len(rows[0].prompt))
+                batch = rows[:size]
+                rows = rows[size:]
                 for row, log_p_A in zip(
                     batch, self._log_p(batch).tolist(), strict=True
                 ):
@@ -157,7 +158,8 @@ class LocalModel:
 
     def _tokenize(self, number: int, prompt: str, answers: Sequence[str]) -> TokenRow:
         before, after = self._ends
-        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        bos = self.tokenizer.bos_token_id
+        eos = self.tokenizer.eos_token_id
         # the decoder starts a new text: no space before the answer, and a token that
         # ends it
         if self.is_seq2seq:
@@ -238,12 +240,14 @@ def _score_with_decoder(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Ten
 def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Read the common prefix of the prompts, then the rest of each, then the answers
     after each."""
-    device, count = model.device, len(rows)
+    device = model.device
+    count = len(rows)
     shared = min(
         _common_prefix([row.prompt for row in rows]),
         min(len(row.prompt) for row in rows) - 1,
     )
-    past, seen_BM = None, torch.zeros((count, 0), dtype=torch.long, device=device)
+    past = None
+    seen_BM = torch.zeros((count, 0), dtype=torch.long, device=device)
     if shared >= SHARED and count > 1:
         begin_1P = torch.tensor([rows[0].prompt[:shared]], device=device)
         past = _extend(
@@ -362,8 +366,8 @@ def _pad(
 
 def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[int]]]]:
     """Yield slices of the rows' answers so that copies of `length` tokens for each fit
-    into TOKENS."""
-    many = max(1, TOKENS // (len(rows) * max(1, length)))
+    into TOKENS_PER_CALL."""
+    many = max(1, TOKENS_PER_CALL // (len(rows) * max(1, length)))
     for at in range(0, len(rows[0].answers), many):
         yield [row.answers[at : at + many] for row in rows]
 

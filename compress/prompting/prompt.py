@@ -249,12 +249,11 @@ def _fill(template: Template, texts: tuple[str, ...], label: str) -> str:
 def _find_misplaced_label(text: str, *, pair: bool) -> list[str]:
     """Check that the label is at the end: models that read from left to right cannot
     score it elsewhere."""
-    texts, template = ("x", "y") if pair else ("x",), _environment().from_string(text)
+    texts = ("x", "y") if pair else ("x",)
+    template = _environment().from_string(text)
     try:
-        question, answered = (
-            _fill(template, texts, "").rstrip(),
-            _fill(template, texts, "z"),
-        )
+        question = _fill(template, texts, "").rstrip()
+        answered = _fill(template, texts, "z")
     except (TemplateRuntimeError, TypeError, ArithmeticError, LookupError) as error:
         return [f"cannot be filled: {error}"]
     at_end = answered.startswith(question) and answered[len(question) :].lstrip() == "z"

@@ -33,8 +33,8 @@ from compress.terminal import one_line
 if TYPE_CHECKING:
     from compress.prompting.http_model import RemoteEncoder
 
-FILES: Final = (".npy", ".parquet")
-SHOWN: Final = 60
+VECTOR_FILES: Final = (".npy", ".parquet")
+TEXT_SHOWN: Final = 60
 """Characters of a text that a message quotes."""
 
 Vectors = NDArray[np.float16]
@@ -44,7 +44,7 @@ def gives_vectors(teacher: str, *, prompted: bool = False) -> bool:
     """Return True if a teacher is a file of vectors, or an endpoint that is not
     prompted."""
     suffix = Path(teacher).suffix.lower()
-    return suffix in FILES or (suffix in (".yaml", ".yml") and not prompted)
+    return suffix in VECTOR_FILES or (suffix in (".yaml", ".yml") and not prompted)
 
 
 def open_source(teacher: str) -> VectorFile | CachedVectors:
@@ -55,7 +55,7 @@ def open_source(teacher: str) -> VectorFile | CachedVectors:
             f"{teacher}: no such file; expected vectors (.npy, .parquet) or an "
             "endpoint (.yaml)"
         )
-    if Path(teacher).suffix.lower() not in FILES:
+    if Path(teacher).suffix.lower() not in VECTOR_FILES:
         # importing httpx2 takes half a second
         from compress.prompting.http_model import open_encoder
 
@@ -92,7 +92,8 @@ class VectorFile:
         if missing := [text for text in texts if text.strip() not in rows]:
             raise TeacherError(
                 f"{self.path}: has no vector for {len(missing):,} of {len(texts):,} "
-                f"texts, such as {one_line(missing[0], SHOWN)!r}; expected one for "
+                f"texts, such as {one_line(missing[0], TEXT_SHOWN)!r}; expected one "
+                "for "
                 "every text of every split. Add them, or remove those texts; without a "
                 "validation split some texts are held out for it"
             )
@@ -102,7 +103,8 @@ class VectorFile:
             raise TeacherError(
                 f"{self.path}: {len(broken):,} of the {len(texts):,} requested vectors "
                 f"are not finite, such as row {chosen[broken[0]] + 1:,}, of "
-                f"{one_line(texts[broken[0]], SHOWN)!r}: compute them again, or remove "
+                f"{one_line(texts[broken[0]], TEXT_SHOWN)!r}: compute them again, or "
+                "remove "
                 "their texts"
             )
         return _to_float16(vectors, str(self.path))
@@ -239,10 +241,8 @@ class CachedVectors:
                     )
                 batch = keys[first : first + len(answer)]
                 records = np.empty(len(answer), dtype=_record_type(width))
-                records["mark"], records["vector"] = (
-                    batch,
-                    _to_float16(answer, f"teacher {self.name}"),
-                )
+                records["mark"] = batch
+                records["vector"] = _to_float16(answer, f"teacher {self.name}")
                 records["check"] = [_checksum(record) for record in records]
                 path = self._folder / f"{width}.bin"
                 with name_disk_errors(path), path.open("ab") as file:
@@ -254,7 +254,8 @@ class CachedVectors:
         """Read the cached vectors, and remove the damaged ones."""
         known: dict[bytes, Vectors] = {}
         for path in self._folder.glob("*.bin"):
-            dtype, size = _record_type(int(path.stem)), path.stat().st_size
+            dtype = _record_type(int(path.stem))
+            size = path.stat().st_size
             records = np.fromfile(path, dtype=dtype, count=size // dtype.itemsize)
             intact = records["check"] == [_checksum(record) for record in records]
             if damaged := int((~intact).sum()) + bool(size % dtype.itemsize):

@@ -51,7 +51,7 @@ from compress.training.context import TrainingContext
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run, from_first
 
-STEPS = 8
+GRID_STEPS = 8
 """Shares of widths, heads and neurons in the grid: eighths of the model's own."""
 
 
@@ -63,7 +63,8 @@ def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
     """
     whole = plan.sizes
     together = "hidden" if whole.bottleneck is None else "bottleneck"
-    depths, step = [whole.layers], max(1, whole.layers // 12)
+    depths = [whole.layers]
+    step = max(1, whole.layers // 12)
     # else layers in groups share weights
     if plan.own_layers or len(plan.blocks("ffn")) == 1:
         depths = [*range(step, whole.layers, step), whole.layers]
@@ -94,10 +95,12 @@ def largest_shapes(shapes: Mapping[str, Sizes]) -> Iterator[str]:
 
 
 def _shares(whole: int) -> list[int]:
-    return sorted({max(1, round(whole * step / STEPS)) for step in range(1, STEPS + 1)})
+    return sorted(
+        {max(1, round(whole * step / GRID_STEPS)) for step in range(1, GRID_STEPS + 1)}
+    )
 
 
-BATCH = 32
+BUDGET_BATCH = 32
 
 
 def last_terms(recipe: Recipe, kind: Kind | None) -> list[Term]:
@@ -133,13 +136,14 @@ def losses(
 
     layers: the rule that selects layers; None: the most important.
     """
-    plan, shape = SlicePlan.from_model(model), Shape.from_config(model.config)
+    plan = SlicePlan.from_model(model)
+    shape = Shape.from_config(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
     # rows of like lengths together
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
     parts = [
-        collate([rows[int(i)] for i in order[at : at + BATCH]])
-        for at in range(0, len(order), BATCH)
+        collate([rows[int(i)] for i in order[at : at + BUDGET_BATCH]])
+        for at in range(0, len(order), BUDGET_BATCH)
     ]
     batches = [
         {name: tensor.to(model.device) for name, tensor in part.items()}
@@ -148,10 +152,8 @@ def losses(
     answers = [read(model, batch, frozenset({"logits"})) for batch in batches]
     means = {}
     for name, sizes in shapes.items():
-        small, total = (
-            slice_model(model, choose(plan, rated, sizes, layers=layers)).eval(),
-            0.0,
-        )
+        small = slice_model(model, choose(plan, rated, sizes, layers=layers)).eval()
+        total = 0.0
         for batch, teacher in zip(batches, answers, strict=True):
             loss = objective(
                 read(small, batch, objective.student_wants), teacher, batch
@@ -181,15 +183,16 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
                 left.get(group, plan.groups[group]) for group in part.groups
             )
         # a first layer unlike the rest stays
-        layer, first = plan.cuts[name].layer, int(plan.family.own_first_layer)
+        layer = plan.cuts[name].layer
+        first = int(plan.family.own_first_layer)
         stays = layer is None or layer < first
         share = 1 if stays else (sizes.layers - first) / (plan.sizes.layers - first)
         total += math.prod(dims) * share
     return round(total)
 
 
-NAME = "shape.json"
-MARGIN = 1.02
+SHAPE_FILE = "shape.json"
+BUDGET_MARGIN = 1.02
 """The factor by which an untrained shape must beat its limit: two measurements differ
 by that much."""
 ATTEMPTS = 3
@@ -198,7 +201,8 @@ slow."""
 CHECKS = 3
 """Measurements of a shipped file that is too slow, as long as other processes keep the
 CPUs busy; the best counts."""
-WHOLE, SHIPPED = "the whole model", "the shipped file"
+WHOLE_SHAPE = "the whole model"
+SHIPPED_SHAPE = "the shipped file"
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,7 @@ class Decision:
     candidates: tuple[ShapeCandidate, ...]
     limit_ms: float | None = None
     whole_ms: float | None = None
-    margin: float = MARGIN
+    margin: float = BUDGET_MARGIN
     shipped_ms: float | None = None
     noisy: bool = False
 
@@ -331,7 +335,7 @@ def resolve_budget(
     if not recipe.pruning or not recipe.target.budgets:
         yield recipe
         return
-    margin = MARGIN
+    margin = BUDGET_MARGIN
     # a further attempt needs the weights that training casts
     if recipe.target.limits_time:
         task_teacher = replace(task_teacher, model=copy.deepcopy(task_teacher.model))
@@ -404,7 +408,7 @@ def _with_sizes(
 
 
 def _file(run: Run, attempt: int) -> Path:
-    return run.path / (NAME if attempt == 1 else f"shape-{attempt}.json")
+    return run.path / (SHAPE_FILE if attempt == 1 else f"shape-{attempt}.json")
 
 
 def check_budget(
@@ -419,7 +423,8 @@ def check_budget(
 
     A file that seems too slow on a busy machine is measured up to CHECKS times.
     """
-    target, setting = recipe.target, budget_setting(recipe)
+    target = recipe.target
+    setting = budget_setting(recipe)
     if not target.limits_time:
         return
     file = next(
@@ -434,7 +439,7 @@ def check_budget(
             target.device, say=device_messages(target.device, context.console)
         ) as device,
         exported(
-            {WHOLE: task_teacher.model.config},
+            {WHOLE_SHAPE: task_teacher.model.config},
             setting,
             precision=target.precision,
             kind=context.kind,
@@ -444,7 +449,9 @@ def check_budget(
         measured = list[tuple[Decision, dict[str, Latency]]]()
         for _ in range(CHECKS):
             latencies = race(
-                {**files, SHIPPED: bundle.files()[target.precision]}, device, setting
+                {**files, SHIPPED_SHAPE: bundle.files()[target.precision]},
+                device,
+                setting,
             )
             measured.append((_judge(decision, latencies, target.speedup), latencies))
             if measured[-1][0].over == 1 or not any(
@@ -453,7 +460,7 @@ def check_budget(
                 break
     decision, latencies = min(measured, key=lambda each: each[0].over)
     write_json(file, asdict(decision))
-    bundle.attach(NAME, file.read_text(encoding="utf-8"))
+    bundle.attach(SHAPE_FILE, file.read_text(encoding="utf-8"))
     context.console.print(decision.verdict(), highlight=False)
     for each in latencies.values():
         if each.noisy:
@@ -465,7 +472,8 @@ def _judge(
 ) -> Decision:
     """Return the decision with the measured latencies; a speed-up is over the unpruned
     model as it was measured now."""
-    shipped_ms, whole_ms = latencies[SHIPPED].p50_ms, latencies[WHOLE].p50_ms
+    shipped_ms = latencies[SHIPPED_SHAPE].p50_ms
+    whole_ms = latencies[WHOLE_SHAPE].p50_ms
     limit_ms = decision.limit_ms if speedup is None else whole_ms / speedup
     noisy = any(each.noisy for each in latencies.values())
     return replace(
@@ -488,7 +496,7 @@ def decide(
     task_teacher: Teacher,
     context: TrainingContext,
     run: Run,
-    margin: float = MARGIN,
+    margin: float = BUDGET_MARGIN,
 ) -> Decision | None:
     """Find the shape within the recipe's budget whose answers are closest to
     `task_teacher`'s, on the first process.
@@ -496,7 +504,8 @@ def decide(
     margin: how many times faster than the limit it must be. Raises PruneError for a
     budget that no shape keeps, or that the model itself keeps.
     """
-    stage, target = recipe.pruning[0], recipe.target
+    stage = recipe.pruning[0]
+    target = recipe.target
     # vectors keep their width however narrow the shape is
     if isinstance(task_teacher.model, SentenceEncoder):
         encoder = copy.deepcopy(task_teacher.model)
@@ -581,9 +590,10 @@ class _ShapeSearch:
     parameters: Mapping[str, int]
 
     def decide_by_time(self, timer: ShapeTimer, margin: float) -> Decision:
-        target, teacher = self.recipe.target, self.task_teacher
-        whole = {WHOLE: teacher.model.config}
-        whole_ms = timer.measure(whole)[WHOLE]
+        target = self.recipe.target
+        teacher = self.task_teacher
+        whole = {WHOLE_SHAPE: teacher.model.config}
+        whole_ms = timer.measure(whole)[WHOLE_SHAPE]
         limit = (
             target.max_latency_ms
             if target.speedup is None
@@ -604,7 +614,7 @@ class _ShapeSearch:
             return 1.0 if target.speedup is None else whole_ms / whole_then
 
         predicted = timer.predict({**self.configs, **whole})
-        factor = scale_from(predicted.pop(WHOLE).ms)
+        factor = scale_from(predicted.pop(WHOLE_SHAPE).ms)
         estimates = {
             name: Estimate(factor * each.ms, factor * each.error_ms)
             for name, each in predicted.items()
@@ -629,7 +639,7 @@ class _ShapeSearch:
                 each.name: self.configs[each.name] for each in ranked[:FINALISTS]
             }
             measured = timer.measure({**finalists, **whole})
-            factor = scale_from(measured.pop(WHOLE))
+            factor = scale_from(measured.pop(WHOLE_SHAPE))
             return [
                 replace(each, ms=factor * measured[each.name])
                 for each in ranked[:FINALISTS]

@@ -28,7 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compress.slicing.plan import EMBEDDING, Cut, Group, SlicePlan
 
-KEY = "key"
+KEY_AXIS = "key"
 """An axis outside the plan: the keys that a block's `query` rows are multiplied
 with."""
 _NORMS = (
@@ -42,7 +42,8 @@ _NORMS = (
     ),
     *("narrow_norm", "narrow_attention_norm", "widen_norm"),
 )
-_READ, _WRITTEN = ("attention_out", "ffn_out"), ("query", "key", "qkv", *_NORMS)
+_READ_INPUTS = ("attention_out", "ffn_out")
+_WRITTEN = ("query", "key", "qkv", *_NORMS)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def taps(model: PreTrainedModel, plan: SlicePlan) -> list[Tap]:
     """List every activation of the plan's units."""
     found = [
         _tap(model, name, cut, inward=True)
-        for name, cut in plan.modules(*_READ).items()
+        for name, cut in plan.modules(*_READ_INPUTS).items()
     ]
     # rows of queries and keys are units unless heads are cut whole
     written = _WRITTEN if plan.heads else _NORMS
@@ -200,7 +201,7 @@ def _tap(model: PreTrainedModel, name: str, cut: Cut, *, inward: bool) -> Tap:
     groups: tuple[Group | None, ...] = next(
         (each.groups for each in cut.slices if each.dim == dim), ()
     )
-    keys = Group(KEY, cut.block)
+    keys = Group(KEY_AXIS, cut.block)
     if cut.role == "qkv":
         groups = (groups[0], keys, None)
     elif cut.role == "key":

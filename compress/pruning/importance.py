@@ -42,7 +42,7 @@ from compress.models.sentence_encoder import SentenceEncoder
 from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
 from compress.progress import show_progress
-from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
+from compress.pruning.hooks import KEY_AXIS, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
 
@@ -257,7 +257,7 @@ class Batches:
 
 
 RATED = "importance.safetensors"
-VERSION = "1"
+IMPORTANCE_VERSION = "1"
 """Part of every cache key: raise it when gates, taps or losses change what they
 compute."""
 
@@ -381,7 +381,7 @@ def _key(
             tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         )
     key: list[Any] = [
-        VERSION,
+        IMPORTANCE_VERSION,
         code,
         call.plain(),
         weights.hexdigest(),
@@ -419,21 +419,22 @@ def gradients(
     Raises PruneError if the student answers as its teacher does: such gradients are
     only rounding errors.
     """
-    recorder, total, rows = _GateGradients(plan), 0.0, 0
+    recorder = _GateGradients(plan)
+    total = 0.0
+    rows = 0
     with (
         _frozen(student, plan),
         watching(student, plan, recorder.add_units),
         watching_layers(student, plan, recorder.add_layer),
     ):
         for batch in batches:
-            recorder.mask_BL, recorder.sums = batch["attention_mask"], {}
+            recorder.mask_BL = batch["attention_mask"]
+            recorder.sums = {}
             with batches.computing():
                 loss = batches.loss(student, batch, targets)
             loss.backward()
-            total, rows = (
-                total + float(loss.detach()),
-                rows + len(batch["attention_mask"]),
-            )
+            total = total + float(loss.detach())
+            rows = rows + len(batch["attention_mask"])
             yield recorder.collect()
     if targets == "teacher" and rows and total / rows < SAME:
         raise PruneError(
@@ -453,7 +454,8 @@ class _GateGradients:
     def collect(self) -> Gradients:
         """Return the batch's gradients; those of heads are sums over their rows,
         possibly in several blocks."""
-        sums, self.sums = self.sums, {}
+        sums = self.sums
+        self.sums = {}
         for rows, heads in self.plan.heads.items():
             if rows.axis == "value":
                 of_BH = (
@@ -466,7 +468,7 @@ class _GateGradients:
 
     def add_units(self, tap: Tap, activation: Tensor) -> None:
         groups = [
-            None if group is None or group.axis == KEY else group
+            None if group is None or group.axis == KEY_AXIS else group
             for group in tap.groups
         ]
         if not any(groups) or not activation.requires_grad:

@@ -33,7 +33,7 @@ from compress.slicing.plan import EMBEDDING, HIDDEN, LAYERS, Group, SlicePlan
 from compress.slicing.select import Kept, choose
 from compress.slicing.sizes import Sizes
 
-AXES = ("layers", "hidden", "heads", "ffn")
+GATED_AXES = ("layers", "hidden", "heads", "ffn")
 """The sizes that gates can prune."""
 Active = Mapping[str, Tensor]
 
@@ -53,9 +53,10 @@ class TargetSizes:
         """Read counts, or shares below 1. Raises PruneError if gates cannot reach
         them."""
         for name in wanted:
-            if name not in AXES:
+            if name not in GATED_AXES:
                 raise PruneError(
-                    f"sizes: gates cannot prune {name!r}.{did_you_mean(name, AXES)}"
+                    "sizes: gates cannot prune "
+                    f"{name!r}.{did_you_mean(name, GATED_AXES)}"
                 )
         target = TargetSizes(plan, Sizes.from_request(model.config, **wanted))
         if not target.shapes:
@@ -73,7 +74,8 @@ class TargetSizes:
     @property
     def left(self) -> Mapping[str, float]:
         """The share of each axis that stays; for rows, within each head."""
-        of, to = self.plan.sizes, self.sizes
+        of = self.plan.sizes
+        to = self.sizes
         shares = {
             name: getattr(to, name) / getattr(of, name)
             for name in ("hidden", "heads", "ffn", "layers")
@@ -145,7 +147,9 @@ class Gates(nn.Module):
                 f"no gates for {plan.family.name!r}; there are for "
                 f"{families.names('gates')}"
             )
-        self.plan, self.target, self.waiting = plan, target, False
+        self.plan = plan
+        self.target = target
+        self.waiting = False
         self.values: Mapping[str, Tensor] = {}
         self.log_alpha = nn.ParameterDict(
             {
@@ -186,7 +190,8 @@ class Gates(nn.Module):
         """Apply the gates in the model's forward passes from now on, whatever head it
         has."""
         model.gates = self.to(model.device)
-        hooks, plan = self._hooks, self.plan
+        hooks = self._hooks
+        plan = self.plan
         hooks.callback(delattr, model, "gates")
         hooks.callback(model.base_model.register_forward_pre_hook(self._draw).remove)
         for name, cut in plan.modules("attention_out", "ffn_out").items():
@@ -304,7 +309,8 @@ def norms(plan: SlicePlan) -> Mapping[str, Group]:
 def norm_over(x_BLD: Tensor, open_D: Tensor, norm: nn.LayerNorm) -> Tensor:
     """Compute the layer norm over the open dimensions (1), and 0 in the others (0);
     float32."""
-    x, count = x_BLD.float(), open_D.sum().clamp(min=1)
+    x = x_BLD.float()
+    count = open_D.sum().clamp(min=1)
     mean = (x * open_D).sum(-1, keepdim=True) / count
     centred = (x - mean) * open_D
     scale = (centred.square().sum(-1, keepdim=True) / count + norm.eps).rsqrt()
@@ -345,9 +351,11 @@ def writers(plan: SlicePlan) -> list[str]:
 def fold(model: PreTrainedModel, plan: SlicePlan, values: Mapping[str, Tensor]) -> None:
     """Multiply settled gates into the weights of a model that they are detached
     from."""
-    writing, hidden_D = set(writers(plan)), values.get("hidden")
+    writing = set(writers(plan))
+    hidden_D = values.get("hidden")
     for name, weight in model.named_parameters():
-        cut, (module, _, part) = plan.cuts[name], name.rpartition(".")
+        cut = plan.cuts[name]
+        (module, _, part) = name.rpartition(".")
         if (
             cut.role in ("attention_out", "ffn_out")
             and part == "weight"

@@ -39,7 +39,7 @@ from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.stage import Trained
 
-KEPT = "kept.json"
+KEPT_UNITS = "kept.json"
 
 
 def check_family(model: PreTrainedModel) -> None:
@@ -102,7 +102,8 @@ def interpolate_sizes(
     """
     if way == 1:
         return target
-    begin, end = whole.plain(), target.plain()
+    begin = whole.plain()
+    end = target.plain()
     between: dict[str, Any] = {
         name: round(size + way * (end[name] - size)) for name, size in begin.items()
     }
@@ -201,7 +202,7 @@ def prune_stage(
         with atomic_folder(run.result(stage.name), sealed=True) as folder:
             small.save_pretrained(folder)
             save_tokenizer(folder, context.tokenizer)
-            (folder / KEPT).write_text(json.dumps(note) + "\n", encoding="utf-8")
+            (folder / KEPT_UNITS).write_text(json.dumps(note) + "\n", encoding="utf-8")
             vectors = {
                 str(group): vector.float().cpu().contiguous()
                 for group, vector in rated.items()
@@ -245,5 +246,7 @@ def make_record(
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the kept.json of a finished prune stage."""
-    record: dict[str, Any] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads(
+        (folder / KEPT_UNITS).read_text(encoding="utf-8")
+    )
     return record

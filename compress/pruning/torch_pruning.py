@@ -103,7 +103,8 @@ def prune_generic(
 def _check_supported(model: PreTrainedModel) -> None:
     """Raise PruneError for models that torch-pruning would cut wrong, or never
     finish."""
-    name, family = type(model).__name__, model.config.model_type
+    name = type(model).__name__
+    family = model.config.model_type
     if families.find(family).rules:
         raise PruneError(
             f"{name}: {family} has a slice plan, which is exact; use "
@@ -148,7 +149,8 @@ def _cut(
             "of their own"
         )
     config: Any = model.config
-    ffn, hidden = find_setting(config, "ffn"), setting_name(config, "hidden")
+    ffn = find_setting(config, "ffn")
+    hidden = setting_name(config, "hidden")
     neurons = (
         []
         if ffn is None
@@ -189,7 +191,8 @@ def _cut(
             "nothing to remove"
         )
     for module, ((query, *_), _) in attentions.items():
-        heads, width = pruner.num_heads[query], query.out_features
+        heads = pruner.num_heads[query]
+        width = query.out_features
         names = dict.fromkeys(_HEADS, heads) | {
             "attention_head_size": width // heads,
             "all_head_size": width,
@@ -297,7 +300,8 @@ def _reload(
 def _quiet() -> Iterator[None]:
     """Silence the library's warnings and transformers' report of a failed load, which
     our error repeats."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -2,8 +2,8 @@
 needs.
 
 The fp32 graph is run with those tensors as additional outputs, and their values are
-added to histograms: memory is bounded by one batch of TOKENS tokens, whatever the
-number of rows.
+added to histograms: memory is bounded by one batch of TOKENS_PER_RUN tokens, whatever
+the number of rows.
 """
 
 import copy
@@ -30,7 +30,7 @@ Method = Literal["minmax", "percentile", "entropy"]
 
 BINS = 4096
 """Bins on each side of 0."""
-LEVELS = 256
+HISTOGRAM_LEVELS = 256
 """The number of values of eight bits."""
 CANDIDATES = 128
 """Thresholds that `entropy` compares."""
@@ -49,7 +49,8 @@ class Histogram:
 
     def add(self, values: NDArray[np.float32]) -> None:
         """Count these numbers. Raises ValueError unless all are finite."""
-        low, high = float(values.min()), float(values.max())
+        low = float(values.min())
+        high = float(values.max())
         if not np.isfinite([low, high]).all():
             raise ValueError("not finite")
         self.low, self.high = min(self.low, low), max(self.high, high)
@@ -89,8 +90,9 @@ class Histogram:
         largest = max(-self.low, self.high)
         width = self.limit / BINS
         widest = max(1, int(np.ceil(largest / width)))
-        narrowest = min(widest, LEVELS // 2)
-        best, threshold = np.inf, largest
+        narrowest = min(widest, HISTOGRAM_LEVELS // 2)
+        best = np.inf
+        threshold = largest
         for half in np.unique(np.linspace(narrowest, widest, CANDIDATES).astype(int)):
             first = BINS + max(-half, int(np.floor(self.low / width)))
             last = BINS + min(half, int(np.ceil(self.high / width)))
@@ -98,24 +100,26 @@ class Histogram:
                 last > first
                 and (divergence := _divergence(self.counts, first, last)) < best
             ):
-                best, threshold = divergence, half * width
+                best = divergence
+                threshold = half * width
         return max(self.low, -float(threshold)), min(self.high, float(threshold))
 
 
 def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
     """Compute KL(P || Q): P are the counts with those outside [first, last) moved into
-    the outermost bins, Q those inside after quantisation to LEVELS bins."""
+    the outermost bins, Q those inside after quantisation to HISTOGRAM_LEVELS bins."""
     inside = counts[first:last].astype(np.float64)
     clipped = inside.copy()
     clipped[0] += counts[:first].sum()
     clipped[-1] += counts[last:].sum()
     group = (
-        np.arange(len(inside)) * LEVELS // len(inside)
-        if len(inside) > LEVELS
+        np.arange(len(inside)) * HISTOGRAM_LEVELS // len(inside)
+        if len(inside) > HISTOGRAM_LEVELS
         else np.arange(len(inside))
     )
     filled = inside > 0
-    sums, sizes = np.bincount(group, inside), np.bincount(group, filled)
+    sums = np.bincount(group, inside)
+    sizes = np.bincount(group, filled)
     spread = np.where(filled, sums[group] / np.maximum(sizes[group], 1), 0.0)
     positive = clipped > 0
     p = clipped[positive] / clipped.sum()
@@ -123,9 +127,9 @@ def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
     return float((p * np.log(p / q)).sum())
 
 
-TOKENS = 512
+TOKENS_PER_RUN = 512
 """The most tokens in a batch."""
-WINDOW = 1024
+CALIBRATION_WINDOW = 1024
 """Rows in memory at a time, to form batches of equal length: padding would count as
 activations."""
 
@@ -235,7 +239,7 @@ def _batches(
 ) -> Iterator[dict[str, Any]]:
     """Yield batches of rows of equal length."""
     rows = iter(rows)
-    while window := list(islice(rows, WINDOW)):
+    while window := list(islice(rows, CALIBRATION_WINDOW)):
         by_length: dict[int, list[EncodedRow]] = {}
         for row in window:
             if missing := [name for name in inputs if name not in row]:
@@ -245,7 +249,7 @@ def _batches(
                 )
             by_length.setdefault(len(row[inputs[0]]), []).append(row)
         for length, group in sorted(by_length.items()):
-            size = max(1, TOKENS // max(1, length))
+            size = max(1, TOKENS_PER_RUN // max(1, length))
             for at in range(0, len(group), size):
                 yield {
                     name: np.array(

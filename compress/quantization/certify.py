@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compress.benchmark.device import Device
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
 from compress.exporters.predictor import open_predictor
 from compress.exporters.session import read_model, save_certified
 from compress.io import sha256
@@ -27,7 +27,7 @@ from compress.records.class_scores import (
 )
 from compress.records.latency import describe_device
 
-ROWS = 2000
+CERTIFIED_ROWS = 2000
 """Rows that decide whether the score is kept, spread evenly over the split."""
 PROBE = 128
 """Rows for comparing variants by the error of their logits, also spread evenly."""
@@ -35,11 +35,12 @@ RESOLVED = 2
 """Answers that may always change, whatever the limit. If int8 does neither good nor
 harm, two changes are both for the worse one time in four (sign test): a limit below
 RESOLVED / rows is finer than the rows can resolve."""
-ROUNDING = 1e-9
+SCORE_ROUNDING = 1e-9
 """The rounding error of the difference of two scores."""
-FEWEST = 32
-MANY = 48
-"""If there are more products than MANY, fewer rows probe them, down to FEWEST."""
+FEWEST_ROWS = 32
+MANY_PRODUCTS = 48
+"""If there are more products than MANY_PRODUCTS, fewer rows probe them, down to
+FEWEST_ROWS."""
 
 Logits = NDArray[np.float32]
 
@@ -100,13 +101,13 @@ class ScoreDrop:
     def keeps_score(self, limit: float) -> bool:
         """Return True if the score drops by at most `limit`, or so little that it may
         be chance."""
-        return self.unresolved or self.drop <= limit + ROUNDING
+        return self.unresolved or self.drop <= limit + SCORE_ROUNDING
 
     def near(self, limit: float) -> bool:
         """Return True if the score drops by at most `limit` and at most that share of
         the answers changes, which is the more stable figure: the score of few rows
         crosses a limit by chance. Unresolved changes are near."""
-        return self.unresolved or self.least_limit <= limit + ROUNDING
+        return self.unresolved or self.least_limit <= limit + SCORE_ROUNDING
 
 
 def compare_logits(
@@ -118,10 +119,8 @@ def compare_logits(
 ) -> ScoreDrop:
     """Compare `other` with `exact`, logits of the evaluator's rows. `threshold`: qa,
     see `Evaluator.scores`."""
-    before, after = (
-        evaluator.scores(each, threshold=threshold)[evaluator.task.metric]
-        for each in (exact, other)
-    )
+    before = evaluator.scores(exact, threshold=threshold)[evaluator.task.metric]
+    after = evaluator.scores(other, threshold=threshold)[evaluator.task.metric]
     thresholds = (threshold, threshold)
     changed = evaluator.count_changed(other, exact, thresholds=thresholds)
     same = None
@@ -156,18 +155,20 @@ class QuantizationEvaluator:
 
     @staticmethod
     def from_bundle(
-        bundle: Bundle, evaluator: Evaluator, *, threads: int, products: int = MANY
+        bundle: Bundle,
+        evaluator: Evaluator,
+        *,
+        threads: int,
+        products: int = MANY_PRODUCTS,
     ) -> "QuantizationEvaluator":
         """Run the fp32 file. The more `products` will be tried, the fewer rows the
         probe has."""
-        evaluator = evaluator.subsample(ROWS)
+        evaluator = evaluator.subsample(CERTIFIED_ROWS)
         probe = evaluator.subsample(
-            max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))
+            max(FEWEST_ROWS, min(PROBE, PROBE * MANY_PRODUCTS // max(1, products)))
         ).rows
-        exact, expected = (
-            bundle.logits(rows, precision="fp32", threads=threads)
-            for rows in (evaluator.rows, probe)
-        )
+        exact = bundle.logits(evaluator.rows, precision="fp32", threads=threads)
+        expected = bundle.logits(probe, precision="fp32", threads=threads)
         return QuantizationEvaluator(bundle, evaluator, exact, probe, expected, threads)
 
     def error(self, file: Path) -> float:
@@ -183,7 +184,8 @@ class QuantizationEvaluator:
 
     def logits(self, file: Path, rows: Dataset) -> Logits:
         """Compute a file's logits of rows."""
-        task, length = self.bundle.task, self.bundle.manifest.max_length
+        task = self.bundle.task
+        length = self.bundle.manifest.max_length
         predictor = open_predictor(
             self.bundle.path, file, task=task, max_length=length, threads=self.threads
         )
@@ -214,7 +216,10 @@ def certify(
     Raises DeviceError if the device fails, CompressError for logits that are not
     finite.
     """
-    files = (exact or bundle.path / FILES["fp32"], bundle.path / FILES[precision])
+    files = (
+        exact or bundle.path / BUNDLE_FILES["fp32"],
+        bundle.path / BUNDLE_FILES[precision],
+    )
     before, after = (compute_logits(device, file, evaluator) for file in files)
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     outcome = compare_logits(evaluator, before, after, threshold=threshold)
@@ -223,7 +228,7 @@ def certify(
         outcome,
         max_drop,
         metric=bundle.task.metric,
-        artefact=FILES[precision],
+        artefact=BUNDLE_FILES[precision],
         method=method,
         rows=len(evaluator),
         split=split,
@@ -259,13 +264,14 @@ def record_outcome(outcome: ScoreDrop, max_drop: float, **fields: Any) -> Certif
 def verdict(outcome: ScoreDrop, max_drop: float) -> tuple[bool, str]:
     """Decide whether the drop is within the limit and no class has collapsed by more;
     give the reason."""
-    lost, limit = 100 * outcome.drop, 100 * max_drop
+    lost = 100 * outcome.drop
+    limit = 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"
     fallen = select_fallen(outcome.classes)
     details = f"; finds {describe_changes(fallen)}" if fallen else ""
-    if outcome.drop <= max_drop + ROUNDING:
+    if outcome.drop <= max_drop + SCORE_ROUNDING:
         passed = not any(
-            each.collapsed and each.before - each.after > max_drop + ROUNDING
+            each.collapsed and each.before - each.after > max_drop + SCORE_ROUNDING
             for each in fallen
         )
         return passed, f"{change} points where {limit:g} are allowed{details}"
@@ -298,9 +304,11 @@ def sign_file(
     that the file has from then on."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "certified.onnx"
-        save_certified(bundle.path / FILES[precision], file, proof)
+        save_certified(bundle.path / BUNDLE_FILES[precision], file, proof)
         bundle = bundle.put(precision, file)
-    return bundle, replace(proof, sha256=bundle.manifest.files[FILES[precision]].sha256)
+    return bundle, replace(
+        proof, sha256=bundle.manifest.files[BUNDLE_FILES[precision]].sha256
+    )
 
 
 def compute_logits(device: Device, file: Path, evaluator: Evaluator) -> Logits:

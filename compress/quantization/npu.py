@@ -71,12 +71,12 @@ from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 from compress.slicing.shape import positions
 
-CALIBRATIONS: tuple[tuple[Method, float], ...] = (
+NPU_CALIBRATIONS: tuple[tuple[Method, float], ...] = (
     ("minmax", 100.0),
     ("percentile", 99.999),
     ("percentile", 99.99),
 )
-CALIBRATION_ROWS = 256
+NPU_ROWS = 256
 LEAST_ROWS = 16
 """The least rows for calibration."""
 SHORTEST = 8
@@ -132,7 +132,7 @@ class Planner:
         )
         ways = [
             Way(describe_calibration(*each), self.source, choose_ranges(seen, *each))
-            for each in CALIBRATIONS
+            for each in NPU_CALIBRATIONS
         ]
         channels = observe_channels(self.source, self.rows, threads=threads)
         for alpha in ALPHAS:
@@ -180,10 +180,8 @@ class Planner:
     def fix(self, way: Way, length: int) -> tuple[Path, Ranges]:
         """Write the float file with a fixed length and a bounded mask; return it with
         its ranges."""
-        model, target = (
-            read_model(way.source),
-            self.scratch / f"{way.source.stem}-{way.method}-{length}.onnx",
-        )
+        model = read_model(way.source)
+        target = self.scratch / f"{way.source.stem}-{way.method}-{length}.onnx"
         ranges = npu.bound_mask(model, way.ranges, *npu.find_mask(model))
         if not target.is_file():
             bounded = self.scratch / "bounded.onnx"
@@ -224,7 +222,8 @@ def find_blocks(source: Path) -> list[QuantizedBlock]:
     """Divide the operators of a file into blocks."""
     graph = read_model(source).graph
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
-    depths, members = dict[str, int](), dict[int, list[onnx.NodeProto]]()
+    depths = dict[str, int]()
+    members = dict[int, list[onnx.NodeProto]]()
     for node in graph.node:
         depth = max((depths.get(name, 0) for name in node.input), default=0) + (
             node.op_type in CUTS
@@ -244,7 +243,8 @@ def find_blocks(source: Path) -> list[QuantizedBlock]:
 def find_extremes(source: Path, rows: Dataset, *, threads: int) -> Ranges:
     """Find the lowest and highest value of each activation of the file, on rows without
     padding."""
-    ranges, names = dict[str, tuple[float, float]](), npu.activations(source)
+    ranges = dict[str, tuple[float, float]]()
+    names = npu.activations(source)
     for values in iterate_activations(
         read_model(source), names, rows, threads=threads, source=source
     ):
@@ -286,7 +286,7 @@ def write_npu(
     evaluator = longest.evaluator(data.validation)
     # files of a fixed length compute padding too, so no longer than the longest text
     planned = min(lengths[-1], max(len(ids) for ids in evaluator.rows["input_ids"]))
-    rows = longest.evaluator(data.train).subsample(CALIBRATION_ROWS).rows
+    rows = longest.evaluator(data.train).subsample(NPU_ROWS).rows
     if len(rows) < LEAST_ROWS:
         raise ExportError(
             f"{data.name}: the train split has {len(rows)} "
@@ -297,8 +297,10 @@ def write_npu(
         longest, evaluator, threads=os.cpu_count() or 1
     )
     planner = Planner(source, rows, files, context.scratch, max(planned, SHORTEST))
-    emulator, exported = htp.find_emulator(), list[ExportedFile]()
-    verdicts, warnings = list[str](), list[str]()
+    emulator = htp.find_emulator()
+    exported = list[ExportedFile]()
+    verdicts = list[str]()
+    warnings = list[str]()
     verdicts.append(
         f"shapes are fixed: one row of {', '.join(map(str, lengths))} tokens a file. "
         "Use the shortest that fits the text, and pad with attention_mask 0; inputs "
@@ -331,10 +333,8 @@ def write_npu(
             "kept": kept,
         }
         for length in lengths:
-            target, (exact, _) = (
-                folder / f"model_{precision}_{length}.onnx",
-                planner.fix(way, length),
-            )
+            target = folder / f"model_{precision}_{length}.onnx"
+            (exact, _) = planner.fix(way, length)
             planner.write(way, target, precision=precision, keep=kept, length=length)
             say(f"{target.name}: certifying")
             proofs = certify_file(
@@ -424,7 +424,8 @@ def open_file(context: ExportContext, file: Path) -> Run:
 def _export(context: ExportContext, model: Any) -> Path:
     """Write the float file that the others are made from. Raises ExportError for a
     family that NPUs do not support."""
-    traced, source = context.scratch / "traced.onnx", context.scratch / "npu.onnx"
+    traced = context.scratch / "traced.onnx"
+    source = context.scratch / "npu.onnx"
     inputs = [each.name for each in read_model(context.onnx("fp32")).graph.input]
     longest = context.bundle.manifest.max_length
     to_onnx(
@@ -460,7 +461,8 @@ def certify_file(
     """Compare a file, and the float file `exact` that it was made from, with the
     bundle's fp32 file on the CPU."""
     evaluator, split = _proof_rows(bundle, data)
-    threads, length = os.cpu_count() or 1, bundle.manifest.max_length
+    threads = os.cpu_count() or 1
+    length = bundle.manifest.max_length
     before = bundle.logits(evaluator.rows, precision="fp32", threads=threads)
     proofs = []
     for path, how, in_16_bits in (
@@ -505,7 +507,8 @@ def certify_emulated(
     """
     evaluator, split = _proof_rows(bundle, data)
     fewest, most = EMULATED_ROWS
-    chosen, outputs = evaluator.subsample(fewest), bundle.task.answer_outputs
+    chosen = evaluator.subsample(fewest)
+    outputs = bundle.task.answer_outputs
     emulated = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
     if (
         rows := min(most, len(evaluator), int(EMULATED_SECONDS / emulated.seconds))
@@ -524,7 +527,7 @@ def certify_emulated(
         split=split,
         data=data.name,
         kept=tuple(kept),
-        device=htp.NAME,
+        device=htp.HTP_NAME,
         runtime=emulated.runtime,
         left=emulated.left,
         context_mb=emulated.context_bytes / 1e6,

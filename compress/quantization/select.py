@@ -52,7 +52,7 @@ CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Xiao et al. 2022 find 0.5 right for OPT and BLOOM, 0.75 and more for models with more
 outliers (section 4.1)."""
-PERCENTILE = 99.99
+CALIBRATION_PERCENTILE = 99.99
 DYNAMIC = "dynamic int8"
 CALIBRATION_ROWS = 512
 SHIPPED_WORTH = 0.2
@@ -80,7 +80,7 @@ class Calibrated:
     evaluator: QuantizationEvaluator
     scratch: Path
     calibration: Calibration | None = None
-    percentile: float = PERCENTILE
+    percentile: float = CALIBRATION_PERCENTILE
     form: Form = "fused"
     reduce_range: bool = False
 
@@ -130,7 +130,8 @@ class Calibrated:
     def auto(self, source: Path, limit: float, say: Say) -> Attempt:
         """Choose static if its file is near enough at `limit`, else smoothquant, which
         costs a little time."""
-        attempt, file = self.static(source, say), self.scratch / "auto.onnx"
+        attempt = self.static(source, say)
+        file = self.scratch / "auto.onnx"
         attempt.make(file)
         return (
             attempt
@@ -142,10 +143,8 @@ class Calibrated:
         self, variants: Sequence[tuple[str, Path, Ranges]], name: str, say: Say
     ) -> Attempt:
         """Choose the variant whose all-int8 file has the least error."""
-        bits, form = (
-            ", 7-bit weights" if self.reduce_range else "",
-            ", qdq" if self.form == "qdq" else "",
-        )
+        bits = ", 7-bit weights" if self.reduce_range else ""
+        form = ", qdq" if self.form == "qdq" else ""
         quantize = partial(
             quantize_static, form=self.form, reduce_range=self.reduce_range
         )
@@ -219,7 +218,8 @@ def keep_score(
     """
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
-    parts, attempt = products(graph), attempt_as_written(bundle)
+    parts = products(graph)
+    attempt = attempt_as_written(bundle)
     method_before = attempt.method
     files = QuantizationEvaluator.from_bundle(
         bundle, evaluator, threads=threads, products=len(parts)
@@ -231,10 +231,8 @@ def keep_score(
             and not files.outcome(bundle.files()["int8"]).near(limit)
         ):
             settings = Calibrated(rows(), files, Path(scratch))
-            smoothed, file = (
-                settings.smoothquant(source, lambda _: None),
-                Path(scratch) / "smoothed.onnx",
-            )
+            smoothed = settings.smoothquant(source, lambda _: None)
+            file = Path(scratch) / "smoothed.onnx"
             smoothed.make(file)
             if files.error(file) < files.error(bundle.files()["int8"]):
                 attempt = smoothed

@@ -48,7 +48,7 @@ Costs = Callable[[], Mapping[str, float]]
 WORTH = 0.05
 """The share of the mean squared error of the logits that a product must carry to stay
 in float32 to keep the answers; to keep the score, less is enough."""
-HEAD = 0.01
+HEAD_COST = 0.01
 """The cost of a head's layer, which reads one row, relative to a layer of the same size
 that reads every token."""
 
@@ -122,7 +122,8 @@ def mix(
             f"{len(products)} products"
         )
         names = [product.name for product in products]
-        whole_error, sensitivity = trials.error(()), list[Sensitivity]()
+        whole_error = trials.error(())
+        sensitivity = list[Sensitivity]()
         for name in show_progress(
             names, "trying each part in higher precision", len(names), "parts"
         ):
@@ -158,7 +159,7 @@ def estimate_costs(
     milliseconds on most machines."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     return {
-        each.name: sizes[each.weight] * (HEAD if each.gemm else 1.0)
+        each.name: sizes[each.weight] * (HEAD_COST if each.gemm else 1.0)
         for each in products
     }
 
@@ -169,7 +170,9 @@ class _Trials:
     def __init__(
         self, make: Make, evaluator: QuantizationEvaluator, file: Path
     ) -> None:
-        self.make, self.evaluator, self.file = make, evaluator, file
+        self.make = make
+        self.evaluator = evaluator
+        self.file = file
         self.known: dict[tuple[str, ...], ScoreDrop] = {}
 
     def outcome(self, keep: tuple[str, ...]) -> ScoreDrop:
@@ -186,10 +189,8 @@ class _Trials:
 def _choose(
     trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float
 ) -> tuple[str, ...]:
-    near, keeps_score = (
-        partial(ScoreDrop.near, limit=limit),
-        partial(ScoreDrop.keeps_score, limit=limit),
-    )
+    near = partial(ScoreDrop.near, limit=limit)
+    keeps_score = partial(ScoreDrop.keeps_score, limit=limit)
     if (keep := _fewest(trials, (), worthy, near)) is not None:
         return _drop_unneeded(trials, keep, near)
     if keeps_score(trials.outcome(worthy)):
@@ -228,9 +229,10 @@ def _drop_unneeded(
     return keep
 
 
-TOKENS = 64
-ROUNDS, RUNS = 4, 8
-LEAST = 1e-3
+SENSITIVITY_TOKENS = 64
+SENSITIVITY_ROUNDS = 4
+SENSITIVITY_RUNS = 8
+LEAST_COST = 1e-3
 """The least cost of a product as a share of the file's latency; less cannot be
 measured."""
 
@@ -244,7 +246,7 @@ def race_products(
     max_length: int,
 ) -> dict[str, float]:
     """Measure the cost of float32 for each product in milliseconds, with one row of
-    TOKENS tokens on one thread.
+    SENSITIVITY_TOKENS tokens on one thread.
 
     Products of the same shape are put in float32 together, and share the difference
     from all-int8.
@@ -256,7 +258,7 @@ def race_products(
         groups.setdefault(shape, []).append(each.name)
     p50, _, _ = _race(groups, make, device, max_length)
     return {
-        name: max((p50[shape] - p50["int8"]) / len(names), LEAST * p50["int8"])
+        name: max((p50[shape] - p50["int8"]) / len(names), LEAST_COST * p50["int8"])
         for shape, names in groups.items()
         for name in names
     }
@@ -264,13 +266,14 @@ def race_products(
 
 def price_float(mixed: Mixed, make: Make, device: Device, *, max_length: int) -> Mixed:
     """Measure the cost of the products in float32, if there are any, with one row of
-    TOKENS tokens on one thread."""
+    SENSITIVITY_TOKENS tokens on one thread."""
     if not mixed.keep:
         return mixed
     p50, megabytes, setting = _race(
         {"kept": mixed.keep, "whole": ()}, make, device, max_length
     )
-    ms, mb = (values["kept"] - values["whole"] for values in (p50, megabytes))
+    ms = p50["kept"] - p50["whole"]
+    mb = megabytes["kept"] - megabytes["whole"]
     return replace(mixed, cost=FloatCost(ms, mb, str(setting), mixed.whole.least_limit))
 
 
@@ -279,7 +282,7 @@ def _race(
 ) -> tuple[dict[str, float], dict[str, float], Setting]:
     """Race files that differ in the products in float32; return p50 in ms and 10^6
     bytes by name, and the setting."""
-    setting = Setting(1, 1, min(TOKENS, max_length))
+    setting = Setting(1, 1, min(SENSITIVITY_TOKENS, max_length))
     with tempfile.TemporaryDirectory() as scratch:
         files = {
             name: Path(scratch) / f"{number}.onnx"
@@ -287,6 +290,8 @@ def _race(
         }
         for name, file in files.items():
             make(file, keep=variants[name])
-        times = device.race(files, [setting], rounds=ROUNDS, runs=RUNS)
+        times = device.race(
+            files, [setting], rounds=SENSITIVITY_ROUNDS, runs=SENSITIVITY_RUNS
+        )
         megabytes = {name: file.stat().st_size / 1e6 for name, file in files.items()}
     return {time.name: time.p50_ms for time in times}, megabytes, setting

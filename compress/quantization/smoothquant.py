@@ -64,7 +64,9 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
     """Find the producers of tensors that only products read, where a scale per channel
     can be folded exactly."""
     graph = source if isinstance(source, Graph) else Graph(source)
-    found, writers, readers = products(graph), graph.writers(), graph.readers()
+    found = products(graph)
+    writers = graph.writers()
+    readers = graph.readers()
     linear = {product.output: product for product in found}
     starts = {product.ends[0] for product in found}
 
@@ -196,12 +198,11 @@ def observe_channels(
     ):
         for name, value in values.items():
             flat = value.reshape(-1, value.shape[-1])
-            low_C, high_C = flat.min(0), flat.max(0)
+            low_C = flat.min(0)
+            high_C = flat.max(0)
             if (earlier := seen.get(name)) is not None:
-                low_C, high_C = (
-                    np.minimum(low_C, earlier.low_C),
-                    np.maximum(high_C, earlier.high_C),
-                )
+                low_C = np.minimum(low_C, earlier.low_C)
+                high_C = np.maximum(high_C, earlier.high_C)
             seen[name] = Channels(low_C, high_C)
     if not seen:
         raise ExportError(
@@ -321,10 +322,8 @@ class _Smoother:
     def owns(self, group: _Group) -> bool:
         """Return True if nothing else reads the group's weights, as a lookup of tied
         embeddings would."""
-        weights, starts = (
-            {each.weight for each in group.products},
-            {each.ends[0] for each in group.products},
-        )
+        weights = {each.weight for each in group.products}
+        starts = {each.ends[0] for each in group.products}
         return all(
             node.output[0] in starts
             for node in self.graph.nodes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FAR = 0.8
+FAR_FROM_TEACHER = 0.8
 """A recall below this share of the other model's has fallen far."""
 SIGNIFICANCE = 0.025
 """The one-sided p-value below which a fall is not due to chance: 95 % on both sides."""
-MOST_NAMED = 3
+MOST_CLASSES_NAMED = 3
 """Classes that a sentence names before it counts the others."""
 
 
@@ -57,7 +57,7 @@ class ClassChange:
         Fisher's exact test takes both recalls as independent. Models of the same rows
         err together, so that in truth a fall is detected a little sooner.
         """
-        if self.after >= FAR * self.before:
+        if self.after >= FAR_FROM_TEACHER * self.before:
             return False
         from scipy.stats import fisher_exact
 
@@ -99,10 +99,10 @@ def select_fallen(changes: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
 
 def describe_changes(changes: Sequence[ClassChange]) -> str:
     """Describe the first few classes with their recalls, and count the others."""
-    named = ", ".join(map(str, changes[:MOST_NAMED]))
+    named = ", ".join(map(str, changes[:MOST_CLASSES_NAMED]))
     return (
-        f"{named} and {len(changes) - MOST_NAMED} more"
-        if len(changes) > MOST_NAMED
+        f"{named} and {len(changes) - MOST_CLASSES_NAMED} more"
+        if len(changes) > MOST_CLASSES_NAMED
         else named
     )
 

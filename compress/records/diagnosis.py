@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
-SCHEMA: Final = "compress.doctor/1"
+DIAGNOSIS_SCHEMA: Final = "compress.doctor/1"
 Group = Literal["machine", "extras", "tools", "packages", "compute"]
 State = Literal["ok", "missing", "broken"]
 
@@ -52,7 +52,7 @@ class Diagnosis:
     def to_json(self) -> str:
         """Write one JSON object: schema, ok, checks."""
         content = {
-            "schema": SCHEMA,
+            "schema": DIAGNOSIS_SCHEMA,
             "ok": self.ok,
             "checks": [asdict(check) for check in self.checks],
         }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-SCHEMA: Final = "compress.inspect/1"
+INSPECTION_SCHEMA: Final = "compress.inspect/1"
 Form = Literal["checkpoint", "bundle", "recipe", "data", "run", "study"]
 
 
@@ -108,5 +108,5 @@ class Inspection:
     def to_json(self) -> str:
         """Write one JSON object: schema, then the fields."""
         return json.dumps(
-            {"schema": SCHEMA, **asdict(self)}, ensure_ascii=False, indent=1
+            {"schema": INSPECTION_SCHEMA, **asdict(self)}, ensure_ascii=False, indent=1
         )

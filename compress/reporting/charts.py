@@ -19,10 +19,16 @@ from compress.records.search_report import SearchReport, Timing
 from compress.reporting import format as units
 from compress.reporting.compare import MeasuredDevice
 
-MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
+MAIN = 690
+SIDE = 350
+WHOLE_COLUMN = 1088
+PHONE = 342
 """Widths of the page's columns in pixels: the wider and the narrower of two, both
 together, and a phone's only one."""
-LEFT, RIGHT, TOP, FOOT = 52, 14, 34, 44
+LEFT = 52
+RIGHT = 14
+TOP = 34
+FOOT = 44
 """Pixels around a plot."""
 ADVANCE = 0.58
 """Average width of a sans-serif letter in ems: no label outgrows the box reserved for
@@ -30,8 +36,8 @@ it."""
 COLOURS = 8
 MOST_POINTS = 400
 SMOOTHED_FROM = 60
-MANY = 1000
-FAR = 3
+MANY_POINTS = 1000
+OFF_SCALE = 3
 """A score this many times as far from the best as the median score is off the scale,
 which is for those in question."""
 NOT_LOSSES = frozenset(
@@ -195,7 +201,7 @@ def draw_dot(
 def draw_dots(places: Sequence[Pixel], style: str) -> Markup:
     """Draw dots as one path; those at the same place are one. Many are placed to the
     pixel."""
-    digits = 0 if len(places) > MANY else 1
+    digits = 0 if len(places) > MANY_POINTS else 1
     different = dict.fromkeys((round(x, digits), round(y, digits)) for x, y in places)
     return (
         element(
@@ -245,9 +251,13 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Place a value."""
-        low, high, here = self.low, self.high, value
+        low = self.low
+        high = self.high
+        here = value
         if self.log:
-            low, high, here = math.log(low), math.log(high), math.log(value)
+            low = math.log(low)
+            high = math.log(high)
+            here = math.log(value)
         return self.start + (here - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, wanted: int = 5) -> list[float]:
@@ -276,10 +286,8 @@ class Axis:
         step = power * next(
             nice for nice in (1, 2, 2.5, 5, 10) if nice * power >= raw * 0.999
         )
-        first, last = (
-            math.ceil(self.low / step - 1e-9),
-            math.floor(self.high / step + 1e-9),
-        )
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
         return [round(index * step, 12) for index in range(first, last + 1)]
 
     def labels(self, wanted: int) -> list[tuple[float, str]]:
@@ -316,9 +324,12 @@ class Plot:
     """
 
     def __init__(self, x: Axis, y: Axis, names: tuple[str, str]) -> None:
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
         self.box = Box(x.start, y.end, x.end, y.start)
-        left, right, bottom = x.start, x.end, y.start
+        left = x.start
+        right = x.end
+        bottom = y.start
         self.marks: list[Markup] = []
         for tick, written in y.labels(5):
             self.marks += [draw_line((left, y.at(tick)), (right, y.at(tick)), "grid")]
@@ -355,7 +366,7 @@ class Plot:
 def least_on_scale(scores: Sequence[float]) -> float:
     """Return the least of the scores that is not far below the others."""
     ordered = sorted(scores, reverse=True)
-    floor = ordered[0] - FAR * max(ordered[0] - ordered[len(ordered) // 2], 0.01)
+    floor = ordered[0] - OFF_SCALE * max(ordered[0] - ordered[len(ordered) // 2], 0.01)
     return min(score for score in ordered if score >= floor)
 
 
@@ -435,7 +446,9 @@ def draw_lines(
     )
     steps = [step for line in lines.values() for step, _ in line]
     top = TOP if names[1] else 14
-    bottom, low, high = top + 232, min(values), max(values)
+    bottom = top + 232
+    low = min(values)
+    high = max(values)
     y = Axis.padded(low, high, bottom, top)
     if not tight and _spans_decades(values):
         y = Axis(low / 1.15, high * 1.15, bottom, top, log=True)
@@ -488,7 +501,8 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
     """Draw the losses of a stage, and its scores on the validation split beside the
     teacher's."""
     points = report.curves.get(name, ())
-    losses, known = loss_lines(points), dict(series(points))
+    losses = loss_lines(points)
+    known = dict(series(points))
     names = {
         f"eval_{report.metric}": units.metric(report.metric),
         "eval_agreement": "agreement",
@@ -496,7 +510,8 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
     scores = {shown: known[each] for each, shown in names.items() if each in known}
     figures = []
     if losses:
-        longest, notes = max(len(line) for line in losses.values()), []
+        longest = max(len(line) for line in losses.values())
+        notes = []
         if longest >= SMOOTHED_FROM:
             notes.append(
                 "Strong lines are running means, faint ones the values as logged."
@@ -508,7 +523,7 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
         draw = partial(
             draw_lines, losses, f"Loss in stage {name}", ("step", ""), smooth=True
         )
-        width = MAIN if scores else WHOLE
+        width = MAIN if scores else WHOLE_COLUMN
         figures.append(
             draw_figure(
                 "Loss",
@@ -528,7 +543,7 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
         title = f"{units.metric(report.metric)} during training"
         draw = partial(draw_lines, scores, title, ("step", ""), tight=True, level=level)
         caption = "" if level is None else "Dashed: the teacher."
-        width = SIDE if losses else WHOLE
+        width = SIDE if losses else WHOLE_COLUMN
         figures.append(
             draw_figure(
                 "Score on validation",
@@ -562,7 +577,7 @@ def load_figures(device: MeasuredDevice, key: str) -> list[Figure]:
         )
     }
     kinds = [
-        ("Median latency", "ms", times, MAIN if degrees else WHOLE),
+        ("Median latency", "ms", times, MAIN if degrees else WHOLE_COLUMN),
         ("Temperature", "°C", degrees, SIDE),
     ]
     return [
@@ -639,8 +654,10 @@ def draw_predictions(timings: Sequence[Timing], key: str, width: float) -> Marku
         if value is not None
     ]
     margin = 0.06 * (max(values) - min(values)) or 0.1 * max(values)
-    low, high = max(0.0, min(values) - margin), max(values) + margin
-    x, y = Axis(low, high, LEFT, width - RIGHT), Axis(low, high, 372, TOP)
+    low = max(0.0, min(values) - margin)
+    high = max(values) + margin
+    x = Axis(low, high, LEFT, width - RIGHT)
+    y = Axis(low, high, 372, TOP)
     plot = Plot(x, y, ("measured, ms", "predicted, ms"))
     plot.marks.append(draw_line(plot.at(low, low), plot.at(high, high), "reference"))
     for one in timings:

@@ -14,7 +14,7 @@ from compress.arguments import check_arguments
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import differ_significantly
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.manifest import Manifest, find_bundle
 from compress.records.bench_result import BenchResult
 from compress.records.certificate import Certificate
@@ -229,7 +229,8 @@ class Comparison:
         )
         if exact is None or exact is one:
             return None
-        before, after = self.score(exact), self.score(one)
+        before = self.score(exact)
+        after = self.score(one)
         return before - after if before is not None and after is not None else None
 
     def settings(self, device: str) -> list[Setting]:
@@ -363,7 +364,9 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
     Of equal scores, the faster, then the smaller. Raises BundleError for a least score
     that this metric cannot reach.
     """
-    least, metric, view = limits.min_score, comparison.task.metric, comparison.view
+    least = limits.min_score
+    metric = comparison.task.metric
+    view = comparison.view
     if least is not None and metric != "mse" and not -1 <= least <= 1:
         raise BundleError(
             f"--min-score {least:g}: {metric} is at most 1; expected a share, as "
@@ -404,7 +407,8 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         is False
     ]
     first = min(level, key=cost, default=None)
-    fast, slow = first.latency(view) if first else None, best.latency(view)
+    fast = first.latency(view) if first else None
+    slow = best.latency(view)
     faster = (
         fast
         and slow
@@ -476,7 +480,8 @@ def _read(
     paths: Sequence[Path],
 ) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, BenchResult]]]:
     """Read runs, bundles and result files, each once and in the given order."""
-    folders, files = [], []
+    folders = []
+    files = []
     for path in paths:
         if path.is_dir():
             folder = find_bundle(path)
@@ -538,7 +543,7 @@ def _list_files(bundle: ComparedBundle) -> Iterator[ComparedModel]:
     """List the files of one bundle, with what its report says of them."""
     report = bundle.report
     certificates = report.certificates if report else ()
-    for precision, file in FILES.items():
+    for precision, file in BUNDLE_FILES.items():
         if file not in bundle.manifest.files:
             continue
         stamp = bundle.manifest.files[file]
@@ -585,7 +590,8 @@ def _list_teachers(reports: Sequence[Report]) -> list[ComparedModel]:
         for row in report.of_role("teacher"):
             name = PurePath(row.name).name
             name = name if "teacher" in name else f"{name} (teacher)"
-            scores, times = _row_score(report, row), _own_times(row)
+            scores = _row_score(report, row)
+            times = _own_times(row)
             one = ComparedModel(
                 name,
                 "",
@@ -661,13 +667,12 @@ def _join(
         groups.setdefault((result.device, result.machine.get("cpu", "")), []).append(
             (path, result)
         )
-    devices, unmatched = [], list[str]()
+    devices = []
+    unmatched = list[str]()
     for (name, cpu), group in groups.items():
         alone = [other for other, _ in groups].count(name) == 1
-        device, runs = (
-            name if alone else f"{name}, {cpu or 'unnamed processor'}",
-            list[tuple[str, Sustained]](),
-        )
+        device = name if alone else f"{name}, {cpu or 'unnamed processor'}"
+        runs = list[tuple[str, Sustained]]()
         for path, result in group:
             names = dict.fromkeys(
                 [one.name for one in result.latencies]

@@ -9,7 +9,7 @@ from typing import TypeGuard
 MISSING = "—"
 GAP = "\u00a0"
 """Stands between a number and its unit, which stay on one line."""
-MOST_NAMED = 3
+MOST_ITEMS_NAMED = 3
 """Names that a sentence lists before it counts the others."""
 
 
@@ -23,7 +23,7 @@ def capitalise(name: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def join_names(names: Sequence[str], most: int = MOST_NAMED) -> str:
+def join_names(names: Sequence[str], most: int = MOST_ITEMS_NAMED) -> str:
     """Join the first few names, and count the others: `a, b, c and 2 more`."""
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most} more"

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from compress.exporters.artifact import FILES
+from compress.exporters.artifact import BUNDLE_FILES
 from compress.records.certificate import Sensitivity, VariantResult
 from compress.records.run_report import Report, finite
 from compress.records.search_report import (
@@ -22,7 +22,14 @@ from compress.records.search_report import (
 )
 from compress.reporting import charts, remarks, tables
 from compress.reporting import format as units
-from compress.reporting.charts import MAIN, WHOLE, Bar, Figure, bar_figure, draw_figure
+from compress.reporting.charts import (
+    MAIN,
+    WHOLE_COLUMN,
+    Bar,
+    Figure,
+    bar_figure,
+    draw_figure,
+)
 from compress.reporting.compare import Comparison, Limits, Pick, View
 from compress.reporting.format import MISSING, capitalise
 from compress.reporting.scaling import growth
@@ -37,9 +44,9 @@ from compress.reporting.tables import Cell, ResultTable
 
 FOLDER = Path(__file__).parent / "templates"
 HEAT_LEVELS = 8
-KEY = 3
+KEY_RANK = 3
 """Columns up to this rank are the key figures of a page."""
-AXES: tuple[ObjectiveName, ...] = ("latency", "file_mb", "parameters")
+CHART_AXES: tuple[ObjectiveName, ...] = ("latency", "file_mb", "parameters")
 
 
 @cache
@@ -84,11 +91,11 @@ def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
     student = len(roles) - 1 - roles[::-1].index("student")
     figures = []
     for one in sorted(table.on_page, key=lambda one: one.rank):
-        cell, teacher = (
-            one.cells[student],
-            one.cells[roles.index("teacher")] if "teacher" in roles else Cell(MISSING),
+        cell = one.cells[student]
+        teacher = (
+            one.cells[roles.index("teacher")] if "teacher" in roles else Cell(MISSING)
         )
-        if one.rank > KEY or cell.missing:
+        if one.rank > KEY_RANK or cell.missing:
             continue
         notes = [
             *filter(None, [cell.detail]),
@@ -146,16 +153,18 @@ def heat_map(
 def render_run(report: Report) -> str:
     """Render the report of a run as one self-contained page: no script, no request, all
     text escaped."""
-    scatter, table = run_scatter(report), tables.run_table(report)
+    scatter = run_scatter(report)
+    table = tables.run_table(report)
     crowded = scatter is not None and len(scatter.points) > WITH_FACTS
-    names = {file: f"student {precision}" for precision, file in FILES.items()}
+    names = {file: f"student {precision}" for precision, file in BUNDLE_FILES.items()}
     times = [
         (row.name, time)
         for at in report.settings
         for row in report.rows
         if (time := report.latency(row, at))
     ]
-    figure, heading = None, f"{capitalise(units.metric(report.metric))} against latency"
+    figure = None
+    heading = f"{capitalise(units.metric(report.metric))} against latency"
     medians = {
         row.name: time.p50_ms for row in report.rows if (time := report.latency(row))
     }
@@ -205,7 +214,7 @@ def render_run(report: Report) -> str:
             heading,
             scatter.draw,
             "trade-off",
-            WHOLE if crowded else MAIN,
+            WHOLE_COLUMN if crowded else MAIN,
             caption=caption,
         )
     return render(
@@ -278,11 +287,9 @@ def _lay_out_races(
 def render_comparison(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
     """Render one self-contained page to choose a model by: no request leaves it, all
     text escaped."""
-    views, view, table = (
-        comparison.views(),
-        comparison.view,
-        tables.choice_table(comparison, chosen),
-    )
+    views = comparison.views()
+    view = comparison.view
+    table = tables.choice_table(comparison, chosen)
     settings = sorted(
         {one.setting for one in views}, key=lambda at: (at.threads, at.batch, at.seq)
     )
@@ -407,14 +414,12 @@ def render_search(report: SearchReport) -> str:
     """Render one self-contained page of a search: no request leaves it, all text
     escaped."""
     answer = remarks.answer(report) or report.nearest()
-    front, table, prediction = (
-        set(report.front),
-        tables.front_table(report),
-        report.prediction,
-    )
+    front = set(report.front)
+    table = tables.front_table(report)
+    prediction = report.prediction
     views = [
         (cost, _draw_trials(report, cost, scatter))
-        for cost in AXES
+        for cost in CHART_AXES
         if (scatter := trial_scatter(report, cost))
     ]
     importances = [
@@ -431,7 +436,7 @@ def render_search(report: SearchReport) -> str:
             capitalise(
                 units.metric(report.metric)
                 if one.target == "score"
-                else remarks.COSTS[one.target][0]
+                else remarks.COST_NAMES[one.target][0]
             ),
             "%",
             f"importance-{index}",
@@ -470,7 +475,7 @@ def render_search(report: SearchReport) -> str:
         rejected=tables.tabulate_rejected(report),
         trials=[tables.trial_row(report, one, front) for one in report.points],
         objectives=[
-            report.metric if one == "score" else remarks.COSTS[one][0]
+            report.metric if one == "score" else remarks.COST_NAMES[one][0]
             for one in report.objectives
         ],
         budgets=remarks.budgets_text(report),
@@ -506,7 +511,7 @@ def _draw_trials(report: SearchReport, cost: ObjectiveName, scatter: Scatter) ->
     if unplaced := sum(one.score is not None for one in report.points) - len(placed):
         notes.append(f"Scored, but not known by this cost: {unplaced:,}.")
     return draw_figure(
-        remarks.COSTS[cost][0],
+        remarks.COST_NAMES[cost][0],
         scatter.draw,
         f"front-{cost}",
         MAIN,
@@ -517,7 +522,8 @@ def _draw_trials(report: SearchReport, cost: ObjectiveName, scatter: Scatter) ->
 def _draw_predictions(prediction: LatencyPrediction) -> list[Figure]:
     """Draw predicted against measured latency, and the mean error of the predictor and
     of FLOPs alone."""
-    figures, timings = [], prediction.timings
+    figures = []
+    timings = prediction.timings
     if timings:
         notes = ["On the line both are equal."]
         notes += ["Filled: shapes that were measured only after the search."] * any(

@@ -27,7 +27,7 @@ LITTLE = 0.95
 BARELY = 0.1
 """A teacher has learned little that makes less than this share of a baseline's errors
 good."""
-COSTS: Mapping[ObjectiveName, tuple[str, str]] = {
+COST_NAMES: Mapping[ObjectiveName, tuple[str, str]] = {
     "latency": ("latency", "ms"),
     "file_mb": ("file size", "MB"),
     "parameters": ("parameters", ""),
@@ -61,10 +61,13 @@ def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
 def run_headline(report: Report) -> str:
     """Say what the shipped student keeps of the teacher, and what it costs beside
     it."""
-    row, metric = report.shipped, units.metric(report.metric)
+    row = report.shipped
+    metric = units.metric(report.metric)
     if row is None:
         return "No student was measured."
-    own, name, teacher = report.score(row), capitalise(row.name), report.teacher_row
+    own = report.score(row)
+    name = capitalise(row.name)
+    teacher = report.teacher_row
     if own is None:
         return f"{name} has no valid {metric}."
     if teacher is None:
@@ -72,7 +75,8 @@ def run_headline(report: Report) -> str:
             f"{name} reaches {metric} {units.score(own)}; no teacher was measured "
             "beside it."
         )
-    teachers, kept = report.score(teacher), over_teacher(report, row, "score")
+    teachers = report.score(teacher)
+    kept = over_teacher(report, row, "score")
     if kept is None or teachers is None:
         text = (
             f"{name} reaches {metric} {units.score(own)} against the teacher’s "
@@ -93,10 +97,8 @@ def run_headline(report: Report) -> str:
             f"{name} {'matches' if own == teachers else 'exceeds'} the teacher’s "
             f"{metric} ({shown})"
         )
-    gains, losses = (
-        [],
-        [f"finds {describe_changes(hurt)}"] if (hurt := report.fallen(row)) else [],
-    )
+    gains = []
+    losses = [f"finds {describe_changes(hurt)}"] if (hurt := report.fallen(row)) else []
     if time := over_teacher(report, row, "p50_ms"):  # 5 % either way is the same
         if time > 1.05:
             losses.append(f"takes {units.times(time)} as long")
@@ -125,7 +127,8 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
     shipped  whether to name the lost classes of the shipped student, which the headline
              names as well
     """
-    students, teacher = report.of_role("student"), report.teacher_row
+    students = report.of_role("student")
+    teacher = report.teacher_row
     warnings = _remark_baselines(report) or _remark_loss(report)
     for row in students if shipped else students[:-1]:
         warnings += _remark_classes(
@@ -135,7 +138,8 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
         (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
     )
     for row in students:
-        after, macro_after = report.score(row), report.macro_f1(row)
+        after = report.score(row)
+        macro_after = report.macro_f1(row)
         if (
             before is None
             or after is None
@@ -170,7 +174,8 @@ def _remark_classes(
 def run_remarks(report: Report) -> list[str]:
     """Say what keeps the headline of a run honest: lost classes, baselines, noise, and
     the sample's size."""
-    student, remarks = report.shipped, run_warnings(report, shipped=False)
+    student = report.shipped
+    remarks = run_warnings(report, shipped=False)
     noise = _describe_noise(
         (row.name, one) for row in report.rows for one in (row.latency or {}).values()
     )
@@ -284,11 +289,9 @@ def _remark_interval(
 def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
     """Say which file was picked for what, and a faster one where these rows cannot tell
     them apart."""
-    metric, view, one = (
-        units.metric(comparison.task.metric),
-        comparison.view,
-        chosen.candidate,
-    )
+    metric = units.metric(comparison.task.metric)
+    view = comparison.view
+    one = chosen.candidate
     costs = [(limits.budget_ms, "ms"), (limits.max_mb, "MB")]
     within = " and ".join(
         f"{value:g}{GAP}{unit}" for value, unit in costs if value is not None
@@ -347,11 +350,9 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
 def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
     """Say what keeps a pick honest: ties, proofs, lost classes, baselines, times, and
     what was left out."""
-    one, metric, basis = (
-        chosen.candidate,
-        units.metric(comparison.task.metric),
-        comparison.basis,
-    )
+    one = chosen.candidate
+    metric = units.metric(comparison.task.metric)
+    basis = comparison.basis
     remarks: list[str] = []
     if one and basis and chosen.level:
         others = join_names(
@@ -383,10 +384,8 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
         remarks += _remark_baseline(
             one.name, own, *max(comparison.baselines, key=lambda each: each[1])
         )
-    disturbed, left_out = (
-        _describe_disturbance(comparison),
-        _describe_left_out(comparison),
-    )
+    disturbed = _describe_disturbance(comparison)
+    left_out = _describe_left_out(comparison)
     remarks += (
         [f"Take the times as approximate: {'; '.join(disturbed)}."] if disturbed else []
     )
@@ -429,7 +428,8 @@ def _describe_disturbance(comparison: Comparison) -> list[str]:
 def _describe_left_out(comparison: Comparison) -> list[str]:
     """Say which candidates are scored on other rows, or not at all, were not timed, and
     what is of no file here."""
-    view, candidates = comparison.view, comparison.candidates
+    view = comparison.view
+    candidates = comparison.candidates
     other = [one for one in candidates if one.scores and comparison.score(one) is None]
     rows = "; ".join(sorted({str(basis) for one in other for basis in one.scores}))
     groups = [
@@ -494,7 +494,7 @@ def show_command(found: SearchReport, number: int) -> tuple[str, str]:
 
 def cost_text(objective: ObjectiveName, value: float | None) -> str:
     """Say a cost with its unit: `3.41 ms`, `14.5 M`."""
-    unit = COSTS[objective][1]
+    unit = COST_NAMES[objective][1]
     return units.measure(value, unit) if unit else units.magnitude(value)
 
 
@@ -505,21 +505,22 @@ def value_text(
     0.901`."""
     if objective == "score":
         return f"{units.metric(found.metric)} {units.score(value)}"
-    return f"{COSTS[objective][0]} {cost_text(objective, value)}"
+    return f"{COST_NAMES[objective][0]} {cost_text(objective, value)}"
 
 
 def budgets_text(found: SearchReport) -> str:
     """Say all budgets: `at most 4.00 ms and accuracy at least 0.900`; '' without
     any."""
-    return " and ".join(
-        f"{units.metric(found.metric)} at least {units.score(limit)}"
-        if name == "score"
-        else (
-            "at most "
-            f"{cost_text(name, limit)}{'' if COSTS[name][1] else f' {COSTS[name][0]}'}"
-        )
-        for name, limit in found.budgets.items()
-    )
+    texts = []
+    for name, limit in found.budgets.items():
+        if name == "score":
+            metric = units.metric(found.metric)
+            texts.append(f"{metric} at least {units.score(limit)}")
+            continue
+        cost, unit = COST_NAMES[name]
+        named = "" if unit else f" {cost}"
+        texts.append(f"at most {cost_text(name, limit)}{named}")
+    return " and ".join(texts)
 
 
 def answer(found: SearchReport) -> TrialRecord | None:

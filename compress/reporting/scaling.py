@@ -44,18 +44,18 @@ from compress.reporting.tables import Line, ResultTable, column
 
 Floats = NDArray[np.float64]
 
-LEVEL = 0.9
-RESAMPLES = 400
+BAND_LEVEL = 0.9
+FIT_RESAMPLES = 400
 LEAST_VALUES = 4
 """A curve needs so many different values of its cause: one fewer leaves nothing to
 check it by."""
 LEAST_SPAN = 3.0
-TOGETHER = 0.95
+FITTED_TOGETHER = 0.95
 """Two causes whose logarithms correlate so much are not told apart."""
 RISK = 0.01
 """A trend must be this unlikely without one (F-test)."""
 STEEPEST = 4.0
-FAR = 2.0
+EXTRAPOLATION = 2.0
 """The factor beyond what was measured up to which a curve still counts as shown by
 it."""
 
@@ -118,7 +118,7 @@ class Law:
 
 def _interval(values_B: Floats) -> Interval:
     """Return the first value in the band of the others."""
-    tail = (1 - LEVEL) / 2
+    tail = (1 - BAND_LEVEL) / 2
     low, high = np.quantile(values_B[1:], (tail, 1 - tail))
     return Interval(
         float(values_B[0]), float(min(low, values_B[0])), float(max(high, values_B[0]))
@@ -186,12 +186,11 @@ def fit(
 
 def _choose_varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
     """Choose the causes varied enough to show a curve, and say what the others lack."""
-    varied, why = [], []
+    varied = []
+    why = []
     for name, values_N in values.items():
-        different, span = (
-            len(np.unique(values_N)),
-            values_N.max(initial=0) / values_N.min(initial=np.inf),
-        )
+        different = len(np.unique(values_N))
+        span = values_N.max(initial=0) / values_N.min(initial=np.inf)
         if different < LEAST_VALUES:
             why.append(
                 f"{different} different values of {name}: a curve needs {LEAST_VALUES}."
@@ -205,7 +204,8 @@ def _choose_varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
             varied.append(name)
     if (
         len(varied) == 2
-        and abs(np.corrcoef([np.log(values[name]) for name in varied])[0, 1]) > TOGETHER
+        and abs(np.corrcoef([np.log(values[name]) for name in varied])[0, 1])
+        > FITTED_TOGETHER
     ):
         why.append(
             f"{varied[0]} and {varied[1]} were varied together: which of them helped "
@@ -225,7 +225,8 @@ class _Points:
     """The points of one fit."""
 
     def __init__(self, values: Mapping[str, Floats], logs_N: Floats) -> None:
-        self.values, self.logs_N = values, logs_N
+        self.values = values
+        self.logs_N = logs_N
         self.centres_C = np.exp([np.log(each).mean() for each in values.values()])
         self.logs_CN = (
             np.log(np.stack(list(values.values()))) - np.log(self.centres_C)[:, None]
@@ -268,10 +269,12 @@ class _Points:
             len(residuals_N) / left
         )
         widened_N = (
-            residuals_N * t.ppf((1 + LEVEL) / 2, left) / norm.ppf((1 + LEVEL) / 2)
+            residuals_N
+            * t.ppf((1 + BAND_LEVEL) / 2, left)
+            / norm.ppf((1 + BAND_LEVEL) / 2)
         )
         drawn_BN = np.random.default_rng(seed).choice(
-            widened_N, (RESAMPLES, len(widened_N))
+            widened_N, (FIT_RESAMPLES, len(widened_N))
         )
         # From the fit, and from a floor that matters where it has none: the valley
         # between them is long.
@@ -279,14 +282,14 @@ class _Points:
         other_P[0] = self.logs_N.min() - (
             0.3 if self.fitted_P[0] < self.logs_N.min() - 2 else 4.0
         )
-        starts_BP = np.repeat(np.stack([self.fitted_P, other_P]), RESAMPLES, axis=0)
+        starts_BP = np.repeat(np.stack([self.fitted_P, other_P]), FIT_RESAMPLES, axis=0)
         targets_BN = np.tile(curve_N + drawn_BN, (2, 1))
         found_BP, costs_B = _minimise(
             starts_BP, self.logs_CN, targets_BN, self.threshold
         )
-        second_B = costs_B[RESAMPLES:] < costs_B[:RESAMPLES]
+        second_B = costs_B[FIT_RESAMPLES:] < costs_B[:FIT_RESAMPLES]
         draws_BP = np.where(
-            second_B[:, None], found_BP[RESAMPLES:], found_BP[:RESAMPLES]
+            second_B[:, None], found_BP[FIT_RESAMPLES:], found_BP[:FIT_RESAMPLES]
         )
         measured = {
             name: (float(each.min()), float(each.max()))
@@ -318,7 +321,8 @@ def _parts(parameters_BP: Floats, logs_CN: Floats) -> Floats:
 
 def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats, float]:
     """Find the parameters of the least cost from a grid of starts, and that cost."""
-    least, span = targets_N.min(), targets_N.max() - targets_N.min()
+    least = targets_N.min()
+    span = targets_N.max() - targets_N.min()
     starts = []
     for floor in (-4.0, -0.7, -0.1):
         for slopes in product((0.15, 0.5, 1.2), repeat=len(logs_CN)):
@@ -341,13 +345,15 @@ def _minimise(
     """Minimise every fit at once by Levenberg-Marquardt, each with its own damping:
     parameters and Huber's cost."""
     # no floor above the least error, slopes from 0 to STEEPEST
-    least_B, causes = targets_BN.min(axis=1), len(logs_CN)
+    least_B = targets_BN.min(axis=1)
+    causes = len(logs_CN)
     lows = [least_B - 8, *[least_B - 12, np.zeros_like(least_B)] * causes]
     highs = [
         least_B if causes else targets_BN.max(axis=1),
         *[least_B + 12, np.full_like(least_B, STEEPEST)] * causes,
     ]
-    lows_BP, highs_BP = np.stack(lows, axis=1), np.stack(highs, axis=1)
+    lows_BP = np.stack(lows, axis=1)
+    highs_BP = np.stack(highs, axis=1)
     found_BP = np.clip(starts_BP, lows_BP, highs_BP)
     damping_B = np.full(len(found_BP), 1e-2)
     costs_B = _costs(found_BP, logs_CN, targets_BN, threshold)
@@ -359,10 +365,8 @@ def _minimise(
         settled = np.all(np.abs(tried_BP - found_BP)[better_B] < 1e-7) and np.all(
             damping_B[~better_B] > 1e6
         )
-        found_BP, costs_B = (
-            np.where(better_B[:, None], tried_BP, found_BP),
-            np.where(better_B, tried_B, costs_B),
-        )
+        found_BP = np.where(better_B[:, None], tried_BP, found_BP)
+        costs_B = np.where(better_B, tried_B, costs_B)
         damping_B = np.clip(np.where(better_B, damping_B / 4, damping_B * 5), 1e-9, 1e9)
         if settled:
             break
@@ -417,8 +421,8 @@ CAUSES = {
     "data": "examples seen in training",
     "compute": "training compute, FLOPs",
 }
-STEPS = 48
-NEAR = 1.3
+FIT_STEPS = 48
+NEAR_FIT = 1.3
 """Points within this factor of a curve's other cause are its own; the rest are drawn
 faintly."""
 
@@ -465,14 +469,17 @@ def growth(found: SearchReport) -> Growth:
         trials = trials[:: -(-len(trials) // MOST_TRIALS) or 1]
         alone = _fit(trials, "size")
         if alone.law is not None:
-            whole, points = Fit(alone.law, (*whole.warnings, *alone.warnings)), trials
+            whole = Fit(alone.law, (*whole.warnings, *alone.warnings))
+            points = trials
             about = "Scores of the trials before any training on top."
     compute = _fit(frontier := _frontier(rungs), "compute")
     warnings = (
         *whole.warnings,
         *(f"Compute: {one}" for one in compute.warnings if rungs),
     )
-    figures, answers, expected = [], [], None
+    figures = []
+    answers = []
+    expected = None
     if law := whole.law:
         here = _reference(found, points, law)
         figures = [_figure(found, law, cause, here, points) for cause in law.measured]
@@ -525,7 +532,8 @@ def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float
     and all the data there were."""
     reference = {cause: high for cause, (_, high) in law.measured.items()}
     if "size" in law.measured:
-        (low, high), chosen = law.measured["size"], answer(found)
+        (low, high) = law.measured["size"]
+        chosen = answer(found)
         wanted = (
             float(chosen.body_parameters)
             if chosen and chosen.body_parameters
@@ -592,10 +600,8 @@ def _figure(
     found: SearchReport, law: Law, cause: str, held: Mapping[str, float], points: Points
 ) -> Figure:
     """Draw a law along one cause, all others held."""
-    heading, slope = (
-        f"{units.metric(found.metric)} against {cause}",
-        law.exponent(cause),
-    )
+    heading = f"{units.metric(found.metric)} against {cause}"
+    slope = law.exponent(cause)
     caption = f"Exponent {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]."
     draw = partial(_draw, (heading, law, cause, held, points))
     return draw_figure(
@@ -612,19 +618,28 @@ def _draw(
     own: list[list[Pixel]] = [[], []]
     for at, score in points:
         near = all(
-            1 / NEAR <= at[name] / value <= NEAR
+            1 / NEAR_FIT <= at[name] / value <= NEAR_FIT
             for name, value in held.items()
             if name != cause
         )
         own[near].append((at[cause], score))
     low, high = law.measured[cause]
-    x = Axis(low / (2 * FAR), high * 2 * FAR, LEFT, width - RIGHT, log=True)
-    places = np.geomspace(x.low, x.high, STEPS)
+    x = Axis(
+        low / (2 * EXTRAPOLATION),
+        high * 2 * EXTRAPOLATION,
+        LEFT,
+        width - RIGHT,
+        log=True,
+    )
+    places = np.geomspace(x.low, x.high, FIT_STEPS)
     bands = [law.error({**held, cause: float(place)}) for place in places]
     solid = [
-        index for index, place in enumerate(places) if low / FAR <= place <= high * FAR
+        index
+        for index, place in enumerate(places)
+        if low / EXTRAPOLATION <= place <= high * EXTRAPOLATION
     ]
-    first, last = solid[0], solid[-1] + 1
+    first = solid[0]
+    last = solid[-1] + 1
     shown = [1 - band.value for band in bands[first:last]] + [
         score for _, score in own[True]
     ]
@@ -638,7 +653,9 @@ def _draw(
         ]
         return [(across, max(down, TOP - 8)) for across, down in pixels]
 
-    upper, lower, line = edge("low"), edge("high"), edge("value")
+    upper = edge("low")
+    lower = edge("high")
+    line = edge("value")
     plot.marks.append(
         draw_path([*upper[first:last], *reversed(lower[first:last])], "band")
     )

@@ -31,7 +31,7 @@ from compress.reporting.charts import (
 )
 from compress.reporting.compare import ComparedModel, Comparison, View
 from compress.reporting.remarks import (
-    COSTS,
+    COST_NAMES,
     answer,
     cost_text,
     list_anchors,
@@ -136,7 +136,9 @@ class Scatter:
     def draw(self, key: str, width: float) -> Markup:
         """Draw the picture at a width; there is at least one point."""
         plot = Plot(*self._axes(width), self.axes)
-        x, box, crowded = plot.x, plot.box, self.crowded(narrow=width < NARROW)
+        x = plot.x
+        box = plot.box
+        crowded = self.crowded(narrow=width < NARROW)
         pixels = [
             (x.at(point.cost), min(plot.y.at(point.score), box.bottom - 9))
             for point in self.points
@@ -158,10 +160,8 @@ class Scatter:
         plot.dots(self.crowd, "crowd")
         for point, at in zip(self.points, pixels, strict=True):
             if point.before is not None:
-                start, end = (
-                    plot.at(point.cost, score)[1]
-                    for score in (point.before, point.score)
-                )
+                start = plot.at(point.cost, point.before)[1]
+                end = plot.at(point.cost, point.score)[1]
                 plot.marks.append(draw_line((at[0], start), (at[0], end), "gain"))
         # stairs: from the cheapest level to the next, up to it, and level to the end
         steps: list[Pixel] = []
@@ -190,7 +190,8 @@ class Scatter:
                 draw_line((box.right, box.top), (box.right, box.bottom), "budget")
             )
         if self.limit and x.low < self.limit[0] <= x.high:
-            edge, words = x.at(self.limit[0]), f"budget {self.limit[1]}"
+            edge = x.at(self.limit[0])
+            words = f"budget {self.limit[1]}"
             wide = text_width(words, 12)
             left = edge + 6 if edge + 6 + wide <= box.right else edge - 6 - wide
             taken.append(Box(left, box.bottom - 22, left + wide, box.bottom - 4))
@@ -226,13 +227,15 @@ class Scatter:
         x = Axis(0, farthest * 1.08, LEFT, width - RIGHT)
         if max(costs) > (LOG_FROM if len(costs) > WITH_FACTS else LOG_FEW) * min(costs):
             x = Axis(min(costs) / 1.6, farthest * 1.3, LEFT, width - RIGHT, log=True)
-        low, high = self.lowest, max(self.scores)
+        low = self.lowest
+        high = max(self.scores)
         span = max(high - low, 0.01)
         for _, level in sorted(self.levels, key=lambda one: -one[1]):
             if (self.stretch or level >= low) and max(high, level) - min(
                 low, level
             ) <= 10 * span:
-                low, high = min(low, level), max(high, level)
+                low = min(low, level)
+                high = max(high, level)
         return x, Axis.padded(low, high, BOTTOM, TOP)
 
     def _draw_names(
@@ -240,7 +243,9 @@ class Scatter:
     ) -> list[Markup]:
         """Write each point's name and figures, with leaders, which lie under all names,
         where it is not next to it."""
-        leaders, labels, full = [], [], list(taken)
+        leaders = []
+        labels = []
+        full = list(taken)
         order = sorted(
             zip(self.points, pixels, strict=True),
             key=lambda one: "front" not in one[0].style,
@@ -261,7 +266,8 @@ class Scatter:
             full.append(Box(box.left - 8, box.top - 3, box.right + 8, box.bottom + 3))
             anchor, start = ("start", box.left) if box.left > x else ("end", box.right)
             if box.left <= x <= box.right:
-                anchor, start = "middle", (box.left + box.right) / 2
+                anchor = "middle"
+                start = (box.left + box.right) / 2
             words = draw_text(start, box.top + 12, name, "label", anchor)
             words += (
                 draw_text(start, box.top + 27, figures, "facts", anchor)
@@ -317,8 +323,10 @@ def _draw_level(name: str, score: float, plot: Plot, taken: list[Box]) -> None:
     """Draw a level: a line with its name, or an arrow where it is off the scale;
     `taken` gets the room it takes."""
     words = f"{shorten(name, NAME_LETTERS)} {units.score(score)}"
-    y, box = plot.y, plot.box
-    inside, at = y.low <= score <= y.high, y.at(score)
+    y = plot.y
+    box = plot.box
+    inside = y.low <= score <= y.high
+    at = y.at(score)
     if not inside:
         words = f"{'↓' if score < y.low else '↑'} {words}, off this scale"
     wide = text_width(words, 12)
@@ -343,9 +351,11 @@ def _draw_level(name: str, score: float, plot: Plot, taken: list[Box]) -> None:
 def run_scatter(report: Report) -> Scatter | None:
     """Prepare score against median latency: a point per row that has both, a level per
     baseline without a time."""
-    points, levels = [], []
+    points = []
+    levels = []
     for row in report.rows:
-        time, score = report.latency(row), report.score(row)
+        time = report.latency(row)
+        score = report.score(row)
         if score is None:
             continue
         if time is None:
@@ -380,13 +390,17 @@ def choice_scatter(
     def cost(one: ComparedModel) -> float | None:
         return one.median_ms(view) if view else one.size_mb
 
-    front, points = comparison.front(cost), []
+    front = comparison.front(cost)
+    points = []
     # candidates lie over teachers
     for one in (*comparison.teachers, *comparison.candidates):
-        value, score, time = cost(one), comparison.score(one), one.latency(view)
+        value = cost(one)
+        score = comparison.score(one)
+        time = one.latency(view)
         if value is None or value <= 0 or score is None:
             continue
-        teacher, first = one.role == "teacher", one in front
+        teacher = one.role == "teacher"
+        first = one in front
         style = "teacher" if teacher else "student front" if first else "student behind"
         number = "" if teacher else str(comparison.number(one))
         noisy = "~" if time and time.noisy else ""
@@ -424,13 +438,18 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
 
     All other scored trials are the crowd. None where no trial has both.
     """
-    best, first = answer(report), report.compute_front(("score", cost))
-    points, crowd, levels = [], [], list[tuple[str, float]]()
+    best = answer(report)
+    first = report.compute_front(("score", cost))
+    points = []
+    crowd = []
+    levels = list[tuple[str, float]]()
     for one in report.points:
         value = report.value(one, cost)
         if value is None or value <= 0 or one.score is None:
             continue
-        picked, ahead, subnet = best is one, one.number in first, one.stage == "subnet"
+        picked = best is one
+        ahead = one.number in first
+        subnet = one.stage == "subnet"
         if subnet and not ahead:
             crowd.append((value, one.score))
         if subnet and not ahead and not picked:
@@ -472,7 +491,7 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
         elif score is not None:
             levels.append((name, score))
     limit = report.budgets.get(cost)
-    name, unit = COSTS[cost]
+    name, unit = COST_NAMES[cost]
     placed = [
         (report.value(each, cost) or 0.0, each.score or 0.0)
         for each in map(report.point, first)

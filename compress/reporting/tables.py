@@ -43,7 +43,7 @@ RACE_COLUMNS = {
     "peak MB": ("peak_rss_mb", 3),
 }
 """Heading -> (field of a latency, or the ratio to the first one; rank)."""
-LAST = 99
+PAGES_ONLY = 99
 """The rank of a column that only pages show."""
 
 T = TypeVar("T")
@@ -68,15 +68,15 @@ class Column:
     """One measure of every row, in their order; `group` is the heading over the
     headings of a page.
 
-    rank   the higher, the sooner a narrow terminal does without it; LAST: on pages
-           alone; page: not in terminals alone
+    rank   the higher, the sooner a narrow terminal does without it; PAGES_ONLY: on
+           pages alone; page: not in terminals alone
     alone  the heading where there is no room for groups; '' where it is the same
     """
 
     heading: str
     cells: tuple[Cell, ...]
     group: str = ""
-    rank: int = LAST
+    rank: int = PAGES_ONLY
     alone: str = ""
     page: bool = True
 
@@ -134,7 +134,7 @@ def column(
     group: str,
     heading: str,
     cell: Callable[[T], Cell | str],
-    rank: int = LAST,
+    rank: int = PAGES_ONLY,
     **more: Any,
 ) -> Column:
     """Fill a column: `cell` returns the cell of a row, or its text."""
@@ -176,7 +176,8 @@ def run_table(report: Report) -> ResultTable:
         )
 
     def median(row: ReportRow) -> Cell:
-        time, notes = report.latency(row), []
+        time = report.latency(row)
+        notes = []
         if ratio := over_teacher(report, row, "p50_ms"):
             notes.append(
                 f"{units.times(1 / ratio)} faster"
@@ -262,7 +263,8 @@ def class_table(report: Report) -> ResultTable:
     columns = [column(labels, "", "support", lambda label: f"{counts[label]:,}")]
     for measure in ("recall", "precision", "f1"):
         for row in rows:
-            heading, name = row.name.removeprefix("student "), units.metric(measure)
+            heading = row.name.removeprefix("student ")
+            name = units.metric(measure)
             heading = "teacher" if row.role == "teacher" else heading
             columns.append(
                 column(
@@ -394,7 +396,8 @@ def format_certified(certified: bool | None, reason: str) -> Cell:
 def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
     """Compare every candidate after the teachers: score, proof, size, and times on each
     device."""
-    rows, view = (*comparison.teachers, *comparison.candidates), comparison.view
+    rows = (*comparison.teachers, *comparison.candidates)
+    view = comparison.view
     of = partial(column, rows)
     front = comparison.front(lambda one: one.median_ms(view))
 
@@ -443,7 +446,8 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
             (f"p50 at {setting}", "") if same else ("p50", f" at {setting}")
         )
         place = at.device if len(at.device) <= 14 else at.device.split(",")[0][:14]
-        alone, rank = f"p50 ms, {place}{where_at}", 1 if at == view else 4
+        alone = f"p50 ms, {place}{where_at}"
+        rank = 1 if at == view else 4
         columns.append(
             of(
                 group,
@@ -479,7 +483,8 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
 
 def where(comparison: Comparison) -> str:
     """Count the files and bundles, and name the rows that they are scored on."""
-    files, bundles = len(comparison.candidates), len(comparison.bundles)
+    files = len(comparison.candidates)
+    bundles = len(comparison.bundles)
     counted = (
         f"{files} file{'s' * (files != 1)} of {bundles} bundle{'s' * (bundles != 1)}"
     )
@@ -749,10 +754,8 @@ def front_table(found: SearchReport) -> ResultTable:
 
 def search_facts(found: SearchReport) -> list[tuple[str, str]]:
     """Count the trials of a search, and say what it took."""
-    total, scored = (
-        sum(found.costs.values()),
-        sum(point.first is not None for point in found.points),
-    )
+    total = sum(found.costs.values())
+    scored = sum(point.first is not None for point in found.points)
     numbers = [("Trials", f"{len(found.points):,}"), ("Scored", f"{scored:,}")]
     numbers += [
         (capitalise(state), f"{count:,}")

@@ -22,7 +22,7 @@ from compress.reporting.compare import Comparison, Limits, Pick
 from compress.reporting.format import MISSING
 from compress.reporting.remarks import choice_headline, choice_remarks
 from compress.reporting.tables import (
-    LAST,
+    PAGES_ONLY,
     Cell,
     Line,
     ResultTable,
@@ -40,7 +40,7 @@ NAME_WIDTH = 40
 """The longest name that gets a line of its own; a longer one is folded."""
 HEADING_WIDTH = 10
 CAPTION_WIDTH = 56
-MOST_SHOWN = 12
+PRODUCTS_SHOWN = 12
 """Matrix products that are listed in a terminal; report.json has them all."""
 
 
@@ -52,7 +52,7 @@ def to_terminal(
 
     more  where the other columns are shown, for the caption
     """
-    columns = [one for one in table.columns if one.rank < LAST]
+    columns = [one for one in table.columns if one.rank < PAGES_ONLY]
     shown = [
         (
             one,
@@ -216,9 +216,9 @@ def format_quantized(done: "Quantized") -> str:
     """Describe what quantisation costs, what stays in float32, and the verdict."""
     from compress.exporters.rewrite.graph import layer
 
-    proof, in_float = (
-        done.proof,
-        units.join_names([layer(name) for name in done.proof.kept], MOST_SHOWN),
+    proof = done.proof
+    in_float = units.join_names(
+        [layer(name) for name in done.proof.kept], PRODUCTS_SHOWN
     )
     lines = [
         f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, "
@@ -375,7 +375,8 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
 
 
 def _span(least: float, most: float, form: str, unit: float = 1) -> str:
-    first, last = (form.format(each / unit) for each in (least, most))
+    first = form.format(least / unit)
+    last = form.format(most / unit)
     return last if first == last else f"{first.split(' ')[0]} to {last}"
 
 

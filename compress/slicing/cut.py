@@ -111,7 +111,8 @@ def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
         for group in counts(plan, plan.sizes)
         if group in importance
     }
-    H, K = plan.sizes.heads, plan.sizes.head_size
+    H = plan.sizes.heads
+    K = plan.sizes.head_size
     for rows, heads in plan.heads.items():
         order_H = (
             head_importance(plan, importance, heads)

@@ -28,15 +28,13 @@ class Group(NamedTuple):
 PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"})
 """Axes along which every block has units of its own; along the others all blocks share
 them."""
-QUERIES = frozenset({"query", "position_query", "qkv"})
+QUERY_ROLES = frozenset({"query", "position_query", "qkv"})
 """Roles with rows of queries, which carry the scale of the scores; they are the first
 part of their dimension."""
-HIDDEN, EMBEDDING, VOCABULARY, LAYERS = (
-    Group("hidden"),
-    Group("embedding"),
-    Group("vocabulary"),
-    Group("layers"),
-)
+HIDDEN = Group("hidden")
+EMBEDDING = Group("embedding")
+VOCABULARY = Group("vocabulary")
+LAYERS = Group("layers")
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ def _cut(
                 f"elsewhere {known}"
             )
         slices.append(Slice(dim, parts))
-    reads = found.role in QUERIES and any("query" in axes for axes in found.axes)
+    reads = found.role in QUERY_ROLES and any("query" in axes for axes in found.axes)
     return Cut(
         found.role,
         found.block,

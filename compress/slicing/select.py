@@ -112,7 +112,8 @@ def _check_sizes(plan: SlicePlan, sizes: Sizes) -> None:
         raise PruneError(
             f"{sizes}: not within the model's {plan.sizes}; pruning can only take away"
         )
-    size, source_size = sizes.head_size, plan.sizes.head_size
+    size = sizes.head_size
+    source_size = plan.sizes.head_size
     if plan.family.rotary and size % source_size and source_size % size:
         raise PruneError(
             f"heads of {size}: the model's heads of {source_size} have rotary "
@@ -177,7 +178,8 @@ def _choose_rows(
     if heads get smaller."""
     if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
         return {}
-    K, size = plan.sizes.head_size, sizes.head_size
+    K = plan.sizes.head_size
+    size = sizes.head_size
     chosen = {}
     for group, heads in plan.heads.items():
         kept_H = indices.get(heads, torch.arange(plan.sizes.heads))

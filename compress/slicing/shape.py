@@ -8,7 +8,7 @@ from compress import families
 from compress.arguments import check_arguments
 from compress.values import LikeCheck
 
-_NAMES = {
+_SIZE_NAMES = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
     "decoder_layers": ("num_decoder_layers", "decoder_layers"),
     "hidden": ("hidden_size", "dim", "n_embd", "d_model"),
@@ -151,7 +151,7 @@ def find_setting(config: Any, size: str) -> str | None:
     """Return the config's name of a size, such as DistilBERT's `dim`; None if it has
     none."""
     # GPT-2 leaves `n_inner` empty where it is four times its width
-    for name in _NAMES[size]:
+    for name in _SIZE_NAMES[size]:
         if getattr(config, name, None) is not None or (
             name == "n_inner" and hasattr(config, name)
         ):
@@ -179,7 +179,7 @@ def _find(config: Any, size: str, default: int | None = None) -> int:
 def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
     """Read the sizes that a config.json states, by our names for them."""
     names = {
-        **_NAMES,
+        **_SIZE_NAMES,
         "vocabulary": ("vocab_size",),
         "positions": ("max_position_embeddings", "n_positions"),
     }

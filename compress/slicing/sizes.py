@@ -80,10 +80,8 @@ class Sizes:
             name: _count(name, value, getattr(whole, name), family.name)
             for name, value in request.items()
         }
-        sizes, shares = (
-            replace(whole, **counts),
-            {name for name, value in request.items() if value < 1},
-        )
+        sizes = replace(whole, **counts)
+        shares = {name for name, value in request.items() if value < 1}
         if sizes.embedding == sizes.hidden and family.projects_if_different:
             raise PruneError(
                 f"hidden {sizes.hidden}: equals the width of the embedding, and "
@@ -116,7 +114,8 @@ class Sizes:
 
     def within(self, other: "Sizes") -> bool:
         """Return whether no size but that of heads is larger than in `other`."""
-        own, limits = self.plain(), other.plain()
+        own = self.plain()
+        limits = other.plain()
         return own.keys() == limits.keys() and all(
             own[name] <= limits[name] for name in own.keys() - {"head_size"}
         )
@@ -158,7 +157,8 @@ def _fit_heads(
 ) -> Sizes:
     """Choose the number of heads (unless `given`) and their size to fill the stream,
     rounded if it is a share."""
-    width, head_size = getattr(sizes, stream), whole.head_size
+    width = getattr(sizes, stream)
+    head_size = whole.head_size
     if given and shared:
         width = max(sizes.heads, round(width / sizes.heads) * sizes.heads)
     elif shared and width >= head_size:
@@ -173,7 +173,8 @@ def _fit_heads(
             key=lambda n: (width // n > head_size, abs(width // n - head_size), -n),
         )
     if width % heads:
-        below, above = max(1, width // heads) * heads, -(-width // heads) * heads
+        below = max(1, width // heads) * heads
+        above = -(-width // heads) * heads
         nearest = sorted({below, above} if above <= getattr(whole, stream) else {below})
         raise PruneError(
             f"{stream}: {width} is not a multiple of {heads} heads, as this family "
@@ -240,7 +241,8 @@ def _fit_groups(
         ("heads", f"{together} heads share each head of keys and values"),
         ("hidden", "the number of heads divides it in this family"),
     ):
-        count, step = getattr(sizes, name), together if name == "heads" else sizes.heads
+        count = getattr(sizes, name)
+        step = together if name == "heads" else sizes.heads
         if name in shares:
             sizes = replace(sizes, **{name: max(1, round(count / step)) * step})
         elif count % step:
@@ -271,7 +273,8 @@ def resize_config(
     layers: the model's layers that it keeps, if they are of several kinds; None: evenly
     spread.
     """
-    whole, config = Shape.from_config(config), copy.deepcopy(config)
+    whole = Shape.from_config(config)
+    config = copy.deepcopy(config)
     if getattr(config, "layer_types", None):
         config.layer_types = layer_kinds(
             config, layers or select_layers("even", sizes.layers, whole.layers)

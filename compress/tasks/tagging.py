@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compress.data.answers import Mark, Marked, Outcome, check_finite
 from compress.data.conll import OUTSIDE, entities, standard_labels
 from compress.data.task import Examples, Task, TaskData, Thresholds, UnsavedTask
-from compress.data.windows import WORDS, Window
+from compress.data.windows import WORD_PATTERN, Window
 from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
 
@@ -109,7 +109,9 @@ class Tagging(Task):
     def predict(self, predictor: Any, texts: Sequence[str]) -> list[Outcome]:
         """Find the entities of each text, split into words by `windows.WORDS`."""
         encoder = predictor.encoder
-        words = [[match.span() for match in WORDS.finditer(text)] for text in texts]
+        words = [
+            [match.span() for match in WORD_PATTERN.finditer(text)] for text in texts
+        ]
         split = [
             [text[start:end] for start, end in spans]
             for text, spans in zip(texts, words, strict=True)
@@ -137,7 +139,7 @@ class Tagging(Task):
     def graph_row(
         cls, encoder: TextEncoder, frame: Any, text: str
     ) -> dict[str, list[Any]]:
-        spans = [match.span() for match in WORDS.finditer(text)]
+        spans = [match.span() for match in WORD_PATTERN.finditer(text)]
         words = [text[start:end] for start, end in spans]
         (found,) = encoder.words([words], frame.max_length)
         if not found:
@@ -171,7 +173,7 @@ class Tagging(Task):
     ) -> Marked:
         """Find the entities among the words that a text file labels; words without a
         token are outside."""
-        spans = [match.span() for match in WORDS.finditer(text)]
+        spans = [match.span() for match in WORD_PATTERN.finditer(text)]
         tags = [OUTSIDE] * len(spans)
         shares = np.ones(len(spans))
         number_at = {start: number for number, (start, _) in enumerate(spans)}
@@ -258,7 +260,8 @@ def find_entities(
     and probabilities."""
     marks = []
     for label, first, last in entities(tags):
-        start, end = words[first][0], words[last - 1][1]
+        start = words[first][0]
+        end = words[last - 1][1]
         share = float(shares[first:last].mean())
         marks.append(Mark(text[start:end], label, share, start, end))
     return Marked(tuple(marks))

@@ -29,7 +29,8 @@ class FineTune(Phase[Job]):
 
     def pending(self, job: Job) -> dict[str, str]:
         models = job.models
-        stage, teacher = models.recipe.teacher, models.base_teacher
+        stage = models.recipe.teacher
+        teacher = models.base_teacher
         if is_ready(teacher, stage, models.context, models.run):
             return {}
         return {stage.name: f"fine-tune {teacher.name}"}
@@ -57,7 +58,8 @@ class CheckTeacher(Phase[Job]):
     strict: bool
 
     def run(self, job: Job) -> Job:
-        context, teacher = job.models.context, job.teacher
+        context = job.models.context
+        teacher = job.teacher
         rows = Evaluator.from_split(
             context.data.task,
             context.data.validation,

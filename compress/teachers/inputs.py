@@ -145,7 +145,8 @@ def open_job(
 
     Raises a CompressError for anything wrong with the request.
     """
-    options, console = request.options, request.console
+    options = request.options
+    console = request.console
     state = join_processes()
     chosen = request.recipe
     if isinstance(chosen, CandidateRecipes):

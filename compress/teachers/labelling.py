@@ -84,7 +84,8 @@ class AskForLabels(Phase[LabelJob]):
     the job is strict."""
 
     def run(self, job: LabelJob) -> LabelJob:
-        texts, name = job.texts, job.labeller.name
+        texts = job.texts
+        name = job.labeller.name
         soft = job.labeller.label_split(texts.rows)
         notes = [*texts.notes, soft.balance(texts.name)]
         if soft.asked:
@@ -148,10 +149,8 @@ def check_score(
         np.bincount(labels_N, minlength=len(soft.labels)), (len(labels_N), 1)
     )
     task = texts.labelled.task
-    own, always = (
-        task.score_rows(logits, labels_N)[task.metric]
-        for logits in (soft.log_p_NC, constant_NC)
-    )
+    own = task.score_rows(soft.log_p_NC, labels_N)[task.metric]
+    always = task.score_rows(constant_NC, labels_N)[task.metric]
     note = (
         f"{task.metric} {own:.3f} against the labels in the data; always the most "
         f"frequent one: {always:.3f}"

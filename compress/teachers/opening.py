@@ -52,7 +52,8 @@ def choose_recipe(candidates: CandidateRecipes, request: DistillRequest) -> Reci
     options = request.options
     prompted = request.prompt is not None
     vectors = gives_vectors(request.teacher, prompted=prompted)
-    family, reranker = "", False
+    family = ""
+    reranker = False
     with PartialState().main_process_first():
         data = load_task(
             request.data,

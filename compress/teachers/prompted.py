@@ -110,10 +110,8 @@ class AskLanguageModel(Phase[Job]):
                 for name in ("train", "validation")
             ),
         ]
-        asked, seconds = (
-            sum(labels.asked for labels in soft.values()),
-            sum(labels.seconds for labels in soft.values()),
-        )
+        asked = sum(labels.asked for labels in soft.values())
+        seconds = sum(labels.seconds for labels in soft.values())
         if asked:
             notes.append(
                 f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
@@ -129,8 +127,10 @@ class AskLanguageModel(Phase[Job]):
         return teacher, replace(check, notes=tuple(notes))
 
     def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
-        models, labeller = job.models, self.open(job)
-        data, console = models.context.data, models.context.console
+        models = job.models
+        labeller = self.open(job)
+        data = models.context.data
+        console = models.context.console
         splits = [data.validation, data.train]
         if data.test is not None:
             splits.append(data.test)
@@ -173,26 +173,31 @@ def estimate_answers(
 ) -> list[PhaseEstimate]:
     """Estimate the answers to these texts or pairs, by asking for some of them; these
     are kept."""
-    model, answers = labeller.language_model, labeller.task_prompt.answers
+    model = labeller.language_model
+    answers = labeller.task_prompt.answers
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
     left = list_unanswered(model, prompts, answers)
     random.Random(seed).shuffle(left)
-    phases, before = list[PhaseEstimate](), len(prompts) - len(left)
+    phases = list[PhaseEstimate]()
+    before = len(prompts) - len(left)
     if before:
         phases.append(
             PhaseEstimate("answered before", cached=True, note=f"{before:,} rows")
         )
     concurrency = model.endpoint.concurrency if isinstance(model, RemoteModel) else 0
-    count, took, speed, most = 1, 0.0, None, 0.0
+    count = 1
+    took = 0.0
+    speed = None
+    most = 0.0
     seconds_of_trial = 6.0
     with console.status("trying a few rows"):
         while left and not (took and concurrency) and took < seconds_of_trial / 2:
-            some, left, count = left[:count], left[count:], 2 * count
+            some = left[:count]
+            left = left[count:]
+            count = 2 * count
             took = ask(model, some, answers, console=Console(quiet=True)).seconds
-            speed, most = (
-                len(some) / took,
-                took * sum(map(model.count, left)) / sum(map(model.count, some)),
-            )
+            speed = len(some) / took
+            most = took * sum(map(model.count, left)) / sum(map(model.count, some))
     cache = answers_file(model, answers)
     disk_mb = (
         len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines()))

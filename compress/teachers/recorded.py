@@ -18,7 +18,8 @@ class CheckAnswers(Phase[Job]):
     strict: bool
 
     def run(self, job: Job) -> Job:
-        teacher, data = job.models.base_teacher, job.models.context.data
+        teacher = job.models.base_teacher
+        data = job.models.context.data
         assert teacher.recorded is not None, "its source has recorded its answers"
         check = check_logits(
             teacher.name,

@@ -49,12 +49,11 @@ class TrialVectors:
         """Return the vectors if they are all known, else random ones."""
         left = self.source.list_missing(texts)
         if left and not self.width:
-            began, asked = (
-                time.perf_counter(),
-                left[: self.source.encoder.endpoint.batch],
-            )
+            began = time.perf_counter()
+            asked = left[: self.source.encoder.endpoint.batch]
             self.width = self.source.vectors(asked).shape[1]
-            self.seconds, left = time.perf_counter() - began, left[len(asked) :]
+            self.seconds = time.perf_counter() - began
+            left = left[len(asked) :]
         if not left:
             return self.source.vectors(texts)
         self.missing += len(left)
@@ -71,14 +70,10 @@ class TrialVectors:
             return []
         endpoint = self.source.encoder.endpoint
         seconds = math.ceil(self.missing / endpoint.batch) * self.seconds
-        speed, disk_mb = (
-            endpoint.batch / self.seconds,
-            2 * self.width * self.missing / 1e6,
-        )
-        times, note = (
-            (seconds / endpoint.concurrency, seconds),
-            f"{self.missing:,} texts",
-        )
+        speed = endpoint.batch / self.seconds
+        disk_mb = 2 * self.width * self.missing / 1e6
+        times = (seconds / endpoint.concurrency, seconds)
+        note = f"{self.missing:,} texts"
         return [
             PhaseEstimate(f"asking {self.name}", (0, 0), times, speed, note, disk_mb)
         ]

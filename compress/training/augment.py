@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
     from compress.data.task import TaskData
 
-ROWS_AT_ONCE: Final = 1000
-TEXTS: Final = ("text", "text_pair", "question", "words")
+ROWS_PER_DRAW: Final = 1000
+TEXT_COLUMNS: Final = ("text", "text_pair", "question", "words")
 """Columns that get variants."""
 
 Slots = list[tuple[int, int, list[str]]]
@@ -196,8 +196,8 @@ def _vary(
     places = {
         name: pc.index_in(column, texts).to_numpy() for name, column in columns.items()
     }
-    for start in range(0, len(split), ROWS_AT_ONCE):
-        batch = slice(start, start + ROWS_AT_ONCE)
+    for start in range(0, len(split), ROWS_PER_DRAW):
+        batch = slice(start, start + ROWS_PER_DRAW)
         rows = split.select(range(start, min(batch.stop, len(split)))).to_list()
         slots = {
             name: _read_slots(table, at[batch][chosen[batch]])
@@ -302,8 +302,8 @@ def variants(
 
 def _read_texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
     """Return the columns of texts; words are joined by spaces."""
-    names = [name for name in TEXTS if name in split.column_names]
-    tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_AT_ONCE))
+    names = [name for name in TEXT_COLUMNS if name in split.column_names]
+    tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_PER_DRAW))
     columns = {
         name: [chunk for table in tables for chunk in table[name].chunks]
         for name in names
@@ -324,12 +324,15 @@ def _read_slots(candidates: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
         yield list(zip(*columns, strict=True))
 
 
-FEW_ROWS: Final = 10_000
+FEW_ROWS_TO_LEARN: Final = 10_000
 """The most training rows for which variants are tried."""
-COPIES, COPIES_BESIDE_TEXTS, QUICK_COPIES = 20, 8, 4
+COPIES = 20
+COPIES_BESIDE_TEXTS = 8
+QUICK_COPIES = 4
 """Variants of a row, over all of its texts; beside the texts of a corpus; and with
 `quick` effort."""
-PARTNERS, QUICK_PARTNERS = 5, 1
+PARTNERS = 5
+QUICK_PARTNERS = 1
 """New pairs for each text of a pair."""
 
 
@@ -347,15 +350,14 @@ def add_stages(
 
     rows, texts   number of training rows, and of texts of each row that may be varied
     """
-    stages, suffix = list[AnyStage](), recipe.free_suffix("-augmented")
+    stages = list[AnyStage]()
+    suffix = recipe.free_suffix("-augmented")
     for stage in recipe.stages:
         if isinstance(stage, Prune) or stage.augment != "auto":
             stages.append(stage)
             continue
-        few, quick = (
-            texts > 0 and rows <= FEW_ROWS and stage.open_ended,
-            stage.effort == "quick",
-        )
+        few = texts > 0 and rows <= FEW_ROWS_TO_LEARN and stage.open_ended
+        quick = stage.effort == "quick"
         beside = corpus and stage.open_ended and stage.may_read_texts
         more: dict[str, Any] = {
             "augment": None,
@@ -386,7 +388,7 @@ def add_stages(
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 
-ENCODING: Final = "1"
+AUGMENT_ENCODING: Final = "1"
 """Part of every cache key: raise it when the rows made from the same split change."""
 
 CORPUS_COLUMNS: Final = ("text", "text_pair", "question", "context")
@@ -441,13 +443,11 @@ def augment_split(
     They are written to the cache once for the same split, tokenizer, model, options and
     seed.
     """
-    read, options = (
-        (split._fingerprint, fingerprint(tokenizer)),
-        json.dumps(dict(call.options), sort_keys=True),
-    )
+    read = (split._fingerprint, fingerprint(tokenizer))
+    options = json.dumps(dict(call.options), sort_keys=True)
     key = cache.digest(
         "augmented",
-        ENCODING,
+        AUGMENT_ENCODING,
         *read,
         call.by,
         options,
@@ -462,7 +462,7 @@ def augment_split(
                 split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options
             )
         )
-        while batch := list(islice(rows, ROWS_AT_ONCE)):
+        while batch := list(islice(rows, ROWS_PER_DRAW)):
             yield pa.RecordBatch.from_pylist(batch, schema=split.features.arrow_schema)
 
     return cache.rows(
@@ -475,7 +475,7 @@ def task_text(data: TaskData, split: Dataset) -> Corpus:
     names = [name for name in CORPUS_COLUMNS if name in split.column_names]
 
     def documents() -> Iterator[str]:
-        for batch in split.select_columns(names or ["words"]).iter(ROWS_AT_ONCE):
+        for batch in split.select_columns(names or ["words"]).iter(ROWS_PER_DRAW):
             columns = [batch[name] for name in names] or [
                 [" ".join(words) for words in batch["words"]]
             ]

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from compress.models.signals import ATTENTION
 from compress.training.step import Distillation, Step
 
-LEAST_STEPS = 1000
+LEAST_COMPILED = 1000
 """Number of steps from which a stage's layers are compiled, which takes up to a
 minute."""
 
@@ -45,7 +45,7 @@ def compile_layers(step: Step, steps: int) -> Iterator[None]:
     list, for which every layer would be compiled anew.
     """
     models: list[object] = []
-    if isinstance(step, Distillation) and steps >= LEAST_STEPS and can_compile():
+    if isinstance(step, Distillation) and steps >= LEAST_COMPILED and can_compile():
         reads_attention = (
             step.objective.student_wants | step.objective.teacher_wants
         ) & ATTENTION

@@ -164,7 +164,8 @@ class TrainingContext:
                     encode(split, self.tokenizer, max_length, preparation=preparation)
                     for split in splits
                 ]
-        rng, left = np.random.default_rng(seed), count
+        rng = np.random.default_rng(seed)
+        left = count
         for at, rows in enumerate(parts):
             if left < len(rows):
                 parts[at] = rows.select(
@@ -183,7 +184,8 @@ class TrainingContext:
         limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.length, limit_tokens=limit)
-        builder, options = stage.rows.function, stage.rows.options
+        builder = stage.rows.function
+        options = stage.rows.options
         return build_rows(
             text,
             self.tokenizer,

@@ -37,9 +37,10 @@ from compress.training.context import TrainingContext
 from compress.training.run import Run, from_first
 from compress.training.stage import run_stage
 
-SURE = 1.645
+SURE_ERRORS = 1.645
 """Standard errors by which a teacher must lead the majority answer: 95 %, one-sided."""
-WEAK, USELESS = 0.5, 0.1
+WEAK = 0.5
+USELESS = 0.1
 """Shares of the way from the majority's score to 1: a teacher below the first is
 compared with a bag of words, and one below the second is refused."""
 
@@ -116,7 +117,8 @@ def _train_once(
     started      the message when it is trained; reused: the name of a model from the
                  cache
     """
-    cache, console = cache_folder(teacher, data, stage, context, run), context.console
+    cache = cache_folder(teacher, data, stage, context, run)
+    console = context.console
     if from_first(lambda: is_whole(cache)):
         console.print(f"{reused}: kept from an earlier run in {cache}")
     else:
@@ -251,7 +253,8 @@ def check_head(teacher: Teacher, head: Head, kind: Kind | None) -> None:
     model_class: Any = heads.model_class(teacher.model.config, head, kind)
     if head in ("encoder", "masked_lm"):
         return
-    source, config = ModelFolder(teacher.folder), load_config(teacher.folder)
+    source = ModelFolder(teacher.folder)
+    config = load_config(teacher.folder)
     if not has_saved_head(source, config, model_class, allow_pickle=teacher.pickled):
         raise TeacherError(
             f"teacher {teacher.name} ({config.model_type}) has no {head} head, and "
@@ -308,10 +311,8 @@ def check_logits(
     remedy   what the user should do, if it is not fine-tuning
     """
     if not np.isfinite(logits).all():
-        bad, what = (
-            int((~np.isfinite(logits)).any(axis=1).sum()),
-            "tokens" if data.task.tokenwise else "rows",
-        )
+        bad = int((~np.isfinite(logits)).any(axis=1).sum())
+        what = "tokens" if data.task.tokenwise else "rows"
         raise TeacherError(
             f"teacher {name}: its logits are not finite on {bad} of {len(logits)} "
             f"validation {what}"
@@ -329,7 +330,7 @@ def check_logits(
     )
     figures = f"{figures}, {data.task.naive} gets {majority[metric]:.3f}"
     way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
-    if ahead > SURE * error and way >= USELESS:
+    if ahead > SURE_ERRORS * error and way >= USELESS:
         others = data.task.baselines(data, data.validation) if way < WEAK else {}
         notes = [
             f"teacher {name} teaches little: {figures}, and {other}, without a model, "
@@ -339,8 +340,12 @@ def check_logits(
             if baseline[metric] >= scores[metric]
         ]
         return TeacherCheck(scores, majority, logits, tuple(notes))
-    if 0 < ahead <= SURE * error:
-        least = f"a lead below {SURE * error:.3f}" if np.isfinite(error) else "any lead"
+    if 0 < ahead <= SURE_ERRORS * error:
+        least = (
+            f"a lead below {SURE_ERRORS * error:.3f}"
+            if np.isfinite(error)
+            else "any lead"
+        )
         figures += f"; on so few rows {least} is no more than chance"
     advice = remedy or data.task.explain_errors(evaluator, logits) or TRAIN_IT
     problem = f"teacher {name} is no teacher for this task: {figures}. {advice}"

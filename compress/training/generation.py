@@ -91,10 +91,8 @@ def sample_continuations(
             until_end(tokens_BL[:, 1:], ends), IGNORE_INDEX
         )
         return inputs | {"labels": labels_BL, "decoder_input_ids": tokens_BL[:, :-1]}
-    sampled_BL, prompt_BL = (
-        until_end(tokens_BL[:, start:], ends),
-        inputs["attention_mask"],
-    )
+    sampled_BL = until_end(tokens_BL[:, start:], ends)
+    prompt_BL = inputs["attention_mask"]
     keep_BL = torch.cat([prompt_BL.bool(), sampled_BL], 1)
     new_BL = torch.cat([torch.zeros_like(prompt_BL), sampled_BL.long()], 1)
     ids_BL, mask_BL = pack(tokens_BL, keep_BL, pad, left=False)

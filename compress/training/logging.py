@@ -109,13 +109,11 @@ class Journal(TrainerCallback):
         seconds: float | None = None,
         length: AutoLength | None = None,
     ) -> None:
-        self.stage, self.log, self.batch, self.console, self.length = (
-            stage,
-            log,
-            batch,
-            console,
-            length,
-        )
+        self.stage = stage
+        self.log = log
+        self.batch = batch
+        self.console = console
+        self.length = length
         self.seconds = math.inf if seconds is None else seconds
         self.scalars = _Scalars(tensorboard / stage)
         self.bar: Progress | None = None
@@ -138,7 +136,8 @@ class Journal(TrainerCallback):
             seconds=self.seconds,
         )
         self.bar.start()
-        self.began, self.first = self.bar.clock(), state.global_step
+        self.began = self.bar.clock()
+        self.first = state.global_step
 
     def on_step_end(
         self,

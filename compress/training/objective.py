@@ -17,12 +17,12 @@ from torch.nn.functional import linear
 from compress import kinds
 from compress.arguments import check_arguments
 from compress.config.reference import check_options, find, options
-from compress.config.term import SETTINGS, Term
+from compress.config.term import TERM_SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
 from compress.data.task import Task
 from compress.errors import ObjectiveError, did_you_mean
 from compress.kinds import Kind
-from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
+from compress.models.signals import ATTENTION, LAYERED, SIGNAL_NAMES, Signals
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
 from compress.values import Range
@@ -71,11 +71,9 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
     reading = loss.reading
     over_tokens = reading.signal == "logits" and reading.per != "example"
     for size in ("vocabulary",) if over_tokens else _MUST_AGREE[reading.signal]:
-        own, other, name = (
-            getattr(student, size),
-            getattr(teacher, size),
-            "width" if size == "hidden" else size,
-        )
+        own = getattr(student, size)
+        other = getattr(teacher, size)
+        name = "width" if size == "hidden" else size
         if (
             own == other
             or name in reading.bridges
@@ -250,12 +248,12 @@ def check_terms(
             problems.append(f"{place}: {error}")
             continue
         reading = loss.reading
-        if reading.signal not in NAMES:
+        if reading.signal not in SIGNAL_NAMES:
             problems.append(
                 f"{place}: {term.name} reads "
-                f"{reading.signal!r}.{did_you_mean(reading.signal, NAMES)}"
+                f"{reading.signal!r}.{did_you_mean(reading.signal, SIGNAL_NAMES)}"
             )
-        wrong = check_options(term.options, options(loss.function), SETTINGS[1:])
+        wrong = check_options(term.options, options(loss.function), TERM_SETTINGS[1:])
         problems += [f"{place}: {term.name}{problem}" for problem in wrong]
         if term.project and reading.signal not in PROJECTABLE:
             problems.append(
@@ -425,9 +423,12 @@ class Objective(nn.Module):
         targets: Mapping[str, Tensor],
         pairs: Sequence[tuple[int, int]],
     ) -> Tensor:
-        term, loss, reading = self.terms[i], self.losses[i], self.readings[i]
+        term = self.terms[i]
+        loss = self.losses[i]
+        reading = self.readings[i]
         self._check_batch(i, student, targets)
-        mask_BL, labels = student.mask_BL, targets.get("labels")
+        mask_BL = student.mask_BL
+        labels = targets.get("labels")
         if reading.mask == "labels" and labels is not None:
             mask_BL = (labels != IGNORE_INDEX).to(mask_BL.dtype)
         elif reading.mask == "queries":
@@ -449,7 +450,8 @@ class Objective(nn.Module):
             if not own.numel():  # nothing is labelled in this part of the batch
                 return own.float().sum()
             if self.unit != 1:
-                own, target = own.float() / self.unit, target.float() / self.unit
+                own = own.float() / self.unit
+                target = target.float() / self.unit
 
         def project(hidden_BLD: Tensor) -> Tensor:
             """Apply the term's linear map; a student narrower than the map uses its
@@ -562,10 +564,8 @@ class Objective(nn.Module):
             target = self.task.spread(target, mask_BL)
         if chosen is None:
             return logits, target, mask_BL
-        logits, target = (
-            each[chosen] if each.shape[:2] == chosen.shape else each
-            for each in (logits, target)
-        )
+        logits = logits[chosen] if logits.shape[:2] == chosen.shape else logits
+        target = target[chosen] if target.shape[:2] == chosen.shape else target
         return logits, target, mask_BL.new_ones(len(logits))
 
     def _check_batch(
@@ -573,7 +573,8 @@ class Objective(nn.Module):
     ) -> None:
         """Raise ObjectiveError if the batch or the student's output lacks what the loss
         reads."""
-        name, reading = self.terms[i].name, self.readings[i]
+        name = self.terms[i].name
+        reading = self.readings[i]
         needed = [reading.against, *_MASKED_BY.get(reading.mask, ())]
         for column in needed:
             if column != "teacher" and column not in targets:

@@ -80,12 +80,14 @@ class Lamb(Optimizer):
                     continue
                 state = self.state[x]
                 if not state:
-                    state["m"], state["v"] = torch.zeros_like(x), torch.zeros_like(x)
+                    state["m"] = torch.zeros_like(x)
+                    state["v"] = torch.zeros_like(x)
                 m = state["m"].mul_(b1).add_(x.grad, alpha=1 - b1)
                 v = state["v"].mul_(b2).addcmul_(x.grad, x.grad, value=1 - b2)
                 u = (m / (v.sqrt() + group["eps"])).add_(x, alpha=group["weight_decay"])
                 if group["adapt"]:
-                    norm_x, norm_u = x.norm(), u.norm()
+                    norm_x = x.norm()
+                    norm_u = u.norm()
                     u.mul_(
                         torch.where((norm_x > 0) & (norm_u > 0), norm_x / norm_u, 1.0)
                     )
@@ -135,7 +137,8 @@ def scale_rate(
     times as many steps to predict numbers that are so much larger. Its gradients are
     that much smaller, and so is `eps`; it decays like the others.
     """
-    own, scaled = {id(parameter) for parameter in layer.parameters()}, []
+    own = {id(parameter) for parameter in layer.parameters()}
+    scaled = []
     for group in groups:
         if part := [parameter for parameter in group["params"] if id(parameter) in own]:
             group["params"] = [

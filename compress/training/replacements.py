@@ -42,7 +42,7 @@ GLOVE_ROWS: Final = 100_000
 """Rows of a vector file that are read, the most frequent words, as in the authors'
 code."""
 
-PLAIN: Final = re.compile(r"[a-z]+")
+PLAIN_WORD: Final = re.compile(r"[a-z]+")
 
 
 def nearest(
@@ -61,7 +61,7 @@ def nearest(
     embeddings, for the occurring words and those of the vocabulary. Only words of
     letters a-z that have a vector are included. Raises DataError.
     """
-    words = {word for word in occurring if PLAIN.fullmatch(word)}
+    words = {word for word in occurring if PLAIN_WORD.fullmatch(word)}
     if not words:
         return {}
     if file:
@@ -71,7 +71,9 @@ def nearest(
             str(tokenizer.decode([token])).strip().lower()
             for token in range(len(tokenizer))
         }
-        pool = sorted(words | {word for word in vocabulary if PLAIN.fullmatch(word)})
+        pool = sorted(
+            words | {word for word in vocabulary if PLAIN_WORD.fullmatch(word)}
+        )
         vectors_PD = _embed_words(pool, model, tokenizer)
     place = {word: at for at, word in enumerate(pool)}
     queries = sorted(words & place.keys())
@@ -123,12 +125,13 @@ def _embed_words(
 def _glove(path: Path) -> tuple[list[str], Tensor]:
     """Read the words and vectors of a text file with a word and its numbers on each
     line. Raises DataError."""
-    words, rows = [], []
+    words = []
+    rows = []
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(islice(file, GLOVE_ROWS), start=1):
                 word, *numbers = line.rstrip("\n").split(" ")
-                if PLAIN.fullmatch(word):
+                if PLAIN_WORD.fullmatch(word):
                     words.append(word)
                     rows.append(np.array(numbers, np.float32))
                     if len(rows[-1]) != len(rows[0]):
@@ -153,11 +156,11 @@ def _glove(path: Path) -> tuple[list[str], Tensor]:
     return words, torch.from_numpy(np.stack(rows))
 
 
-ENCODING: Final = "2"
+REPLACEMENTS_ENCODING: Final = "2"
 """Part of every cache key: raise it when `find_candidates` writes other rows for the
 same texts."""
 
-LONGEST: Final = 128
+TOKENS_READ: Final = 128
 """Tokens of a text that are read; words after them stay as they are."""
 TEXTS_PER_WRITE: Final = 4096
 TOKENS_PER_BATCH: Final = 8192
@@ -180,7 +183,7 @@ CONTRACTED: Final = frozenset(f"{verb}n" for verb in _NEGATED) | {
     "y",
 }
 """The parts of contractions that are cut at their apostrophes."""
-OTHERS: Final = frozenset({"did", "does", "doing", "having", "just", "theirs"})
+MORE_STOP_WORDS: Final = frozenset({"did", "does", "doing", "having", "just", "theirs"})
 """The rest of the authors' stop words that scikit-learn's list lacks."""
 
 
@@ -236,7 +239,8 @@ def find_candidates(
         )
     if options.vectors and not Path(options.vectors).is_file():
         raise DataError(f"{options.vectors}: there is no such file of word vectors")
-    weights, words = hashlib.sha256(), hashlib.sha256()
+    weights = hashlib.sha256()
+    words = hashlib.sha256()
     for parameter in lm.parameters():
         weights.update(
             parameter.detach()
@@ -256,7 +260,9 @@ def find_candidates(
         repr(options),
     ]
     key = cache.digest(
-        ENCODING, *parts, *([Path(options.vectors)] if options.vectors else [])
+        REPLACEMENTS_ENCODING,
+        *parts,
+        *([Path(options.vectors)] if options.vectors else []),
     )
     entry = cache.load_or_create(
         cache.home() / "candidates" / key,
@@ -286,7 +292,7 @@ def _find(
     with Progress("words in place of words", len(texts), "texts") as bar:
         for start in range(0, len(texts), TEXTS_PER_WRITE):
             chunk = texts[start : start + TEXTS_PER_WRITE].to_pylist()
-            ids, words = _words(chunk, tokenizer, masks.room if masks else LONGEST)
+            ids, words = _words(chunk, tokenizer, masks.room if masks else TOKENS_READ)
             tokens = [
                 [word.token for word in each if word.token is not None]
                 for each in words
@@ -318,7 +324,7 @@ def _words(
     off the beginning), and the words among them that may be replaced."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-    stop_words = ENGLISH_STOP_WORDS | CONTRACTED | OTHERS
+    stop_words = ENGLISH_STOP_WORDS | CONTRACTED | MORE_STOP_WORDS
     encoded = tokenizer(
         list(texts),
         add_special_tokens=False,
@@ -339,7 +345,7 @@ def _words(
         for match in WORD.finditer(text):
             word = match[0].lower()
             inside = first <= match.start() and match.end() <= limit
-            if inside and PLAIN.fullmatch(word) and word not in stop_words:
+            if inside and PLAIN_WORD.fullmatch(word) and word not in stop_words:
                 for_text.append(Word(*match.span(), exact.get(match.span())))
         words.append(for_text)
     return encoded["input_ids"], words
@@ -382,11 +388,12 @@ class _Masks:
     @property
     def room(self) -> int:
         """The number of tokens of a text that fit the model."""
-        known, beside = positions(self.lm), self.options.beside
+        known = positions(self.lm)
+        beside = self.options.beside
         return (
-            LONGEST
+            TOKENS_READ
             if known is None
-            else min(LONGEST, (known - self.frame.room(beside)) // (1 + beside))
+            else min(TOKENS_READ, (known - self.frame.room(beside)) // (1 + beside))
         )
 
     def fill(
@@ -407,7 +414,8 @@ class _Masks:
         ]
         passes.sort(key=lambda each: -len(texts[each[0]]))  # the longest first
         found: dict[tuple[int, int], list[str]] = {}
-        remaining, beside = iter(passes), self.options.beside
+        remaining = iter(passes)
+        beside = self.options.beside
         for first in remaining:
             length = self.frame.room(beside) + (1 + beside) * len(texts[first[0]])
             batch = [first, *islice(remaining, max(0, TOKENS_PER_BATCH // length - 1))]
@@ -427,7 +435,8 @@ class _Masks:
     ) -> Tensor:
         """Return token ids (R, M), most probable first; R in the order of the passes
         and of the places in each."""
-        rows, beside = [], self.options.beside
+        rows = []
+        beside = self.options.beside
         for at, places in batch:
             masked = list(texts[at])
             for place in places:

@@ -14,7 +14,7 @@ from datasets import Dataset
 from compress import families
 from compress.data import cache
 from compress.data.collate import Collate
-from compress.data.embedding import SCHEMA
+from compress.data.embedding import GROUP_SCHEMA
 from compress.data.encoder import TokenizerSettings
 from compress.data.ranking import NEGATIVES
 from compress.data.retrieval import WordIndex
@@ -26,9 +26,9 @@ from compress.models.padding import pads_left
 from compress.models.teacher import Teacher, load
 from compress.slicing.shape import positions
 
-ENCODING = "2"
+SCORES_ENCODING = "2"
 """Part of every cache key: raise it when passages are chosen or scored differently."""
-MAX_LENGTH = 512
+RERANKER_LENGTH = 512
 """The most tokens of a query and a passage that are read."""
 
 
@@ -75,7 +75,7 @@ def score_passages(
             "text_pair": [texts[other] for others in related for other in others],
         }
         own = TokenizerSettings.from_tokenizer(reranker.tokenizer).model_max_length
-        longest = min(filter(None, (own, positions(reranker.model), MAX_LENGTH)))
+        longest = min(filter(None, (own, positions(reranker.model), RERANKER_LENGTH)))
         rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
         model: Any = reranker.model
         collate = Collate(reranker.tokenizer, left=pads_left(model))
@@ -93,14 +93,14 @@ def score_passages(
         table = pa.table(
             [
                 pa.array(cells, kind.type)
-                for cells, kind in zip(columns, SCHEMA, strict=True)
+                for cells, kind in zip(columns, GROUP_SCHEMA, strict=True)
             ],
-            schema=SCHEMA,
+            schema=GROUP_SCHEMA,
         )
         yield from table.to_batches()
 
     key = cache.digest(
-        "reranked", ENCODING, split._fingerprint, reranker.digest, str(bf16)
+        "reranked", SCORES_ENCODING, split._fingerprint, reranker.digest, str(bf16)
     )
     return replace(
         data,
@@ -115,9 +115,9 @@ def _with_negatives(
 ) -> tuple[list[str], list[list[int]], list[list[float]]]:
     """Return the texts of a split, the texts that each is judged with, and their
     relevance."""
-    texts, related, relevance = (
-        split[name][:] for name in ("text", "related", "relevance")
-    )
+    texts = split["text"][:]
+    related = split["related"][:]
+    relevance = split["relevance"][:]
     lacking = [
         row for row, judged in enumerate(relevance) if judged and min(judged) > 0
     ]

@@ -74,7 +74,8 @@ _IDENTITY = (
     "code",
 )
 """The settings that must be the same to resume a run, besides the recipe."""
-_FACTS, _LOCK = "run.json", ".lock"
+_FACTS = "run.json"
+_LOCK = ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
 """Files that are written before anything runs: a directory with no other files may be
 used again."""
@@ -148,7 +149,8 @@ class Run:
                 f"{path}: cannot be made ({error.strerror}); choose an --out that can "
                 "be written"
             ) from error
-        lock, before = _locked(path), 0.0
+        lock = _locked(path)
+        before = 0.0
         try:
             if resumable:
                 _check_same(path, (recipe, given or recipe), identity, name)

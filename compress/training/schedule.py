@@ -30,35 +30,40 @@ from compress.training.run import from_first
 Effort = Literal["quick", "normal", "best"]
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
 """Factors on the least and the most steps."""
-LEAST, MOST = 400, 1500
+LEAST_AUTO_STEPS = 400
+MOST_AUTO_STEPS = 1500
 """The least steps, and the most unless three epochs are more; chosen from a few runs
 (docs/LOG.md), not from a grid."""
 VARIED = 1500, 3000
 """The same on variants of few rows, where steps that the validation split does not ask
 for are useful; the least unless three epochs are less."""
-EPOCHS, MANY_EPOCHS = 3, 40
+EPOCHS = 3
+EPOCHS_OF_ROWS = 40
 """The most epochs over many rows, and over few rows, which gain nothing from more."""
 WARMUP = 0.05
 """Share of the least steps in which the rate rises."""
 DECAY = 0.25
 """Share of all steps in which the rate falls."""
-PATIENCE, LOOKS = 0.2, 2
+SCORE_PATIENCE = 0.2
+LEAST_EVALUATIONS = 2
 """The hold ends after this share of the steps so far, and at least so many evaluations,
 without an improvement."""
-SCORE_GAIN, DISTANCE_GAIN = 0.1, 0.02
+SCORE_GAIN = 0.1
+DISTANCE_GAIN = 0.02
 """The least improvements: a rise of the smoothed score in units of 1 / sqrt(rows
 scored), a fifth of the largest standard error of a proportion, and a relative fall of
 the smoothed distance."""
 SMOOTHED = 3
 """Number of evaluations that are averaged."""
-WIDTH, RATE = 768, 5e-5
+REFERENCE_WIDTH = 768
+RATE = 5e-5
 """BERT-base is fine-tuned at 5e-5 (Devlin et al. 2019, A.3); other widths scale the
 rate by 1 / width, as for Adam in Yang et al. 2022, arXiv:2203.03466, Table 3."""
 
 
 def learning_rate(hidden: int) -> float:
     """Return the peak learning rate for a pre-trained model of this width."""
-    return RATE * WIDTH / hidden
+    return RATE * REFERENCE_WIDTH / hidden
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,12 @@ class Length:
         least_steps, most_steps = (
             (min(VARIED[0], epochs), VARIED[1])
             if varied
-            else (LEAST, max(epochs, MOST))
+            else (LEAST_AUTO_STEPS, max(epochs, MOST_AUTO_STEPS))
         )
         least_steps = max(
             least_steps, min(math.ceil(least_steps * per_query), per_epoch)
         )
-        most = min(most_steps * factor, MANY_EPOCHS * per_epoch)
+        most = min(most_steps * factor, EPOCHS_OF_ROWS * per_epoch)
         shortest = min(least_steps * factor, most)
         least = max(shortest, per_epoch * factor) if whole else shortest
         every = min(max(rows / 3 / (0.1 * batch), shortest / 12), most)
@@ -135,7 +140,10 @@ class Length:
         teacher, `eval_distance` (lower is better), in the order of their steps.
         """
         first = round(self.least * (1 - DECAY))
-        best_score, best_distance, improved, looks = -math.inf, math.inf, 0, 0
+        best_score = -math.inf
+        best_distance = math.inf
+        improved = 0
+        looks = 0
         for at, evaluation in enumerate(history):
             step = int(evaluation["step"])
             if step >= self.last_start:
@@ -149,12 +157,15 @@ class Length:
             if score > best_score + self.gain or distance < best_distance * (
                 1 - DISTANCE_GAIN
             ):
-                improved, looks = step, 0
-                best_score, best_distance = (
-                    max(score, best_score),
-                    min(distance, best_distance),
-                )
-            if step >= first and looks >= LOOKS and step - improved >= PATIENCE * step:
+                improved = step
+                looks = 0
+                best_score = max(score, best_score)
+                best_distance = min(distance, best_distance)
+            if (
+                step >= first
+                and looks >= LEAST_EVALUATIONS
+                and step - improved >= SCORE_PATIENCE * step
+            ):
                 return step
         return None
 
@@ -218,9 +229,12 @@ class AutoLength(TrainerCallback):
     """
 
     def __init__(self, length: Length, seconds: float | None, record: Path) -> None:
-        self.length, self.seconds, self.record = length, seconds, record
+        self.length = length
+        self.seconds = seconds
+        self.record = record
         self.start: int | None = None
-        self.began, self.first = time.perf_counter(), 0
+        self.began = time.perf_counter()
+        self.first = 0
 
     def is_open(self, step: int) -> bool:
         """Return True if the stage may still end before its most steps."""
@@ -264,7 +278,8 @@ class AutoLength(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        self.began, self.first = time.perf_counter(), state.global_step
+        self.began = time.perf_counter()
+        self.first = state.global_step
         state.max_steps = self.resume(state)
 
     def on_step_end(
@@ -313,4 +328,5 @@ class AutoLength(TrainerCallback):
         if state.global_step == (
             self.length.last_start if self.start is None else self.start
         ):
-            state.best_metric, state.best_global_step = None, None
+            state.best_metric = None
+            state.best_global_step = None

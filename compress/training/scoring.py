@@ -120,11 +120,9 @@ def _reads_logits(step: Any) -> bool:
 def text_scorer(context: TrainingContext, stage: Stage) -> Score:
     """Return student -> the task's metrics of the answers that it generates on the
     validation split."""
-    task, split, options = (
-        context.data.task,
-        context.data.validation,
-        stage.rows.options if stage.rows else {},
-    )
+    task = context.data.task
+    split = context.data.validation
+    options = stage.rows.options if stage.rows else {}
     labels = np.asarray(split["label"][:])
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:

@@ -54,7 +54,7 @@ from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Step
 from compress.training.teacher_cache import (
-    ENCODING,
+    OUTPUTS_ENCODING,
     TeacherCache,
     cache_logits,
     explain_uncacheable,
@@ -75,7 +75,7 @@ much as several steps."""
 MOST_CACHED = 2_000_000_000
 """Most bytes of a teacher's hidden states and attention scores, in bfloat16, that
 `cache_teacher: auto` caches."""
-MANY_EPOCHS = 40
+EPOCHS_OF_TEXT = 40
 """Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023,
 arXiv:2305.16264, Sec. 6."""
 
@@ -194,7 +194,8 @@ def train(
             folder=folder,
             args=arguments,
         )
-        trainer.score, trainer.corrupt = scoring.score if scoring else None, corrupt
+        trainer.score = scoring.score if scoring else None
+        trainer.corrupt = corrupt
         if length is not None:
             trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
         checkpoint = from_first(lambda: find_checkpoint(folder, partial(warn, console)))
@@ -228,7 +229,8 @@ def train(
             if journal is not None:
                 journal.close()
                 shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
-        spent, steps = trainer.spent, trainer.state.global_step
+        spent = trainer.spent
+        steps = trainer.state.global_step
         trainer.restore_best()
         message = step.finish() if hasattr(step, "finish") else None
         if message is not None:
@@ -347,8 +349,9 @@ def plan_steps(stage: Stage, per_epoch: int) -> int:
 def explain_repetition(stage: Stage, per_epoch: int, rows: Dataset) -> str:
     """Explain how often the stage's steps repeat a text that is too short for them; ''
     if it is not."""
-    steps, total = stage.steps, plan_steps(stage, per_epoch)
-    if stage.data != "text" or steps is None or steps <= MANY_EPOCHS * per_epoch:
+    steps = stage.steps
+    total = plan_steps(stage, per_epoch)
+    if stage.data != "text" or steps is None or steps <= EPOCHS_OF_TEXT * per_epoch:
         return ""
     text = (
         f"{stage.name}: {steps:,} steps are {steps / per_epoch:,.0f} passes over "
@@ -360,7 +363,8 @@ def explain_repetition(stage: Stage, per_epoch: int, rows: Dataset) -> str:
             "keep all of them"
         )
     return (
-        f"{text}, of which those beyond {MANY_EPOCHS} teach nothing; give more text, "
+        f"{text}, of which those beyond {EPOCHS_OF_TEXT} teach nothing; give more "
+        "text, "
         "or fewer steps"
     )
 
@@ -432,7 +436,8 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     if stage.language_sampling is not None:
         total = max(total, stage.batch)
     share, rest = divmod(total, processes)
-    micro, problem = min(stage.micro_batch or share, share), ""
+    micro = min(stage.micro_batch or share, share)
+    problem = ""
     if stage.tokens is not None:
         if not share:
             problem = (
@@ -554,10 +559,8 @@ def run_stage(
             console=context.console,
         )
     if before is not None and scoring is not None:
-        old, new = (
-            from_first(partial(scoring.score, model))
-            for model in (before, step.student)
-        )
+        old = from_first(partial(scoring.score, before))
+        new = from_first(partial(scoring.score, step.student))
         if not improves(new, old, scoring.rows):
             context.console.print(
                 f"{stage.name}: no better on the validation split: the student stays "
@@ -701,10 +704,8 @@ def cache_pays(
     steps = plan_steps(stage, per_epoch)
     if stage.open_ended:
         steps = plan_length(stage, per_epoch, per_query=rows_per_query(rows)).least
-    wants, layers = (
-        objective.teacher_wants,
-        len({n for pairs in objective.pairs for _, n in pairs}),
-    )
+    wants = objective.teacher_wants
+    layers = len({n for pairs in objective.pairs for _, n in pairs})
     lengths = np.asarray(rows["length"][:])
     shape = Shape.from_config(teacher.model.config)
     size = (
@@ -727,7 +728,7 @@ def _open_cache(
     layers = sorted({n for pairs in objective.pairs for _, n in pairs})
     wants = objective.teacher_wants
     computed = [
-        ENCODING,
+        OUTPUTS_ENCODING,
         str(teacher.model.dtype),
         teacher.model.device.type,
         context.bf16,

@@ -93,7 +93,8 @@ class Distillation(nn.Module):
                 else None
             )
             objective = Objective(objective, Shape.from_config(student.config), shape)
-        self.student, self.objective = student, objective
+        self.student = student
+        self.objective = objective
         if objective.student_wants & ATTENTION:
             open_attention(student)
         if isinstance(teacher, nn.Module):

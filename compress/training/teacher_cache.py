@@ -41,11 +41,11 @@ from compress.models.signals import (
 from compress.progress import Progress
 from compress.slicing.shape import Shape
 
-ENCODING = "3"
+OUTPUTS_ENCODING = "3"
 """Part of every cache key: raise it when the files of the same rows change."""
 SHARD = 1 << 15
 """Rows per shard."""
-UNSEEN = (
+UNSEEN_REASON = (
     "cache_teacher does not keep which tokens a layer with local or causal attention "
     "sees, which losses on scores need"
 )
@@ -88,7 +88,8 @@ class TeacherCache:
 
     def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
         """Return the teacher's signals for this batch, which are zero at padding."""
-        index, device = batch["index"].tolist(), batch["index"].device
+        index = batch["index"].tolist()
+        device = batch["index"].device
         mask_BL = batch["attention_mask"]
         real_BL = mask_BL.bool().cpu().numpy()
 
@@ -111,7 +112,8 @@ class TeacherCache:
                 (len(index), self.heads, longest, longest), dtype=shards[0].dtype
             )
             for row, i in enumerate(index):
-                start, tokens = self.heads * self.squares[i], self.lengths[i]
+                start = self.heads * self.squares[i]
+                tokens = self.lengths[i]
                 real = slice(first := int(real_BL[row].argmax()), first + tokens)
                 block = shards[i // SHARD][start : start + self.heads * tokens**2]
                 out_BHLL[row, :, real, real] = block.reshape(self.heads, tokens, tokens)
@@ -179,7 +181,7 @@ def explain_uncacheable(teacher: Any, wants: frozenset[str]) -> str:
             "cache_teacher keeps logits, hidden states and attention scores, but this "
             f"objective reads {names}"
         )
-    return UNSEEN if "scores" in wants and has_unseen_tokens(teacher) else ""
+    return UNSEEN_REASON if "scores" in wants and has_unseen_tokens(teacher) else ""
 
 
 def teacher_cache(
@@ -214,7 +216,8 @@ def teacher_cache(
         *(f"scores{layer}" for layer in scored),
     ]
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
-    starts, squares = _starts(lengths), _starts(lengths**2)
+    starts = _starts(lengths)
+    squares = _starts(lengths**2)
 
     @torch.inference_mode()
     def write(shard: int, entry: Path) -> None:
@@ -224,12 +227,11 @@ def teacher_cache(
             return
         teacher.eval()
         device = next(teacher.parameters()).device
-        first, last = shard * SHARD, min((shard + 1) * SHARD, len(rows))
+        first = shard * SHARD
+        last = min((shard + 1) * SHARD, len(rows))
         order = first + np.argsort(lengths[first:last], kind="stable")
-        tokens, pairs = (
-            int(lengths[first:last].sum()),
-            int((lengths[first:last] ** 2).sum()),
-        )
+        tokens = int(lengths[first:last].sum())
+        pairs = int((lengths[first:last] ** 2).sum())
         files: dict[str, Any] = {}
         with ExitStack() as unfinished:
             bar = unfinished.enter_context(_make_progress(lengths, first, order))
@@ -255,7 +257,8 @@ def teacher_cache(
                     )
                 real_BL = inputs["attention_mask"].bool().cpu().numpy()
                 for name, value in parts.items():
-                    per_row, heads = value.ndim == 2, value.shape[1]
+                    per_row = value.ndim == 2
+                    heads = value.shape[1]
                     if name not in files:
                         width = value.shape[-1]
                         shape = (
@@ -283,7 +286,8 @@ def teacher_cache(
             for file in files.values():
                 file.flush()
 
-    shards, processes = list(range(-(-len(rows) // SHARD))), PartialState()
+    shards = list(range(-(-len(rows) // SHARD)))
+    processes = PartialState()
     own = shards[processes.process_index :: processes.num_processes]
     # other processes write theirs meanwhile
     for shard in [*own, *(other for other in shards if other not in own)]:
@@ -310,7 +314,7 @@ def _scores_of_all(signals: Signals, layer: int) -> Tensor:
     """Return the scores of a layer in which every token attends to all. Raises
     ObjectiveError for another."""
     if signals.attention[layer].seen_BLL is not None:
-        raise ObjectiveError(f"{UNSEEN}; set cache_teacher: false")
+        raise ObjectiveError(f"{UNSEEN_REASON}; set cache_teacher: false")
     return signals.scores[layer]
 
 

@@ -16,9 +16,14 @@ from numpy.typing import NDArray
 
 from compress.data import cache
 from compress.data.collate import Collate
-from compress.data.embedding import SCHEMA
+from compress.data.embedding import GROUP_SCHEMA
 from compress.data.task import TaskData
-from compress.data.text_preparation import AS_IT_IS, DOCUMENT, QUERY, TextPreparation
+from compress.data.text_preparation import (
+    AS_IT_IS,
+    DOCUMENT_PROMPT,
+    QUERY,
+    TextPreparation,
+)
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
@@ -33,12 +38,13 @@ from compress.models.sentence_settings import settings_of, width_of
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.slicing.shape import positions
 
-ENCODING = "4"
+VECTORS_ENCODING = "4"
 """Part of every cache key: raise it when texts are compared differently."""
-NEAREST, OTHERS = 5, 5
+NEAREST = 5
+RANDOM_OTHERS = 5
 """Texts that each text is compared with: the nearest according to the teacher, and
 random ones."""
-MAX_LENGTH = 512
+VECTORS_LENGTH = 512
 """The most tokens of a text whose vector is compared here, unless encoder or tokenizer
 read fewer."""
 FITTED = 4096
@@ -75,7 +81,8 @@ def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
     unused = (
         "prompts of the teacher that no text is given: "
         f"{', '.join(preparation.unused)}; sentence-transformers uses "
-        f"{QUERY} and {DOCUMENT} by themselves: rename them in {MODULE_SETTINGS} to "
+        f"{QUERY} and {DOCUMENT_PROMPT} by themselves: rename them in "
+        f"{MODULE_SETTINGS} to "
         "train with them",
     )
     return replace(data, task=task, notes=data.notes + unused)
@@ -145,9 +152,9 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
         np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int)
     )
     keep_pooling(model)
-    pooled_ND = _encode_texts(start, split.select(chosen), MAX_LENGTH, AS_IT_IS).astype(
-        np.float64
-    )
+    pooled_ND = _encode_texts(
+        start, split.select(chosen), VECTORS_LENGTH, AS_IT_IS
+    ).astype(np.float64)
     target_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
     square_DD = pooled_ND.T @ pooled_ND
     square_DD += RIDGE * np.trace(square_DD) / len(square_DD) * np.eye(len(square_DD))
@@ -175,12 +182,12 @@ def _encode_texts(
 
 def _most_tokens(teacher: Teacher) -> int:
     """Return the number of tokens of a text that the encoder reads, or else its
-    tokenizer, at most MAX_LENGTH."""
+    tokenizer, at most VECTORS_LENGTH."""
     own = (
         settings_of(teacher.model.config).max_length
         or teacher.tokenizer.model_max_length
     )
-    return min(filter(None, (own, positions(teacher.model), MAX_LENGTH)))
+    return min(filter(None, (own, positions(teacher.model), VECTORS_LENGTH)))
 
 
 def _with_similarities(
@@ -202,11 +209,12 @@ def _compare_texts(
     split: Dataset, digest: str, vectors: Callable[[Dataset], NDArray[Any]]
 ) -> Dataset:
     def batches() -> Iterator[pa.RecordBatch]:
-        vectors_NE, rng = unit(vectors(split)), np.random.default_rng(0)
+        vectors_NE = unit(vectors(split))
+        rng = np.random.default_rng(0)
         cosines = vectors_NE @ vectors_NE.T
         np.fill_diagonal(cosines, -np.inf)
         for row, text in enumerate(split["text"][:]):
-            some = rng.choice(len(split), min(OTHERS, len(split)), replace=False)
+            some = rng.choice(len(split), min(RANDOM_OTHERS, len(split)), replace=False)
             others = sorted(
                 {*np.argsort(-cosines[row])[:NEAREST].tolist(), *some.tolist()} - {row}
             )
@@ -220,10 +228,10 @@ def _compare_texts(
             yield pa.record_batch(
                 [
                     pa.array(value, kind.type)
-                    for value, kind in zip(values, SCHEMA, strict=True)
+                    for value, kind in zip(values, GROUP_SCHEMA, strict=True)
                 ],
-                schema=SCHEMA,
+                schema=GROUP_SCHEMA,
             )
 
-    key = cache.digest("compared", ENCODING, split._fingerprint, digest)
+    key = cache.digest("compared", VECTORS_ENCODING, split._fingerprint, digest)
     return cache.rows("unlabelled", key, batches, empty="the split has no texts.")

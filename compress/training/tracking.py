@@ -64,9 +64,10 @@ def report_to_tracker(
     name = "/".join((*path.relative_to(home).parts, stage))
     file = run.stage(stage) / f"{run.track}.txt"
     known = file.read_text(encoding="utf-8") if file.is_file() else None
-    begin, callback = TRACKERS[run.track]
+    begin, callback = TRACKER_CLASSES[run.track]
     arguments: Any = trainer.args
-    arguments.project, arguments.run_name = home.name, name
+    arguments.project = home.name
+    arguments.run_name = name
 
     def give_up(where: str, error: Exception) -> None:
         warn(
@@ -127,7 +128,9 @@ class _Reporter:
     def __init__(
         self, callback: Any, give_up: Callable[[str, Exception], None]
     ) -> None:
-        self.callback, self.give_up, self.failed = callback, give_up, False
+        self.callback = callback
+        self.give_up = give_up
+        self.failed = False
 
     def fail(self, where: str, error: Exception) -> None:
         if not self.failed:
@@ -203,7 +206,7 @@ class _Trackio(TrackioCallback):
         """Leave the end to `report_to_tracker`, which also handles errors."""
 
 
-TRACKERS: Final[
+TRACKER_CLASSES: Final[
     dict[str, tuple[Callable[[Path, str, str | None], TrackerRun], type[Any]]]
 ] = {
     "mlflow": (_mlflow, MLflowCallback),

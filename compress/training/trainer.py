@@ -78,7 +78,9 @@ class _Hooks(TrainerCallback):
     """
 
     def __init__(self, order: Order, step: Any, clip: float) -> None:
-        self.order, self.step, self.clip = order, step, clip
+        self.order = order
+        self.step = step
+        self.clip = clip
 
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
@@ -91,7 +93,8 @@ class _Hooks(TrainerCallback):
         if hasattr(self.step, "begin"):
             self.step.begin(state.global_step, state.max_steps)
         if not getattr(self.step, "ready", True):
-            state.best_metric, state.best_global_step = None, None
+            state.best_metric = None
+            state.best_global_step = None
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
@@ -110,7 +113,7 @@ class _Hooks(TrainerCallback):
 
 
 COSTS = "costs.json"
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 """Number of checkpoints that are kept: the newest, and the one before it in case the
 newest gets damaged."""
 
@@ -239,7 +242,8 @@ class StepTrainer(Trainer):
         folder: Path,
         args: TrainingArguments,
     ) -> None:
-        self.stage, self.folder = stage, folder
+        self.stage = stage
+        self.folder = folder
         self.step: Any = step
         self.score: Score | None = None
         self.corrupt: Corrupt | None = None
@@ -248,7 +252,8 @@ class StepTrainer(Trainer):
         self.passes = 0
         self.order = order
         self.length: AutoLength | None = None
-        self.before, self.began = Spent(), time.perf_counter()
+        self.before = Spent()
+        self.began = time.perf_counter()
         self._total_loss_scalar = 0.0
         super().__init__(
             model=step,  # type: ignore[arg-type]
@@ -276,7 +281,8 @@ class StepTrainer(Trainer):
     def train_from(self, checkpoint: Path | None) -> None:
         """Train from the start or a checkpoint. The library would add a step to a
         checkpoint of the last step."""
-        self.before, self.began = Spent.load(checkpoint), time.perf_counter()
+        self.before = Spent.load(checkpoint)
+        self.began = time.perf_counter()
         if checkpoint is None:
             self.train()
             return
@@ -320,10 +326,8 @@ class StepTrainer(Trainer):
         The head of a regression has a group of its own if its labels have another unit
         than 1.
         """
-        kind, unit = (
-            self.stage.optimizer,
-            getattr(getattr(self.step, "objective", None), "unit", 1.0),
-        )
+        kind = self.stage.optimizer
+        unit = getattr(getattr(self.step, "objective", None), "unit", 1.0)
         output = (
             output_layer(self.step.student) if kind == "adamw" and unit != 1 else None
         )
@@ -427,9 +431,11 @@ class StepTrainer(Trainer):
                 torch.stack(list(self.parts.values())) / self.passes, "mean"
             )
             logs |= dict(zip(self.parts, parts.tolist(), strict=True))
-            self.parts, self.passes = {}, 0
+            self.parts = {}
+            self.passes = 0
         if "train_runtime" in logs:  # the library counts this process alone
-            spent, steps = self.spent, self.state.global_step
+            spent = self.spent
+            steps = self.state.global_step
             speed = (
                 logs["train_samples_per_second"]
                 / logs["train_steps_per_second"]
@@ -493,7 +499,7 @@ class StepTrainer(Trainer):
             seal(partial)
             make_folder(self.folder / "checkpoints")
             move_into_place(partial, self.folder / "checkpoints" / partial.name)
-            for old in list_checkpoints(self.folder)[KEPT:]:
+            for old in list_checkpoints(self.folder)[KEPT_CHECKPOINTS:]:
                 shutil.rmtree(old)
         self.on_save()
 

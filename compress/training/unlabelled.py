@@ -13,9 +13,9 @@ import pyarrow as pa
 from compress.data import cache
 from compress.data.constants import MISSING_TAG
 from compress.data.corpus import Corpus, split_sentences
-from compress.data.windows import WORDS
+from compress.data.windows import WORD_PATTERN
 from compress.errors import DataError
-from compress.training.augment import TEXTS, add_stages, missing_label
+from compress.training.augment import TEXT_COLUMNS, add_stages, missing_label
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from compress.config.recipe import Recipe
     from compress.data.task import TaskData
 
-ENCODING: Final = "2"
+UNLABELLED_ENCODING: Final = "2"
 """Part of every cache key: raise it when the rows of the same texts change."""
-MOST_TEXTS: Final = 40_000
+MOST_TEXTS_ADDED: Final = 40_000
 """The most texts that are added: as many as eight variants of 5,000 rows."""
 MOST_READ: Final = 2_000_000
 """The most texts of a corpus that are read and drawn from."""
-COMPARED: Final = 1_000
+TEXTS_COMPARED: Final = 1_000
 """Number of texts whose lengths are compared."""
 UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (
     lambda text: [text],
@@ -52,7 +52,7 @@ def add_texts(recipe: Recipe, data: TaskData, corpus: Corpus | None) -> Recipe:
     `augment.add_stages`. Raises DataError like `check_texts`."""
     names = data.train.column_names
     # a variant of a passage is none of the query's candidates
-    texts = 0 if data.task.ranks else sum(name in TEXTS for name in names)
+    texts = 0 if data.task.ranks else sum(name in TEXT_COLUMNS for name in names)
     reads = takes_texts(data, corpus)
     recipe = add_stages(recipe, len(data.train), corpus=reads, texts=texts)
     if any(stage.corpus for stage in recipe.training):
@@ -80,8 +80,8 @@ def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
 def with_texts(
     rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: int
 ) -> Dataset:
-    """Return these rows of a task, followed by up to MOST_TEXTS texts drawn from the
-    corpus.
+    """Return these rows of a task, followed by up to MOST_TEXTS_ADDED texts drawn from
+    the corpus.
 
     Their labels are missing (-100, or nan; MISSING_TAG for each word), and
     `Distillation` fills in the teacher's answers. Documents are split into lines, into
@@ -97,7 +97,7 @@ def with_texts(
     ]
     key = cache.digest(
         "unlabelled",
-        ENCODING,
+        UNLABELLED_ENCODING,
         corpus.fingerprint,
         *(each._fingerprint for each in splits),
         str(seed),
@@ -118,9 +118,11 @@ def with_texts(
 
     def batches() -> Iterator[pa.RecordBatch]:
         seen = {hash(text) for split in splits for text in read(split)}
-        texts = cut(corpus, list(islice(read(data.train), COMPARED)))
+        texts = cut(corpus, list(islice(read(data.train), TEXTS_COMPARED)))
         if tagged:
-            texts = filter(None, (" ".join(WORDS.findall(text)) for text in texts))
+            texts = filter(
+                None, (" ".join(WORD_PATTERN.findall(text)) for text in texts)
+            )
         drawn = draw(texts, seen, np.random.default_rng(seed))
         for table in rows.with_format("arrow").iter(1000):
             yield from table.cast(schema).to_batches()
@@ -137,7 +139,7 @@ def cut(corpus: Corpus, like: list[str]) -> Iterator[str]:
     """Yield the texts of a corpus, split in the way that comes nearest to the length of
     `like` (ratio of medians)."""
     target = np.log(max(1.0, median(map(len, like))))
-    first = list(islice(filter(str.strip, corpus.documents()), COMPARED))
+    first = list(islice(filter(str.strip, corpus.documents()), TEXTS_COMPARED))
     sizes = [
         median(len(part) for text in first for part in unit(text) if part.strip())
         for unit in UNITS
@@ -154,11 +156,12 @@ def draw(
     texts: Iterable[str],
     seen: set[int],
     rng: np.random.Generator,
-    most: int = MOST_TEXTS,
+    most: int = MOST_TEXTS_ADDED,
 ) -> list[str]:
     """Draw up to `most` different texts with equal probability; texts whose hash is in
     `seen` are left out."""
-    drawn, number = list[str](), 0
+    drawn = list[str]()
+    number = 0
     for text in islice(texts, MOST_READ):
         if hash(text) in seen:
             continue

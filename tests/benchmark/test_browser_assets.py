@@ -54,7 +54,7 @@ def npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_npm_fetches_once(tarball: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm(
         tmp_path / "bin",
-        f'[ "$1 $2 $3" = "pack {device.PACKAGE} --pack-destination" ] && cp "{tarball}" "$4"',
+        f'[ "$1 $2 $3" = "pack {device.WEB_PACKAGE} --pack-destination" ] && cp "{tarball}" "$4"',
         monkeypatch,
     )
     first = device.load_runtime()
@@ -68,7 +68,7 @@ def test_npm_fetches_once(tarball: Path, home: Path, tmp_path: Path, monkeypatch
 def test_without_npm_the_error_names_alternatives(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
-        DeviceError, match=rf"Install Node\.js\. On a machine that has npm: npm pack {device.PACKAGE}\. .*--assets"
+        DeviceError, match=rf"Install Node\.js\. On a machine that has npm: npm pack {device.WEB_PACKAGE}\. .*--assets"
     ):
         device.load_runtime()
 
@@ -85,7 +85,7 @@ def test_npm_that_fails_is_quoted(unpacked: Path, home: Path, tmp_path: Path, mo
 
 def test_npm_that_hangs_is_given_up(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm(tmp_path / "bin", "while :; do :; done", monkeypatch)
-    monkeypatch.setattr(device, "PATIENCE", 0.2)
+    monkeypatch.setattr(device, "NPM_TIMEOUT", 0.2)
     with pytest.raises(DeviceError, match=r"took over 0\.2 s"):
         device.load_runtime()
 

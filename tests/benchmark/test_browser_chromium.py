@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compress.benchmark.browser import server
-from compress.benchmark.browser.device import PACKAGE, Browser, browser, fetch_tarball
+from compress.benchmark.browser.device import WEB_PACKAGE, Browser, browser, fetch_tarball
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session
@@ -40,7 +40,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return fetch_tarball(folder)
     except DeviceError as error:
-        pytest.skip(f"needs {PACKAGE}: {error}")
+        pytest.skip(f"needs {WEB_PACKAGE}: {error}")
 
 
 @pytest.fixture(scope="module")

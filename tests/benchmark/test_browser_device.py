@@ -110,7 +110,7 @@ def test_page_gets_the_job_of_every_runner(files: dict[str, Path]) -> None:
 
 
 def test_logits_come_row_by_row(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(device, "ROWS_PER_MESSAGE", 2)
     rows = [{name: [1] * length for name in ROW} for length in (3, 1, 4)]
     with opened() as (visitor, found):
         logits = found.logits(files["a"], rows)
@@ -158,7 +158,7 @@ def test_facts() -> None:
             "memory": "4 GB or more",
             "system": "Android 15",
             "browser": "Stand-in 1.0",
-            "runtime": f"onnxruntime-web {device.VERSION}, WebAssembly",
+            "runtime": f"onnxruntime-web {device.WEB_VERSION}, WebAssembly",
             "clock": "steps of 0.005 ms",
             "MB": "of WebAssembly memory",
         }
@@ -202,7 +202,7 @@ def test_lost_pages_are_errors(files: dict[str, Path], monkeypatch: pytest.Monke
 
 
 def test_a_step_that_never_ends_is_an_error(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LONGEST", 0.5)
+    monkeypatch.setattr(server, "COMMAND_TIMEOUT", 0.5)
     monkeypatch.setattr(server, "SILENCE", 60.0)
     ended = threading.Event()
 

@@ -19,7 +19,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from compress.models.sentence_folder import ENCODER_FILES
-from compress.models.sentence_modules import ELEMENTWISE, MODES
+from compress.models.sentence_modules import ELEMENTWISE_ACTIVATIONS, MODES
 
 WORDS = (
     *("the", "a", "this", "film", "story", "was", "is", "and", "not", "very", "good", "great", "bad", "dull", "slow"),
@@ -250,7 +250,7 @@ def _dense(
     target: str = "sentence_embedding",
 ) -> Module:
     residual, bias = draw.random() < 0.2, draw.random() < 0.7
-    activation = draw.choice(["Tanh", "Identity", *sorted(ELEMENTWISE)])
+    activation = draw.choice(["Tanh", "Identity", *sorted(ELEMENTWISE_ACTIVATIONS)])
     home = "linear" if activation == "Identity" else "activation"
     home = draw.choice([f"torch.nn.modules.{home}", "torch.nn"])
     config: dict[str, Any] = {"in_features": before, "out_features": after}

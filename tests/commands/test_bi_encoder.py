@@ -15,7 +15,7 @@ from compress.config.choices import CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import load_task
-from compress.data.query_groups import MOST, group_rows
+from compress.data.query_groups import MOST_IRRELEVANT, group_rows
 from compress.data.tokenize import encode
 from compress.errors import DataError, TeacherError
 from compress.exporters.artifact import Bundle
@@ -82,7 +82,7 @@ def test_a_group_has_a_limited_number_of_irrelevant_passages(tmp_path: Path) -> 
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
     (tmp_path / "dev.tsv").write_text("query\tpassage\nhow is it\tfun\nso\tsad\n")
     split = load_task(str(tmp_path), kind="embedding").train
-    assert len(group_rows(split, encode(split, tiny.tokenizer(), 16))) == 2 + MOST
+    assert len(group_rows(split, encode(split, tiny.tokenizer(), 16))) == 2 + MOST_IRRELEVANT
 
 
 def test_a_small_batch_has_the_query_and_its_relevant_passage(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 from benchmarks.chromium import NEEDED, Tab, open_tab
 from compress.benchmark.browser.device import WASM
 from compress.commands import demo as command
-from compress.commands.demo import NAME, SERVICE_WORKER, Demo, demo, serve
+from compress.commands.demo import DEMO_FILE, SERVICE_WORKER, Demo, demo, serve
 from compress.data.answers import Answer, Marked, Prediction
 from compress.data.task import Task
 from compress.data.text_preparation import TextPreparation
@@ -103,7 +103,7 @@ def test_a_demo_is_complete_and_self_contained(bundles: dict[str, Bundle], engin
                 and re.search(r"https?://|@import|url\(", (made.path / name).read_text())]  # fmt: skip
     (kept,) = re.findall(r"^const FILES = (.*);$", (made.path / SERVICE_WORKER).read_text(), re.MULTILINE)
     assert set(json.loads(kept)) == {".", *made.sizes} - {SERVICE_WORKER}
-    assert json.loads((made.path / NAME).read_text())["labels"] == list(TASKS["classification"].labels)
+    assert json.loads((made.path / DEMO_FILE).read_text())["labels"] == list(TASKS["classification"].labels)
     assert json.loads((made.path / "app.webmanifest").read_text())["name"] == "classification"
 
 

@@ -17,7 +17,7 @@ from compress import provenance
 from compress.benchmark import probe
 from compress.commands import doctor
 from compress.provenance import DISTRIBUTION
-from compress.records.diagnosis import SCHEMA, Check, Diagnosis
+from compress.records.diagnosis import DIAGNOSIS_SCHEMA, Check, Diagnosis
 from tests import command
 
 PROBED = {
@@ -46,7 +46,7 @@ def test_a_complete_machine() -> None:
     result = command.run("doctor", "--json")
     assert result.code == 0
     found = json.loads(result.out)
-    assert (found["schema"], found["ok"]) == (SCHEMA, True)
+    assert (found["schema"], found["ok"]) == (DIAGNOSIS_SCHEMA, True)
     names = [each["name"] for each in found["checks"]]
     assert len(names) == len(set(names))
     assert {"python", "memory", "disk", "cache", "torch", "demo", "hub", "adb", "fp32 products"} <= set(names)
@@ -113,7 +113,7 @@ def test_packages_that_crash_on_import_are_named(modules: Path, monkeypatch: pyt
 def test_a_package_that_hangs_on_import(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (modules / "endless.py").write_text("import time; time.sleep(60)", encoding="utf-8")
     monkeypatch.setattr(doctor, "LOADED", ("endless",))
-    monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(doctor, "DOCTOR_SECONDS", 0.5)
     assert "does not load within" in doctor.probe_packages()["endless"]["error"]
 
 
@@ -121,7 +121,7 @@ def test_matrix_products_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     import torch
 
     monkeypatch.setattr(probe, "SIZE", 128)
-    monkeypatch.setattr(probe, "SECONDS", 0.01)
+    monkeypatch.setattr(probe, "SECONDS_PER_PROBE", 0.01)
     before = torch.get_num_threads()
     probe.main(["torch"], 2)
     torch.set_num_threads(before)

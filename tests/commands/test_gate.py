@@ -19,7 +19,7 @@ from compress.commands import gate as command
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.evaluation.statistics import bootstrap_interval
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.records.gate_result import GateCheck
 from compress.records.latency import DeviceError, Latency, Setting
 from tests import command as line
@@ -58,7 +58,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle]:
 
 
 def latency(pair: tuple[Bundle, Bundle], ratio: float, noise: Noise = lambda _: (1.0, 1.0), **more: Any) -> GateCheck:
-    files = [bundle.path / FILES["int8"] for bundle in pair]
+    files = [bundle.path / BUNDLE_FILES["int8"] for bundle in pair]
     device: Any = Ratio(ratio, noise, passes=count())
     given = {"max_slower": 0.05, "minutes": 5.0, "say": lambda _: None, **more}
     return command.compare_latency(device, files, SETTING, **given)
@@ -115,7 +115,9 @@ def score(bundles: Sequence[Bundle], rows: int, max_drop: float) -> GateCheck:
     texts = [" ".join(draw.choice(tiny.WORDS, 6)) for _ in range(rows)]
     expected = [each.label for each in bundles[0].predict(texts)]  # type: ignore[union-attr]
     split = Dataset.from_dict({"text": texts, "label": [task.labels.index(label) for label in expected]})
-    return command.compare_scores(bundles, [each.path / FILES["int8"] for each in bundles], split, max_drop=max_drop)
+    return command.compare_scores(
+        bundles, [each.path / BUNDLE_FILES["int8"] for each in bundles], split, max_drop=max_drop
+    )
 
 
 def test_equal_answers_pass(pair: tuple[Bundle, Bundle]) -> None:
@@ -198,7 +200,7 @@ class _Opened:
 
 
 def test_real_files_are_raced_here(pair: tuple[Bundle, Bundle]) -> None:
-    files = [str(bundle.path / FILES["fp32"]) for bundle in pair]
+    files = [str(bundle.path / BUNDLE_FILES["fp32"]) for bundle in pair]
     result = line.run("gate", *files, "--max-slower", "900%", "--minutes", "0.1", "--seq", "8")
     assert result.code in (0, 3), "a machine that stands still for six seconds tells nothing"
     assert "latency" in result.out
@@ -206,7 +208,7 @@ def test_real_files_are_raced_here(pair: tuple[Bundle, Bundle]) -> None:
 
 def test_a_lone_file_cannot_be_scored(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:
     lone = tmp_path / "lone.onnx"
-    lone.write_bytes((pair[0].path / FILES["fp32"]).read_bytes())
+    lone.write_bytes((pair[0].path / BUNDLE_FILES["fp32"]).read_bytes())
     result = line.run("gate", str(pair[0].path), str(lone), "--data", "intents")
     assert result.code == 2
     assert "--data" in result.err

@@ -19,7 +19,7 @@ from compress.config.recipe import Recipe
 from compress.errors import CompressError
 from compress.io import seal
 from compress.provenance import option_of, resume_command
-from compress.records.inspection import SCHEMA, Coverage, Inspection, Overlap, SplitFacts, Spread
+from compress.records.inspection import INSPECTION_SCHEMA, Coverage, Inspection, Overlap, SplitFacts, Spread
 from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.training.run import Run
@@ -128,7 +128,7 @@ def test_a_bundle_is_described(tmp_path: Path) -> None:
     result = command.run("inspect", str(bundle.path), "--json")
     assert result.code == 0
     found = json.loads(result.out)
-    assert (found["schema"], found["form"], found["verified"]) == (SCHEMA, "bundle", True)
+    assert (found["schema"], found["form"], found["verified"]) == (INSPECTION_SCHEMA, "bundle", True)
     assert found["labels"] == ["negative", "positive"]
     assert found["scores"] == [
         {"name": "student int8", "role": "student", "accuracy": 0.75, "parameters": None, "MB": 1.5, "ms": None}

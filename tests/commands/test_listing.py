@@ -14,7 +14,7 @@ from compress.config.recipe import Recipe
 from compress.errors import TeacherError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.models.flops import TOKENS, ModelSize, count_parameters, flops_per_token, measure_size
+from compress.models.flops import COUNTED_TOKENS, ModelSize, count_parameters, flops_per_token, measure_size
 from tests import command, tiny
 
 PAPERS = ("tinybert", "hinton", "distilbert", "minilm", "minilm-v1")
@@ -41,8 +41,8 @@ def test_the_teacher_is_measured_from_its_config(base: Listing) -> None:
     """BERT-base: 110M parameters, 22.5 GFLOP of 128 tokens."""
     assert base.size.parameters == 109_482_240
     assert base.size.embedding_parameters == (30_522 + 512 + 2) * 768
-    layer = 4 * 768**2 + 2 * TOKENS * 768 + 2 * 768 * 3072
-    assert base.size.flops_per_token == 2 * (12 * layer + 768**2 / TOKENS)
+    layer = 4 * 768**2 + 2 * COUNTED_TOKENS * 768 + 2 * 768 * 3072
+    assert base.size.flops_per_token == 2 * (12 * layer + 768**2 / COUNTED_TOKENS)
     assert base.size.fp32_mb == pytest.approx(437.93, abs=0.01)
 
 
@@ -140,7 +140,7 @@ def test_cost_is_extrapolated_from_two_layers(family: str) -> None:
     config = GPT2Config(**settings) if family == "gpt2" else tiny.config(family, layers=5)
     model = AutoModel.from_config(config)
     size = measure_size(model)
-    assert size.flops_per_token == pytest.approx(flops_per_token(model, TOKENS), rel=1e-9)
+    assert size.flops_per_token == pytest.approx(flops_per_token(model, COUNTED_TOKENS), rel=1e-9)
     assert size.parameters == count_parameters(model)
     assert 0 < size.embedding_parameters < size.parameters
 
@@ -149,7 +149,7 @@ def test_of_an_encoder_decoder_the_encoder_is_counted() -> None:
     config = T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4)
     with torch.device("meta"):
         size = measure_size(AutoModel.from_config(config))
-    assert size.flops_per_token == 2 * 3 * (4 * 32 * 32 + 2 * TOKENS * 32 + 2 * 32 * 64)
+    assert size.flops_per_token == 2 * 3 * (4 * 32 * 32 + 2 * COUNTED_TOKENS * 32 + 2 * 32 * 64)
 
 
 def test_the_megabytes_are_those_of_the_files(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from compress.config.loader import names
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.errors import RunError, TeacherError
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.io import verify
 from compress.jobs.stages import StageModels
 from compress.models.folder import identify
@@ -137,11 +137,14 @@ def test_the_comparison_is_of_the_shipped_files(shipped: Path) -> None:
     report = Report.from_json(shipped / "bundle" / "report.json")
     stamps = Bundle.load(shipped / "bundle").manifest.files
     assert {row.name: row.sha256 for row in report.of_role("student")} == {
-        f"student {which}": stamps[FILES[which]].sha256
+        f"student {which}": stamps[BUNDLE_FILES[which]].sha256
         for which in ("fp32", "int8")  # type: ignore[index]
     }
     (proof,) = report.certificates
-    assert (proof.sha256, proof.exact_sha256) == (stamps[FILES["int8"]].sha256, stamps[FILES["fp32"]].sha256)
+    assert (proof.sha256, proof.exact_sha256) == (
+        stamps[BUNDLE_FILES["int8"]].sha256,
+        stamps[BUNDLE_FILES["fp32"]].sha256,
+    )
     choice = compare.compare([shipped])
     assert all([one.label for one in row.classes] == ["negative", "positive"] for row in report.rows[2:])
     card = (shipped / "bundle" / "README.md").read_text(encoding="utf-8")

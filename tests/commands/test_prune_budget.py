@@ -20,7 +20,7 @@ from compress.io import write_json
 from compress.jobs.stages import StageModels
 from compress.latency.model import Estimate, ShapeTimer
 from compress.pruning import budget
-from compress.pruning.budget import NAME, Decision, losses
+from compress.pruning.budget import SHAPE_FILE, Decision, losses
 from compress.pruning.importance import compute_importance
 from compress.records.latency import FEWEST_SHAPES, Latency, Setting
 from compress.slicing.cut import slice_model
@@ -61,8 +61,8 @@ class FakeTimer:
         return {name: Estimate(self.loads[1] * cost(config), 0.01) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
-        load = self.loads[0 if [*configs] == [budget.WHOLE] else 2]
-        slower = {budget.WHOLE: 1.0}
+        load = self.loads[0 if [*configs] == [budget.WHOLE_SHAPE] else 2]
+        slower = {budget.WHOLE_SHAPE: 1.0}
         return {name: load * cost(config) * slower.get(name, self.slower) for name, config in configs.items()}
 
 
@@ -71,7 +71,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, timer: FakeTimer) -> None:
 
 
 def decided(run: Path) -> Decision:
-    return Decision.read(run / NAME)
+    return Decision.read(run / SHAPE_FILE)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_the_shape_keeps_the_budget_and_fills_it(halved: tuple[Path, Any]) -> No
     fits = {
         name: sizes
         for name, sizes in every.items()
-        if cost(resize_config(tiny.bert().config, sizes)) <= 0.5 / budget.MARGIN
+        if cost(resize_config(tiny.bert().config, sizes)) <= 0.5 / budget.BUDGET_MARGIN
     }
     assert {each.name for each in found.candidates} == set(budget.largest_shapes(fits))
     config = json.loads((run / "stages" / "recover" / "model" / "config.json").read_text(encoding="utf-8"))
@@ -149,7 +149,7 @@ def test_smaller_shapes_are_tried_once_if_files_are_slower_than_predicted(decide
     assert found.chosen.ms is not None
     assert found.chosen.predicted_ms is not None
     assert found.chosen.ms <= 0.5
-    assert found.chosen.predicted_ms <= 0.5 / budget.MARGIN / 1.3
+    assert found.chosen.predicted_ms <= 0.5 / budget.BUDGET_MARGIN / 1.3
     assert found.chosen != found.candidates[0]
     assert len({each.name for each in found.candidates}) == len(found.candidates), "each shape once"
 
@@ -284,8 +284,8 @@ def prune_to_twice_the_speed(
     takes = iter(shipped_ms)
 
     def race(files: Mapping[str, Path], device: Any, setting: Setting) -> dict[str, Latency]:
-        assert files[budget.SHIPPED] == out / "bundle" / "onnx" / "model_quantized.onnx"
-        times = {budget.SHIPPED: next(takes), budget.WHOLE: 1.0}
+        assert files[budget.SHIPPED_SHAPE] == out / "bundle" / "onnx" / "model_quantized.onnx"
+        times = {budget.SHIPPED_SHAPE: next(takes), budget.WHOLE_SHAPE: 1.0}
         return {name: replace(steady(name, setting, times[name]), busy=busy) for name in files}
 
     timed(monkeypatch, FakeTimer())
@@ -314,14 +314,14 @@ def test_a_smaller_shape_is_trained_if_the_shipped_file_is_too_slow(
     told = prune_to_twice_the_speed(given, run, monkeypatch, 0.45)
     assert told.code == 0, told.err
     assert "2.22 times as fast as the unpruned model: within 0.5 ms" in " ".join(told.out.split())
-    first, second = (Decision.read(run / name) for name in (NAME, "shape-2.json"))
+    first, second = (Decision.read(run / name) for name in (SHAPE_FILE, "shape-2.json"))
     assert (first.over, second.over) == (pytest.approx(1.2), 1.0)
     assert (second.shipped_ms, second.whole_ms, second.limit_ms) == (0.45, 1.0, 0.5)
     assert "10.0% OVER the limit of 0.5 ms" in replace(second, shipped_ms=0.55).verdict()
     assert first.chosen.ms is not None and second.chosen.ms is not None
-    assert second.chosen.ms <= 0.5 / budget.MARGIN / 1.2 < first.chosen.ms
+    assert second.chosen.ms <= 0.5 / budget.BUDGET_MARGIN / 1.2 < first.chosen.ms
     assert (run / "bundle" / "report.json").stat().st_mtime_ns > shipped
-    assert Decision.read(run / "bundle" / NAME) == second
+    assert Decision.read(run / "bundle" / SHAPE_FILE) == second
     assert "target:\n  layers" in (run / "bundle" / "recipe.yaml").read_text(encoding="utf-8")
     ours, last = (
         load_file(folder / "model.safetensors") for folder in (run / "bundle", run / "stages" / "recover-2" / "model")
@@ -334,7 +334,7 @@ def test_a_file_that_seems_too_slow_on_a_busy_machine_is_measured_again(
 ) -> None:
     told = prune_to_twice_the_speed(given, tmp_path / "run", monkeypatch, 0.7, 0.6, 0.45, busy="others: 1 of 2 CPUs")
     assert told.code == 0, told.err
-    assert Decision.read(tmp_path / "run" / NAME).shipped_ms == 0.45
+    assert Decision.read(tmp_path / "run" / SHAPE_FILE).shipped_ms == 0.45
     assert not (tmp_path / "run" / "shape-2.json").exists()
 
 
@@ -350,7 +350,7 @@ def test_attempts_end(
     run, printed = replace(run, path=tmp_path), io.StringIO()
     context = replace(context, console=Console(file=printed), time_limit=TimeLimit(0.0, (), minutes=0.7))
     for attempt, changed in enumerate(budget.resolve_budget(recipe, teacher, context, run), start=1):
-        file = tmp_path / (NAME if attempt == 1 else f"shape-{attempt}.json")
+        file = tmp_path / (SHAPE_FILE if attempt == 1 else f"shape-{attempt}.json")
         write_json(file, asdict(replace(Decision.read(file), shipped_ms=0.52, noisy=noisy)))
         assert changed.target.sizes
         assert [stage.name.endswith("-2") for stage in changed.stages] == [attempt == 2] * 4

@@ -43,7 +43,7 @@ def texts(bundle: Bundle) -> Any:
 
 @pytest.mark.usefixtures("hastened")
 def test_sizes_leave_a_plain_model(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cofi, "NEAR", -1.0)  # what the gates have closed is always told
+    monkeypatch.setattr(cofi, "NEAR_TARGET", -1.0)  # what the gates have closed is always told
     bundle = tiny.call(prune, **given, recipe=short(), out=tmp_path / "run", heads=0.5, hidden=16, ffn=0.5, layers=2)
     student = AutoModelForSequenceClassification.from_pretrained(bundle.path)
     assert type(student) is BertForSequenceClassification

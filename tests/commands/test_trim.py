@@ -27,7 +27,7 @@ from compress import trimming as tables
 from compress.commands.trim import trim
 from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.errors import BundleError, CompressError
-from compress.exporters.artifact import FILES, TEXT, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, TEXT, Bundle
 from compress.exporters.fp16 import to_float16
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session, read_certificate
@@ -177,13 +177,13 @@ def rows(bundle: Bundle, texts: Sequence[str]) -> list[dict[str, list[int]]]:
     return [{"input_ids": e.ids, "attention_mask": e.attention_mask, "token_type_ids": e.type_ids} for e in encoded]
 
 
-@pytest.mark.parametrize("precision", FILES)
+@pytest.mark.parametrize("precision", BUNDLE_FILES)
 def test_every_file_answers_the_corpus_with_the_same_logits(bundle: Bundle, trimmed: Trimmed, precision: Any) -> None:
     small = Bundle.load(trimmed.path)
     expected = bundle.logits(rows(bundle, CORPUS), precision=precision)
     np.testing.assert_array_equal(small.logits(rows(small, CORPUS), precision=precision), expected)
     before, after = (each.files()[precision].stat().st_size for each in (bundle, small))
-    assert trimmed.bytes[FILES[precision]] == (before, after)
+    assert trimmed.bytes[BUNDLE_FILES[precision]] == (before, after)
     assert after < before
     onnx.checker.check_model(onnx.load_model(small.files()[precision]))
 
@@ -309,7 +309,7 @@ def test_scores_before_and_after_are_reported(bundle: Bundle, tmp_path: Path) ->
     data = tiny.reviews(tmp_path / "reviews")
     found = trim(str(bundle.path), tmp_path / "out", data=data)
     small = Bundle.load(tmp_path / "out")
-    assert [proof.artefact for proof in found.certificates] == list(FILES.values())
+    assert [proof.artefact for proof in found.certificates] == list(BUNDLE_FILES.values())
     for proof in found.certificates:
         assert proof.before == proof.after
         assert (proof.agreement, proof.max_logit_difference, proof.certified, proof.rows) == (1.0, 0.0, True, 40)
@@ -332,10 +332,10 @@ def test_a_lower_score_is_reported_and_not_certified(
     assert result.code == 3
     facts = json.loads(result.out)
     assert facts["alike"] == 0.0
-    assert [proof["certified"] for proof in facts["certificates"]] == [False] * len(FILES)
+    assert [proof["certified"] for proof in facts["certificates"]] == [False] * len(BUNDLE_FILES)
     made = Bundle.load(out)
     kept = Report.from_json(made.path / "report.json")
-    assert [proof.certified for proof in kept.certificates] == [False] * len(FILES)
+    assert [proof.certified for proof in kept.certificates] == [False] * len(BUNDLE_FILES)
     assert all(not json.loads(read_certificate(file))["certified"] for file in made.files().values())
     assert kept.title == "out"
 
@@ -368,7 +368,7 @@ def test_the_command_reports_sizes_and_scores(bundle: Bundle, tmp_path: Path) ->
     result = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "b"), "--json")
     facts = json.loads(result.out)
     assert facts["trimmed"]["kept"] == len(Tokenizer.from_file(str(tmp_path / "b" / "tokenizer.json")).get_vocab())
-    assert len(facts["certificates"]) == len(FILES)
+    assert len(facts["certificates"]) == len(BUNDLE_FILES)
     assert command.refused(
         command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "a")), tmp_path, "exists"
     )

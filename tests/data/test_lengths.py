@@ -85,7 +85,7 @@ def test_pairs_are_measured_together() -> None:
 
 
 def test_large_splits_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.lengths.SAMPLE", 50)
+    monkeypatch.setattr("compress.data.lengths.ROWS_SAMPLED", 50)
     assert len(measure([4] * 120).tokens) == 50
 
 

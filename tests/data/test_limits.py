@@ -19,12 +19,12 @@ import pytest
 
 from compress.data import dialects, documents, load_task, text_files
 from compress.data.corpus import load_corpus
-from compress.data.text_files import LONGEST, SMALL, decode_lines
+from compress.data.text_files import LONGEST_LINE, SMALL_FILE, decode_lines
 from compress.errors import DataError
 from tests.data.conftest import Folder
 
 GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
-LONG = "x" * (4 * LONGEST)
+LONG = "x" * (4 * LONGEST_LINE)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def at_most(size: int) -> Iterator[None]:
 )
 def test_endless_line(folder: Folder, name: str, start: str, message: str) -> None:
     source = folder({name: start + LONG})
-    with at_most(6 * LONGEST), pytest.raises(DataError, match=message):
+    with at_most(6 * LONGEST_LINE), pytest.raises(DataError, match=message):
         load_task(source)
 
 
@@ -71,17 +71,17 @@ def test_file_too_large_to_be_read_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_compression_bomb(tmp_path: Path, pack: object, name: str) -> None:
-    part = pack(b"x" * SMALL)  # type: ignore[operator]
+    part = pack(b"x" * SMALL_FILE)  # type: ignore[operator]
     suffix = {gzip: "gz", bz2: "bz2", lzma: "xz"}[sys.modules[pack.__module__]]
     path = tmp_path / f"{name}.{suffix}"
     path.write_bytes(part * 16)
-    with at_most(12 * LONGEST), pytest.raises(DataError, match=r"longer than|unpacks to more than 100 times"):
+    with at_most(12 * LONGEST_LINE), pytest.raises(DataError, match=r"longer than|unpacks to more than 100 times"):
         for _ in load_corpus(str(path)).documents():
             pass
 
 
 def test_archive_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "SMALL", 2**18)
+    monkeypatch.setattr(text_files, "SMALL_FILE", 2**18)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as archive:
         member = tarfile.TarInfo("a.txt")
@@ -102,7 +102,7 @@ def test_endless_article(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("copies", [3, 100])
 def test_parquet_bomb(tmp_path: Path, copies: int) -> None:
     """Copies of one text that is too long, or a page of gigabytes in a file of some thousand bytes."""
-    cell = "x" * ((LONGEST + 1) if copies == 3 else 2**20)
+    cell = "x" * ((LONGEST_LINE + 1) if copies == 3 else 2**20)
     rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * copies, [cell]), "label": [1] * copies})
     options = {"compression": "zstd", "dictionary_pagesize_limit": 2**30, "store_schema": False}
     pq.write_table(rows, tmp_path / "train.parquet", use_dictionary=copies == 3, **options)

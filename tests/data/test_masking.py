@@ -56,7 +56,7 @@ def test_without_padding_token_it_is_refused() -> None:
 
 
 def test_counts_are_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masking, "ROWS_PER_CALL", 2)
+    monkeypatch.setattr(masking, "ROWS_PER_MASK", 2)
     rows = Dataset.from_dict({"input_ids": [[1, 2, 2], [4], [], [1, 4, 4, 4]], "length": [3, 1, 0, 4]})
     found = count_tokens(rows, 6)
     assert found.dtype == torch.int64

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compress.data import vector_index
-from compress.data.vector_index import TYPES, Form, find_nearest, load_texts, pack, read_index, unpack
+from compress.data.vector_index import VECTOR_TYPES, Form, find_nearest, load_texts, pack, read_index, unpack
 from compress.errors import DataError
 
 WIDTH = 20
@@ -19,7 +19,7 @@ def test_each_form() -> None:
     assert pack(np.zeros((1, 3)), "int8").tolist() == [[0, 0, 0]]
     assert pack(small, "binary").tolist() == [[0b10000000]]
     assert unpack(pack(small, "binary"), 3).tolist() == [[1.0, -1.0, -1.0]]
-    for form, name in TYPES.items():
+    for form, name in VECTOR_TYPES.items():
         assert pack(VECTORS, form).dtype.str == name
         np.testing.assert_array_equal(pack(VECTORS[5:6], form), pack(VECTORS, form)[5:6])  # each vector alone
 
@@ -29,10 +29,10 @@ def test_binary_is_what_sentence_transformers_stores() -> None:
     np.testing.assert_array_equal(pack(VECTORS, "binary"), library.quantize_embeddings(VECTORS, "ubinary"))
 
 
-@pytest.mark.parametrize("form", list(TYPES))
+@pytest.mark.parametrize("form", list(VECTOR_TYPES))
 def test_the_nearest_are_those_of_all_cosines(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_index, "BLOCK", 1000)  # three queries at a time
-    monkeypatch.setattr(vector_index, "ROWS", 128)
+    monkeypatch.setattr(vector_index, "INDEX_BLOCK", 1000)  # three queries at a time
+    monkeypatch.setattr(vector_index, "INDEX_ROWS", 128)
     packed, queries = pack(VECTORS, form), VECTORS[:7] * 3
     wide = unpack(packed, WIDTH).astype(np.float64)
     cosines = queries @ wide.T / np.linalg.norm(wide, axis=1) / np.linalg.norm(queries, axis=1, keepdims=True)

@@ -171,7 +171,7 @@ def brute(logits: np.ndarray, where: Windows, question: int) -> tuple[float, int
     for row in np.flatnonzero(where.question_R == question):
         inside = [t for t in range(begins[row], begins[row + 1]) if where.starts_T[t] >= 0]
         for i, j in itertools.product(inside, inside):
-            if i <= j < i + qa.LONGEST:
+            if i <= j < i + qa.LONGEST_ANSWER:
                 best = max(best, (logits[i, 0] + logits[j, 1], i, j))
     return best
 

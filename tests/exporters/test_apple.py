@@ -16,7 +16,7 @@ from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.writers import aimodel, apple, mil
 from compress.exporters.writers.context import ExportResult, FixedOptions
-from compress.exporters.writers.mil import OPERATORS
+from compress.exporters.writers.mil import MIL_OPERATORS
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, LENGTH, QA, TAGGING, bundle, names
 
@@ -101,7 +101,7 @@ TARGETS = {"coreml": apple.CORE_ML, "coreai": apple.CORE_AI}
     ],
 )  # fmt: skip
 def test_operators_are_torchs(name: str, given: Any, expected: Any) -> None:
-    compare(OPERATORS[name](**given), expected)
+    compare(MIL_OPERATORS[name](**given), expected)
 
 
 def compare(made: Any, expected: Any) -> None:
@@ -154,7 +154,7 @@ def at(*numbers: int) -> Any:
     ],
 )  # fmt: skip
 def test_operators_of_core_ai_are_torchs(name: str, given: Any, expected: Any) -> None:
-    compare(aimodel.OPERATORS[name](*given), expected)
+    compare(aimodel.CORE_AI_OPERATORS[name](*given), expected)
 
 
 def test_a_family_that_reads_its_last_token_is_refused(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_family_that_reads_its_last_token_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("test", "operators"),
-    [(test_operators_are_torchs, OPERATORS), (test_operators_of_core_ai_are_torchs, aimodel.OPERATORS)],
+    [(test_operators_are_torchs, MIL_OPERATORS), (test_operators_of_core_ai_are_torchs, aimodel.CORE_AI_OPERATORS)],
 )
 def test_every_operator_is_compared_with_torchs(test: Any, operators: Any) -> None:
     (cases,) = test.pytestmark  # pytest puts it there

@@ -11,7 +11,7 @@ from compress.commands.bench import choose_formats
 from compress.commands.export import export
 from compress.errors import ExportError
 from compress.exporters import formats
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Race
 from compress.exporters.tokenizer.text_model import make_feeds
 from compress.exporters.writers.context import ExportContext, ExportOptions, FixedOptions, Reader
@@ -42,7 +42,7 @@ def test_a_record_is_consistent(format: Format) -> None:
 def test_a_name_without_a_file_is_refused() -> None:
     with pytest.raises(ExportError, match="Did you mean 'openvino'"):
         formats.find("openvin")
-    assert tuple(FILES) == ONNX_PRECISIONS
+    assert tuple(BUNDLE_FILES) == ONNX_PRECISIONS
 
 
 def test_the_table_in_the_documents_is_made_of_the_records() -> None:

@@ -21,7 +21,7 @@ from compress.data import load_task
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError, ExportError
 from compress.exporters import export as exporting
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.checkpoint import load_source
 from compress.exporters.export import OPSETS, export
 from compress.exporters.session import read_model
@@ -63,16 +63,16 @@ def rows(text: str = "a very good film !") -> Mapping[str, Any]:
 def test_onnx_is_the_bundle_with_more_precisions(written: Path, tmp_path: Path) -> None:
     made = export(Bundle.load(written), tmp_path / "out", precisions=("fp16", "w8", "q4"))
     found = Bundle.load(tmp_path / "out")
-    assert list(found.files()) == list(FILES)
+    assert list(found.files()) == list(BUNDLE_FILES)
     assert found.predict(["a good film"], precision="fp32") == Bundle.load(written).predict(
         ["a good film"], precision="fp32"
     )
-    sizes = [made.sizes[FILES[precision]] for precision in ("fp32", "fp16", "w8", "q4")]
+    sizes = [made.sizes[BUNDLE_FILES[precision]] for precision in ("fp32", "fp16", "w8", "q4")]
     assert sizes == sorted(sizes, reverse=True)
     apart = {each.precision: each.difference for each in made.files}
     assert apart["fp32"] is not None and apart["fp32"].largest == 0
     assert all(each is not None and each.relative < (0.6 if key == "q4" else 0.1) for key, each in apart.items())
-    for precision in FILES:
+    for precision in BUNDLE_FILES:
         assert len(found.logits([tiny.tokenizer()("a film")], precision=precision)) == 1
     assert any("on an x86 CPU it saves space, not time" in verdict for verdict in made.verdicts)
 
@@ -87,7 +87,7 @@ def test_the_record_describes_every_file(written: Path, tmp_path: Path) -> None:
         "compress export x",
     )
     assert {"compress", "torch", "onnx", "onnxruntime"} <= result["versions"].keys()
-    assert [each["file"] for each in result["files"]] == [FILES["int8"], FILES["fp16"]]
+    assert [each["file"] for each in result["files"]] == [BUNDLE_FILES["int8"], BUNDLE_FILES["fp16"]]
     for each in result["files"]:
         data = (tmp_path / "out" / each["file"]).read_bytes()
         assert (each["bytes"], each["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
@@ -97,11 +97,11 @@ def test_the_record_describes_every_file(written: Path, tmp_path: Path) -> None:
 
 def test_without_out_new_precisions_go_into_the_bundle(written: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(written, tmp_path / "bundle"))
-    before = (path / FILES["int8"]).read_bytes()
+    before = (path / BUNDLE_FILES["int8"]).read_bytes()
     result = command.run("export", str(path), "--precision", "w8")
     assert result.code == 0, result.err
     assert set(Bundle.load(path).files()) == {"fp32", "int8", "w8"}
-    assert (path / FILES["int8"]).read_bytes() == before
+    assert (path / BUNDLE_FILES["int8"]).read_bytes() == before
     assert record(path)["for"] == "onnx"
     again = command.run("export", str(path), "--precision", "w8,q4", "--json")
     assert [each["precision"] for each in json.loads(again.out)["files"]] == ["fp32", "int8", "w8", "q4"]
@@ -124,11 +124,26 @@ def test_another_opset_keeps_what_int8_left_in_float_and_drops_its_certificate(t
     product = "/model/bert/encoder/layer.0/output/dense/MatMul"
     path = tiny.bundle(tmp_path / "bundle", keep=[product]).path
     proof = Certificate(
-        FILES["int8"], "dynamic int8", "accuracy", 1.0, 1.0, 0.01, 1.0, 0.0, 4, "dev", "x", "local", "y", True, "", ""
+        BUNDLE_FILES["int8"],
+        "dynamic int8",
+        "accuracy",
+        1.0,
+        1.0,
+        0.01,
+        1.0,
+        0.0,
+        4,
+        "dev",
+        "x",
+        "local",
+        "y",
+        True,
+        "",
+        "",
     )
     Bundle.load(path).attach_evidence(certificates=[proof])
     export(Bundle.load(path), tmp_path / "out", opset=18)
-    nodes = read_model(tmp_path / "out" / FILES["int8"]).graph.node
+    nodes = read_model(tmp_path / "out" / BUNDLE_FILES["int8"]).graph.node
     assert [node.name for node in nodes if node.op_type == "MatMul" and "dense" in node.name] == [product]
     assert Bundle.load(tmp_path / "out").report().certificates == ()
 
@@ -152,7 +167,7 @@ def test_ort_files_run_with_the_same_answers(written: Path, tmp_path: Path) -> N
 
 def test_web_is_the_layout_of_transformers_js(written: Path, tmp_path: Path) -> None:
     made = export(Bundle.load(written), tmp_path / "out", to="web", precisions=("int8", "fp16", "q4"))
-    assert names(tmp_path / "out") == {FILES["int8"], FILES["fp16"], FILES["q4"], *BESIDE}
+    assert names(tmp_path / "out") == {BUNDLE_FILES["int8"], BUNDLE_FILES["fp16"], BUNDLE_FILES["q4"], *BESIDE}
     assert [each.note for each in made.files] == [f'transformers.js: dtype "{name}"' for name in ("q8", "fp16", "q4")]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "negative", "1": "positive"}
 
@@ -161,7 +176,7 @@ def test_the_certificate_of_a_file_comes_along(written: Path, tmp_path: Path) ->
     import onnx
 
     path = Path(shutil.copytree(written, tmp_path / "bundle"))
-    model = read_model(path / FILES["int8"])
+    model = read_model(path / BUNDLE_FILES["int8"])
     model.metadata_props.append(onnx.StringStringEntryProto(key="compress.certificate", value='{"certified": true}'))
     onnx.save_model(model, tmp_path / "certified.onnx")
     Bundle.load(path).put("int8", tmp_path / "certified.onnx")
@@ -183,7 +198,7 @@ def test_a_checkpoint_is_exported_without_a_bundle(tmp_path: Path) -> None:
     path = tiny.checkpoint(tmp_path / "checkpoint", model)
     made = export(load_source(path), tmp_path / "out", to="ort", opset=18)
     assert {each.precision for each in made.files} == {"fp32", "int8", ""}
-    assert export(load_source(path), tmp_path / "onnx", precisions=("w8",)).sizes[FILES["w8"]] > 0
+    assert export(load_source(path), tmp_path / "onnx", precisions=("w8",)).sizes[BUNDLE_FILES["w8"]] > 0
     assert Bundle.load(tmp_path / "onnx").task.labels == ("no", "yes")
 
 
@@ -201,7 +216,10 @@ def test_encoders_and_generative_models(tmp_path: Path, monkeypatch: pytest.Monk
     saved = tiny.checkpoint(tmp_path / "writer", generative.gpt2())
     generative.gpt2_tokenizer().save_pretrained(saved)
     export(load_source(saved), tmp_path / "generative")
-    assert {each["file"] for each in record(tmp_path / "generative")["files"]} >= {FILES["fp32"], FILES["int8"]}
+    assert {each["file"] for each in record(tmp_path / "generative")["files"]} >= {
+        BUNDLE_FILES["fp32"],
+        BUNDLE_FILES["int8"],
+    }
     with pytest.raises(ExportError, match="is exported as ONNX in fp32 and int8 only"):
         export(load_source(saved), tmp_path / "out", to="ort")
 
@@ -274,7 +292,7 @@ def test_a_folder_of_something_else_is_not_replaced(written: Path, tmp_path: Pat
     assert names(tmp_path / "mine") == {"thesis.txt"}
     export(Bundle.load(written), tmp_path / "out", to="ort", precisions=("int8",))
     export(Bundle.load(written), tmp_path / "out", to="web", precisions=("int8",))
-    assert names(tmp_path / "out") == {FILES["int8"], *BESIDE}, "an export is replaced as a whole"
+    assert names(tmp_path / "out") == {BUNDLE_FILES["int8"], *BESIDE}, "an export is replaced as a whole"
 
 
 def test_a_failure_midway_leaves_nothing(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +315,7 @@ def test_a_bundle_without_tokenizer_and_a_broken_model_are_refused(written: Path
     loose = Bundle(path, replace(made.manifest, files=unlisted))
     with pytest.raises(ExportError, match=r"has no tokenizer.json"):
         export(loose, tmp_path / "out", to="ort", precisions=("int8",))
-    (path / FILES["fp32"]).write_bytes(b"\x08\x07broken")
+    (path / BUNDLE_FILES["fp32"]).write_bytes(b"\x08\x07broken")
     with pytest.raises(ExportError, match="not an ONNX model"):
         export(loose, tmp_path / "out", to="web", precisions=("fp16",))
     assert [each.name for each in tmp_path.iterdir()] == ["bundle"]

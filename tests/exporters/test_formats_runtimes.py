@@ -14,10 +14,10 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 from compress.benchmark.browser import device
 from compress.benchmark.local import race
 from compress.commands import export as commands
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.export import export
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED, Form
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM, Form
 from compress.exporters.session import metadata, read_model
 from compress.exporters.writers.context import ExportResult
 from compress.records.latency import DeviceError, Setting
@@ -71,7 +71,7 @@ def test_openvino_files_are_made_of_the_shipped_form(
     monkeypatch.setattr(openvino, "convert_model", converted)
     data = tiny.reviews(tmp_path / "reviews", train=16, dev=8)
     made = commands.export(str(tuned.path), tmp_path / "out", to="openvino", precisions=("fp32", "int8"), data=data)
-    assert seen == [str(SHIPPED)] * 2
+    assert seen == [str(SHIPPED_FORM)] * 2
     assert near(made, fp32=1e-4, int8=0.4)
 
 
@@ -146,7 +146,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return device.load_runtime(device.fetch_tarball(tmp_path_factory.mktemp("npm")))[0]
     except DeviceError as error:
-        pytest.skip(f"needs {device.PACKAGE}: {error}")
+        pytest.skip(f"needs {device.WEB_PACKAGE}: {error}")
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_every_precision_answers_in_wasm_as_natively(runtime: Path, tmp_path: Pa
     export(Bundle.load(path), tmp_path / "onnx", precisions=precisions)
     export(Bundle.load(path), tmp_path / "web", to="web", precisions=precisions)
     export(Bundle.load(path), tmp_path / "ort", to="ort")
-    files = [tmp_path / "web" / FILES[each] for each in precisions]  # type: ignore[index]
+    files = [tmp_path / "web" / BUNDLE_FILES[each] for each in precisions]  # type: ignore[index]
     files += [tmp_path / "ort" / "model.ort", tmp_path / "ort" / "model_quantized.ort"]
     (tmp_path / "run.mjs").write_text(SCRIPT)
     row = {name: list(ids) for name, ids in tiny.tokenizer()(TEXT).items()}

@@ -20,7 +20,7 @@ from compress.data.collate import Collate
 from compress.data.encoder import Text
 from compress.data.task import Task
 from compress.data.tokenize import encode
-from compress.errors import BundleError, DataError
+from compress.errors import ArgumentError, BundleError, DataError
 from compress.evaluation import metrics
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import answer_lines
@@ -149,10 +149,10 @@ def test_logits_do_not_depend_on_other_rows(precision: Any) -> None:
 def test_wrong_inputs_are_refused() -> None:
     single, _ = bundle("classification")
     pairs, _ = bundle("classification", pair=True)
-    with pytest.raises(BundleError, match=r"expected one text \(one\)"):
+    with pytest.raises(ArgumentError, match=r"expected one text \(one\)"):
         single.predict([("a", "b")])
     for wrong in ("ab", ("a", "b", "c"), ("a", 1)):
-        with pytest.raises(BundleError, match=r"expected a pair of texts \(one and two\)"):
+        with pytest.raises(ArgumentError, match=r"expected a pair of texts \(one and two\)"):
             pairs.predict([wrong])  # type: ignore[list-item]  # what is tested
     with pytest.raises(BundleError, match="expected token_type_ids too"):
         single.logits([{"input_ids": [2, 3], "attention_mask": [1, 1]}])

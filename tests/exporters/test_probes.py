@@ -51,7 +51,7 @@ def test_the_longest_text_is_the_one_the_file_is_made_for() -> None:
     assert choose_probes(tiny.bert())[-1] == Probe(1, 64) or choose_probes(tiny.bert())[-1] == Probe(2, 64)
     assert choose_probes(tiny.bert(), 20)[-1].tokens == 20
     assert choose_probes(tiny.bert(), 500)[-1].tokens == 64, "no model reads more tokens than it has positions for"
-    assert choose_probes(every_family.encoder("xlnet"))[-1].tokens == probes.DEFAULT_LENGTH
+    assert choose_probes(every_family.encoder("xlnet"))[-1].tokens == probes.PROBED_LENGTH
     assert choose_probes(every_family.encoder("xlnet"), 1000)[-1].tokens == 1000
 
 

@@ -17,7 +17,7 @@ from compress.data.task import Task
 from compress.errors import DataError, OutputError
 from compress.exporters import row_files
 from compress.exporters.artifact import Bundle
-from compress.exporters.predictor import BATCH, Predictor, iterate_batches
+from compress.exporters.predictor import ROWS_PER_BATCH, Predictor, iterate_batches
 from compress.exporters.row_files import choose_columns, predict_file
 from tests import command, tiny
 
@@ -78,7 +78,7 @@ def test_lines_of_text_become_rows(opened: Predictor, tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_as_it_is_answered(opened: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = 5 * BATCH + 3
+    rows = 5 * ROWS_PER_BATCH + 3
     (tmp_path / "rows.txt").write_text("good\n" * rows, encoding="utf-8")
     sizes, shares = list[int](), list[float]()
     answer = Predictor.predict
@@ -87,7 +87,7 @@ def test_a_file_is_read_as_it_is_answered(opened: Predictor, tmp_path: Path, mon
         opened, tmp_path / "rows.txt", tmp_path / "answers.csv", say=lambda _, share: shares.append(share)
     )
     assert done == (rows, 0)
-    assert sizes == [BATCH] * 5 + [3]
+    assert sizes == [ROWS_PER_BATCH] * 5 + [3]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
@@ -97,13 +97,13 @@ def test_an_iterator_is_answered_as_it_is_read(bundle: Bundle) -> None:
 
     def texts() -> Iterator[str]:
         nonlocal taken
-        for taken in range(1, 10 * BATCH):  # noqa: B007
+        for taken in range(1, 10 * ROWS_PER_BATCH):  # noqa: B007
             yield "a good film"
 
     answers = bundle.predict(texts())
     assert taken == 0
     assert next(answers) == bundle.predict(["a good film"])[0]
-    assert taken == BATCH
+    assert taken == ROWS_PER_BATCH
     assert list(iterate_batches(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
 
 
@@ -254,7 +254,7 @@ def test_a_row_that_cannot_be_read_takes_no_other_with_it(opened: Predictor, tmp
 
 
 def test_later_columns_are_not_left_out_of_a_table(opened: Predictor, tmp_path: Path) -> None:
-    rows = [{"sentence": "fun"}] * (BATCH + 1) + [{"sentence": "fun", "more": 1}]
+    rows = [{"sentence": "fun"}] * (ROWS_PER_BATCH + 1) + [{"sentence": "fun", "more": 1}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match="a later row has the column 'more'"):
         predict_file(opened, tmp_path / "rows.jsonl", tmp_path / "answers.csv")

@@ -12,7 +12,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 
 from compress.data import load_task
 from compress.data.conll import entities
-from compress.data.windows import WORDS
+from compress.data.windows import WORD_PATTERN
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from tests import marked, tiny
@@ -101,4 +101,4 @@ def test_marks_are_the_evaluators_entities(written: Written) -> None:
     ],
 )
 def test_words(text: str, words: list[str]) -> None:
-    assert WORDS.findall(text) == words
+    assert WORD_PATTERN.findall(text) == words

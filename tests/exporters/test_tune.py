@@ -17,9 +17,9 @@ from compress import tuning
 from compress.benchmark.devices import open_device
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
 from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, opset_of, read_model
@@ -109,7 +109,9 @@ def test_the_fastest_right_file_takes_the_place_of_the_bundles(shipped: Bundle) 
     assert chosen.fused["FusedMatMul"] == 4
     again = Bundle.load(shipped.path)
     assert metadata(read_model(again.files()["fp32"]))[FORM_KEY] == "one token at the end, tokens first"
-    assert (shipped.path / FILES["int8"]).read_bytes() == before[FILES["int8"]], "without rows nothing judges int8"
+    assert (shipped.path / BUNDLE_FILES["int8"]).read_bytes() == before[BUNDLE_FILES["int8"]], (
+        "without rows nothing judges int8"
+    )
     report = Report.from_json(shipped.path / "report.json")
     assert report.tuning == tuned.tried
     assert again.predict(["good film"], precision="fp32")
@@ -117,10 +119,10 @@ def test_the_fastest_right_file_takes_the_place_of_the_bundles(shipped: Bundle) 
 
 def test_session_settings_that_won_travel_in_the_file(shipped: Bundle) -> None:
     tune(shipped, device=Rule(fastest("fp32, fused norms")), settings=SETTINGS)
-    result = metadata(read_model(shipped.path / FILES["fp32"]))
+    result = metadata(read_model(shipped.path / BUNDLE_FILES["fp32"]))
     assert json.loads(result[SESSION_KEY]) == {}
     tune(Bundle.load(shipped.path), device=Rule(fastest(TURNED)), settings=SETTINGS)
-    result = metadata(read_model(shipped.path / FILES["fp32"]))
+    result = metadata(read_model(shipped.path / BUNDLE_FILES["fp32"]))
     assert "SkipLayerNormFusion" in json.loads(result[SESSION_KEY])["optimization.disable_specified_optimizers"]
 
 
@@ -130,7 +132,7 @@ def test_sleeping_threads_are_tried_with_several_threads(shipped: Bundle, evalua
     tuned = tune(shipped, device=device, settings=several, evaluator=evaluator, max_drop=1.0)
     assert [each.variant for each in tuned.chosen] == [name, small]
     for precision in ("fp32", "int8"):
-        result = json.loads(metadata(read_model(shipped.path / FILES[precision]))[SESSION_KEY])
+        result = json.loads(metadata(read_model(shipped.path / BUNDLE_FILES[precision]))[SESSION_KEY])
         assert result["session.intra_op.allow_spinning"] == "0"
         assert "optimization.disable_specified_optimizers" in result
     assert Bundle.load(shipped.path).predict(["good film"])
@@ -146,7 +148,7 @@ def test_wrong_variants_are_not_raced(shipped: Bundle) -> None:
     assert not wrong.p50_ms
     assert TURNED not in device.raced
     assert [each.variant for each in tuned.chosen] == ["fp32 of the bundle"]
-    assert (shipped.path / FILES["fp32"]).read_bytes() == before[FILES["fp32"]]
+    assert (shipped.path / BUNDLE_FILES["fp32"]).read_bytes() == before[BUNDLE_FILES["fp32"]]
 
 
 def test_a_little_faster_is_not_worth_a_change(shipped: Bundle) -> None:
@@ -168,11 +170,11 @@ def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, evaluator: Evalua
     assert chosen.ratio == {str(setting): 0.5 for setting in SETTINGS}, "beside the bundle's own fp32"
     assert chosen.agreement is not None
     assert chosen.fused["MatMulIntegerToFloat"] > 0
-    small = shipped.path / FILES["int8"]
+    small = shipped.path / BUNDLE_FILES["int8"]
     assert "MatMulIntegerToFloat" in operators(small)
     assert Bundle.load(shipped.path)
     (proof,) = Report.from_json(shipped.path / "report.json").certificates
-    assert (proof.method, proof.rows, proof.data, proof.artefact) == (STATIC, len(evaluator), "d", FILES["int8"])
+    assert (proof.method, proof.rows, proof.data, proof.artefact) == (STATIC, len(evaluator), "d", BUNDLE_FILES["int8"])
     assert json.loads(metadata(read_model(small))[CERTIFICATE])["method"] == STATIC
 
 
@@ -188,13 +190,13 @@ def test_int8_that_loses_too_much_is_not_chosen(shipped: Bundle, evaluator: Eval
     def spoils(file: Path) -> bool:
         return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")
 
-    before = (shipped.path / FILES["int8"]).read_bytes()
+    before = (shipped.path / BUNDLE_FILES["int8"]).read_bytes()
     tuned = tune(shipped, device=Rule(fastest(TURNED_INT8), spoils), settings=SETTINGS, evaluator=evaluator)
     wrong = named(tuned, TURNED_INT8)
     assert not wrong.passed
     assert "points and changes" in wrong.reason
     assert "int8 of the bundle" in [each.variant for each in tuned.chosen]
-    assert (shipped.path / FILES["int8"]).read_bytes() == before
+    assert (shipped.path / BUNDLE_FILES["int8"]).read_bytes() == before
 
 
 def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
     made = made.put("int8", tmp_path / "kept.onnx")
     tuned = tune(made, device=Rule(fastest(TURNED_INT8)), settings=SETTINGS, evaluator=evaluator, max_drop=1.0)
     assert TURNED_INT8 in [each.variant for each in tuned.chosen]
-    assert [each.name for each in products(read_model(made.path / FILES["int8"]).graph)] == [name]
+    assert [each.name for each in products(read_model(made.path / BUNDLE_FILES["int8"]).graph)] == [name]
     (proof,) = Report.from_json(made.path / "report.json").certificates
     assert proof.kept == (name,)
 
@@ -214,7 +216,7 @@ def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
 def test_ratios_are_to_the_bundles_own_files(shipped: Bundle, evaluator: Evaluator) -> None:
     times = {"fp32 of the bundle": 4.0, "int8 of the bundle": 2.0, "fp32": 8.0}
     tuned = tune(shipped, device=Rule(lambda name, _: times.get(name, 3.95)), settings=SETTINGS, evaluator=evaluator)
-    assert form(shipped.files()["fp32"]) == form(shipped.files()["int8"]) == str(SHIPPED)
+    assert form(shipped.files()["fp32"]) == form(shipped.files()["int8"]) == str(SHIPPED_FORM)
     assert [each.variant for each in tuned.chosen] == ["fp32 of the bundle", "int8 of the bundle"]
     ratios = {each.variant: set(each.ratio.values()) for each in tuned.tried if each.variant in times}
     assert ratios == {"fp32 of the bundle": {1.0}, "int8 of the bundle": {0.5}, "fp32": {2.0}}
@@ -228,7 +230,7 @@ def test_a_bundle_whose_file_is_as_traced_is_tuned_too(opset: int, shipped: Bund
     chosen = "fp32, one token at the end, rows first"
     tuned = tune(old, device=Rule(fastest(chosen)), settings=SETTINGS)
     assert [each.variant for each in tuned.chosen] == [chosen]
-    assert opset_of(read_model(shipped.path / FILES["fp32"])) == opset
+    assert opset_of(read_model(shipped.path / BUNDLE_FILES["fp32"])) == opset
     left = "the attention of 2 of 2 layers has an unknown form" if opset == 12 else ""
     assert named(tuned, chosen).reason == left
 
@@ -296,8 +298,8 @@ def test_missing_fusions_are_warned_of(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_this_machine_races_real_files(shipped: Bundle, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "ROUNDS", 2)
-    monkeypatch.setattr(tuning, "RUNS", 2)
+    monkeypatch.setattr(tuning, "TUNING_ROUNDS", 2)
+    monkeypatch.setattr(tuning, "TUNING_RUNS", 2)
     with open_device("local") as device:
         tuned = tune(shipped, device=device, settings=[Setting(seq=16)], evaluator=evaluator, max_drop=0.1)
     assert all(each.p50_ms for each in tuned.tried if each.passed)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.errors import ExportError
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import difference, metadata, onnx_run, read_model, rows_for
-from compress.exporters.weight_only import SMALL, Bits, Packed, pack, quantize_weights
+from compress.exporters.weight_only import SMALL_WEIGHT, Bits, Packed, pack, quantize_weights
 from tests import tiny
 
 WIDE = {"hidden": 64, "layers": 2, "vocab_size": 300}
@@ -79,7 +79,7 @@ def test_the_file_computes_with_the_stored_weights(wide: Path, tmp_path: Path, b
     model = tiny.bert(3, **WIDE)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and module.weight.numel() >= SMALL:
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and module.weight.numel() >= SMALL_WEIGHT:
                 module.weight.copy_(torch.from_numpy(unpack(pack(module.weight.numpy(), bits))))
     to_onnx(model, tmp_path / "rounded.onnx")
     rows = rows_for(wide, 64)

@@ -134,7 +134,7 @@ def test_padded_tokens_are_counted() -> None:
 
 @pytest.mark.usefixtures("without_shipping")
 def test_early_stopping_gives_a_range(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "LEAST", 10)
+    monkeypatch.setattr(schedule, "LEAST_AUTO_STEPS", 10)
     recipe = tiny.RECIPE.replace("    steps: 24\n", "    epochs: auto\n")
     found = {phase.name: phase for phase in forecast(**given(tmp_path / "plain", recipe)).phases}
     length = Length.plan(6, 16)

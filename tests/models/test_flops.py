@@ -5,7 +5,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, GPT2Config, T5Config
 
 from compress import families
-from compress.models.flops import TOKENS, count_parameters, flops_per_token, measure_size
+from compress.models.flops import COUNTED_TOKENS, count_parameters, flops_per_token, measure_size
 from tests import tiny
 
 
@@ -31,7 +31,7 @@ def test_size_of_a_modernbert() -> None:
     with torch.device("meta"):
         model = AutoModel.from_config(tiny.config("modernbert", layers=4, local_attention=4))
     assert model.config.layer_types.count("sliding_attention") == 2
-    assert measure_size(model).flops_per_token == 2 * 4 * (4 * 32**2 + 2 * TOKENS * 32 + 3 * 32 * 64)
+    assert measure_size(model).flops_per_token == 2 * 4 * (4 * 32**2 + 2 * COUNTED_TOKENS * 32 + 3 * 32 * 64)
     table = 32 * model.config.vocab_size
     assert count_parameters(model) == 4 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) - 32 + 2 * 32 + table
 

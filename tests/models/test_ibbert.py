@@ -23,7 +23,7 @@ from transformers import (
 
 from compress.config.term import Term
 from compress.models.ibbert import IBBertConfig, IBBertForPreTraining, IBBertModel
-from compress.models.signals import NAMES, open_attention, read
+from compress.models.signals import SIGNAL_NAMES, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.step import Distillation
@@ -214,7 +214,7 @@ def test_signals_of_every_layer() -> None:
     model, eager = built(), built()
     open_attention(model)
     eager.set_attn_implementation("eager")
-    shown = read(model, tiny.batch(), frozenset(NAMES))
+    shown = read(model, tiny.batch(), frozenset(SIGNAL_NAMES))
     expected = eager(**tiny.batch(), output_hidden_states=True, output_attentions=True)
     assert [layer.shape for layer in shown.layers] == 3 * [(3, 7, 16)]
     assert [layer.shape for layer in shown.queries] == 3 * [(3, 4, 7, 8)]

@@ -19,7 +19,7 @@ from compress.models.padding import align_padding, first_token, hide_padding, pa
 from compress.models.sentence_encoder import with_settings
 from compress.models.sentence_modules import MODES
 from compress.models.sentence_settings import SentenceSettings
-from compress.models.signals import ATTENTION, NAMES, Signals, open_attention, read
+from compress.models.signals import ATTENTION, SIGNAL_NAMES, Signals, open_attention, read
 from compress.papers import pkd
 from tests import generative, tiny
 
@@ -84,7 +84,7 @@ def rows() -> list[dict[str, list[int]]]:
 
 def wanted(model: Any, head: str) -> frozenset[str]:
     """All signals that this model shows."""
-    wants = frozenset(NAMES) - {"pair", "encoder_layers"}
+    wants = frozenset(SIGNAL_NAMES) - {"pair", "encoder_layers"}
     if head == "qa" and model.config.is_encoder_decoder:
         wants -= {"embeddings", "layers"}
     try:

@@ -30,9 +30,9 @@ from compress.models.sentence_encoder import (
 )
 from compress.models.sentence_folder import ENCODER_FILES, SentenceFolder, read_encoder, write
 from compress.models.sentence_modules import (
-    ELEMENTWISE,
+    ELEMENTWISE_ACTIVATIONS,
     MODES,
-    TOKENS,
+    TOKEN_FEATURE,
     Dense,
     Dropout,
     LayerNorm,
@@ -221,7 +221,9 @@ SETTINGS = (
     SentenceSettings((MEAN,)),
     SentenceSettings((MEAN, Normalize()), TextPreparation({"query": "q: "}, "query"), 16, "dot", 8),
     SentenceSettings((Pooling(("mean", "cls"), HIDDEN, include_prompt=False), Dense(2 * HIDDEN, 8, residual=True))),
-    SentenceSettings((Dense(HIDDEN, 8, source=TOKENS, target=TOKENS), Pooling(("weightedmean",), 8), Dropout(0.1))),
+    SentenceSettings(
+        (Dense(HIDDEN, 8, source=TOKEN_FEATURE, target=TOKEN_FEATURE), Pooling(("weightedmean",), 8), Dropout(0.1))
+    ),
     SentenceSettings((MEAN, LayerNorm(HIDDEN), Dense(HIDDEN, 8, bias=False, activation="GELU"), Normalize())),
     SentenceSettings((MEAN, Dense(HIDDEN, 8, target="other"), Normalize("other", "sentence_embedding"))),
 )
@@ -267,7 +269,7 @@ DENSE = {"in_features": HIDDEN, "out_features": 8}
         ([("Pooling", POOLING), ("Dense", {**DENSE, "module_output_name": "input_ids"})], "'input_ids'"),
         ([("Pooling", POOLING), ("Dense", {**DENSE, "rank": 4})], "2_Dense.config.json: 'rank'"),
         ([("Pooling", POOLING), ("Normalize", {"p": 1})], "2_Normalize.config.json: 'p'"),
-        ([("Dense", {**DENSE, "module_input_name": TOKENS})], "no module computes sentence_embedding"),
+        ([("Dense", {**DENSE, "module_input_name": TOKEN_FEATURE})], "no module computes sentence_embedding"),
         ([("Pooling", POOLING), ("CNN", {})], r"sentence_transformers.models.CNN: cannot be read: its vectors depend"),
         ([("Pooling", POOLING), ("Whiten", {})], "sentence_transformers.models.Whiten: is no module of"),
         ([("Transformer", {}), ("Pooling", POOLING)], "expected one Transformer, at the beginning"),
@@ -398,7 +400,7 @@ def test_weights_are_read_from_safetensors_or_with_leave_from_a_pickle(tmp_path:
 
 def test_every_elementwise_activation_needs_no_arguments() -> None:
     numbers = torch.linspace(-3, 3, 7)
-    for name in ELEMENTWISE:
+    for name in ELEMENTWISE_ACTIVATIONS:
         layer = getattr(nn, name)()
         assert not list(layer.parameters())
         alone = torch.stack([layer(number) for number in numbers])
@@ -424,8 +426,8 @@ HEADS = (
     (MEAN, LayerNorm(HIDDEN), Dense(HIDDEN, 8), Normalize()),
     (MEAN, Dense(HIDDEN, HIDDEN, residual=True), Dropout(0.1)),
     (MEAN, Dense(HIDDEN, 8, activation="GELU"), Dense(8, 12, residual=True), Normalize()),
-    (Dense(HIDDEN, HIDDEN, source=TOKENS, target=TOKENS), Pooling(("mean", "lasttoken"), HIDDEN)),
-    (Normalize(TOKENS, TOKENS), MEAN),
+    (Dense(HIDDEN, HIDDEN, source=TOKEN_FEATURE, target=TOKEN_FEATURE), Pooling(("mean", "lasttoken"), HIDDEN)),
+    (Normalize(TOKEN_FEATURE, TOKEN_FEATURE), MEAN),
     (Pooling(("max", "mean"), HIDDEN), Dense(2 * HIDDEN, 8), Normalize()),
 )
 

@@ -20,7 +20,7 @@ from compress import families
 from compress.errors import ObjectiveError
 from compress.models.signals import (
     ATTENTION,
-    NAMES,
+    SIGNAL_NAMES,
     LayerAttention,
     Signals,
     _tap,
@@ -31,7 +31,7 @@ from compress.models.signals import (
 from compress.slicing.shape import Shape
 from tests import tiny
 
-ALL = frozenset(NAMES)
+ALL = frozenset(SIGNAL_NAMES)
 READABLE = [family for family in tiny.FAMILIES if family != "xlnet"]
 DISENTANGLED = ["deberta", "deberta-v2"]
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -12,7 +12,7 @@ from compress.latency.measure import Sample, exported
 from compress.latency.model import LatencyModel, LatencyTable, model_cost
 from compress.models import heads
 from compress.models.flops import count_parameters, flops_per_token
-from compress.nas.config import SURE, Budget, SearchConfig, Space, describe_choice
+from compress.nas.config import SURE_DEVIATIONS, Budget, SearchConfig, Space, describe_choice
 from compress.nas.costs import BAND, CostModel, choose_within_budget
 from compress.nas.space import Shapes
 from compress.records.latency import Setting
@@ -47,7 +47,7 @@ def test_three_in_four_use_most_of_the_budget() -> None:
     found = choose_within_budget(given, 40)
     estimates = [given.latency(choice) for choice in found]
     assert len({describe_choice(choice) for choice in found}) == 40
-    assert all(one.ms + SURE * one.error_ms <= 2.0 for one in estimates)
+    assert all(one.ms + SURE_DEVIATIONS * one.error_ms <= 2.0 for one in estimates)
     assert sum(one.ms >= BAND * 2.0 for one in estimates) == 30
     assert found[0]["layers"] == 2
 

@@ -226,7 +226,7 @@ def test_a_shape_that_another_worker_evaluates_is_a_duplicate(storage: BaseStora
 
 
 def test_a_space_without_new_shapes_ends_the_search(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "PATIENCE", 10)
+    monkeypatch.setattr(studies, "MOST_REJECTED", 10)
 
     class Sizeless(Toy):
         def size(self) -> int:
@@ -241,7 +241,7 @@ def test_a_space_without_new_shapes_ends_the_search(storage: BaseStorage, monkey
 def test_the_closest_of_shapes_outside_the_limits_is_named(
     storage: BaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(studies, "PATIENCE", 30)
+    monkeypatch.setattr(studies, "MOST_REJECTED", 30)
     study = begin(storage, limits={"latency": 1.0})
     evaluator = ToyEvaluator()
     with pytest.raises(SearchError) as error:

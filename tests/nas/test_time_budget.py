@@ -13,7 +13,7 @@ from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.errors import DamagedError, SearchError
 from compress.nas import finalists
-from compress.nas.context import PLAIN, SPARE, SUPERNET, TimeBudget, count_steps, load_student_state
+from compress.nas.context import PLAIN_PARTS, SPARE, SUPERNET, TimeBudget, count_steps, load_student_state
 from compress.training.run import Run
 from compress.training.stage import Trained
 
@@ -39,7 +39,7 @@ def takes(step: float, fixed: float = 1.0) -> Any:
     return train
 
 
-@pytest.mark.parametrize("parts", [SUPERNET, PLAIN])
+@pytest.mark.parametrize("parts", [SUPERNET, PLAIN_PARTS])
 def test_shares_sum_to_one(parts: dict[str, float]) -> None:
     assert sum(parts.values()) == pytest.approx(1)
 
@@ -136,7 +136,7 @@ def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("content", DAMAGES, ids=lambda content: content[:9])
 def test_damaged_time_records_are_named(tmp_path: Path, content: str) -> None:
-    ledger = TimeBudget(tmp_path, PLAIN, 600)
+    ledger = TimeBudget(tmp_path, PLAIN_PARTS, 600)
     uses = {"costs.json": lambda: ledger.costs, "steps.json": lambda: ledger.fit("final", [], DATA, takes(1))}
     for name, use in uses.items():
         (tmp_path / name).write_text(content)

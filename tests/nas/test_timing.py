@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from compress.benchmark.devices import open_device
 from compress.errors import ExportError, SearchError
-from compress.latency.measure import MORE, SWEEPS, TOGETHER, choose_spread, exported, race, sample
+from compress.latency.measure import MORE, RACED_TOGETHER, SWEEPS, choose_spread, exported, race, sample
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests import tiny
 
@@ -91,13 +91,13 @@ def test_the_fastest_runs_count_on_a_busy_machine(tmp_path: Path) -> None:
 
 
 def test_unconfirmed_files_race_again(tmp_path: Path) -> None:
-    names = [str(size) for size in range(1, TOGETHER + 2)]
+    names = [str(size) for size in range(1, RACED_TOGETHER + 2)]
     with files(tmp_path, len(names)) as made:
         device = Scripted(dict.fromkeys(names, 1.0), disturbed=[*[1.5] * 4 * (SWEEPS - 1), 1.0, 1.0])
         found = race(made, device, SETTING)
     assert [each.p50_ms for each in found.values()] == pytest.approx([1.0] * len(names))
     assert not any(each.noisy for each in found.values())
-    assert {len(each) for each in device.raced} == {TOGETHER}
+    assert {len(each) for each in device.raced} == {RACED_TOGETHER}
     assert len(device.raced) > 2 * SWEEPS
 
 
@@ -117,7 +117,7 @@ def test_a_file_races_beside_few_others(tmp_path: Path) -> None:
     with files(tmp_path, len(names)) as made:
         device = Scripted(dict.fromkeys(names, 1.0))
         race(made, device, SETTING)
-    assert max(map(len, device.raced)) <= TOGETHER
+    assert max(map(len, device.raced)) <= RACED_TOGETHER
     assert {name for each in device.raced for name in each} == set(names)
 
 

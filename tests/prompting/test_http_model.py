@@ -129,7 +129,7 @@ def test_unlisted_answers_get_an_upper_bound() -> None:
     assert find_listed([("a", math.log(0.5)), ("b", math.log(0.01))], (" c",)).log_p[0] == pytest.approx(math.log(0.01))
     certain = find_listed([("a", 0.0)], (" a", " c"))
     assert certain.log_p[0] == 0
-    assert certain.log_p[1] == pytest.approx(math.log(http_model.LEAST))
+    assert certain.log_p[1] == pytest.approx(math.log(http_model.LEAST_MASS))
     assert certain.absent == 1
 
 
@@ -260,7 +260,7 @@ def endless(chunk: bytes, pause: float, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 def test_an_endpoint_that_never_stops_sending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_model, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(http_model, "MOST_ANSWER_BYTES", 2**20)
     with endless(b" " * 2**16, 0.0) as url:
         speaker = RemoteModel(Endpoint(url=url, model="m", retries=0))
         tracemalloc.start()

@@ -76,7 +76,7 @@ def test_the_shared_prefix_and_slices_change_nothing(tokenizer: Any, monkeypatch
     speaker = language_models.local(language_models.gpt2(), tokenizer)
     prompts = [EXAMPLES + prompt for prompt in PROMPTS]
     together = found(speaker, prompts, MIXED)
-    monkeypatch.setattr(local_model, "TOKENS", 1)
+    monkeypatch.setattr(local_model, "TOKENS_PER_CALL", 1)
     monkeypatch.setattr(local_model, "TOKENISED", 2)
     alone = found(speaker, prompts, MIXED)
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=0, atol=1e-4)

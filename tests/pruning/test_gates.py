@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from compress.pruning.hooks import KEY, passing_over, taps
+from compress.pruning.hooks import KEY_AXIS, passing_over, taps
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import choose, counts
 from tests import tiny
@@ -154,4 +154,4 @@ def test_taps_name_only_groups_of_the_plan() -> None:
         asked = model(family)
         plan = SlicePlan.from_model(asked)
         named = {group for tap in taps(asked, plan) for group in tap.groups if group is not None}
-        assert {group for group in named if group.axis != KEY} <= plan.groups.keys()
+        assert {group for group in named if group.axis != KEY_AXIS} <= plan.groups.keys()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite.forms import SHIPPED, Form
+from compress.exporters.rewrite.forms import SHIPPED_FORM, Form
 from compress.exporters.session import EncodedRow, open_session
 from compress.records.latency import Latency, Setting, Sustained
 from tests import learning, tiny
@@ -19,7 +19,7 @@ from tests.latencies import steady
 Array = np.ndarray[Any, Any]
 
 
-def exported(path: Path, family: str = "bert", *, form: Form | None = SHIPPED, **changes: Any) -> Path:
+def exported(path: Path, family: str = "bert", *, form: Form | None = SHIPPED_FORM, **changes: Any) -> Path:
     to_onnx(tiny.model(family, **changes), path, segments=False, form=form)
     return path
 

@@ -38,8 +38,8 @@ def test_every_number_counts_once_however_rows_are_batched(tmp_path: Path, monke
     tokens = sum(len(row["input_ids"]) for row in given)
     first = products(onnx.load_model(source).graph)[0].reads
     assert seen[first].counts.sum() == tokens * 32
-    monkeypatch.setattr(calibration, "TOKENS", 1)
-    monkeypatch.setattr(calibration, "WINDOW", 5)
+    monkeypatch.setattr(calibration, "TOKENS_PER_RUN", 1)
+    monkeypatch.setattr(calibration, "CALIBRATION_WINDOW", 5)
     alone = calibration.observe(source, iter(given))
     for name, histogram in alone.items():
         assert histogram.range("minmax") == pytest.approx(seen[name].range("minmax"), abs=1e-5)

@@ -12,7 +12,7 @@ from compress.benchmark.device import Device
 from compress.benchmark.devices import open_device
 from compress.data.task import Task
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import BUNDLE_FILES, Bundle
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
 from compress.io import sha256
@@ -51,7 +51,7 @@ def test_certificates_compare_the_logits_of_both_files(shipped: tuple[Bundle, Ev
     assert found.after == evaluator.scores(small)[TASK.metric] < 1.0
     assert found.agreement == (exact.argmax(1) == small.argmax(1)).mean()
     assert found.max_logit_difference == pytest.approx(float(np.abs(exact - small).max()))
-    assert (found.rows, found.split, found.artefact, found.kept) == (200, "test", FILES["int8"], ("x",))
+    assert (found.rows, found.split, found.artefact, found.kept) == (200, "test", BUNDLE_FILES["int8"], ("x",))
     assert found.device.startswith("local, ")
     assert found.runtime.startswith("onnxruntime ")
 

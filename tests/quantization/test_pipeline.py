@@ -72,8 +72,8 @@ def bundle(path: Path, source: str, kind: str, *, seed: int = 0) -> Bundle:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.jobs.quantize.ROUNDS", 2)
-    monkeypatch.setattr("compress.jobs.quantize.RUNS", 1)
+    monkeypatch.setattr("compress.jobs.quantize.QUANTIZE_ROUNDS", 2)
+    monkeypatch.setattr("compress.jobs.quantize.QUANTIZE_RUNS", 1)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 from compress.data.task import Task
 from compress.exporters import manifest as manifests
-from compress.exporters.artifact import FILES, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Precision
 from compress.exporters.manifest import Manifest, Stamp
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.latency import Latency, Setting
@@ -37,7 +37,7 @@ def bundle(
     (path / "onnx").mkdir(parents=True)
     for precision, size in ({"fp32": 57.0, "int8": 14.4} if sizes is None else sizes).items():
         name = f"{folder} {precision}".encode()
-        (path / FILES[precision]).write_bytes(name.ljust(int(size * 1e3), b"\0"))  # type: ignore[index]
+        (path / BUNDLE_FILES[precision]).write_bytes(name.ljust(int(size * 1e3), b"\0"))  # type: ignore[index]
     if report is not None:
         report = name_files(report, manifests.stamp_files(path))
         (path / "report.json").write_text(report.to_json(), encoding="utf-8")
@@ -51,12 +51,12 @@ def bundle(
 def name_files(report: Report, files: Mapping[str, Stamp]) -> Report:
     """Let students and certificates name the digests of the files, where they name none."""
     digests = {name: stamp.sha256 for name, stamp in files.items()}
-    by_row = {f"student {precision}": digests.get(name) for precision, name in FILES.items()}
+    by_row = {f"student {precision}": digests.get(name) for precision, name in BUNDLE_FILES.items()}
     rows = tuple(replace(row, sha256=row.sha256 or by_row.get(row.name)) for row in report.rows)
     certificates = tuple(
         replace(
             one, sha256=one.sha256 or digests.get(one.artefact, ""),
-            exact_sha256=one.exact_sha256 or digests.get(FILES["fp32"], ""),
+            exact_sha256=one.exact_sha256 or digests.get(BUNDLE_FILES["fp32"], ""),
         )
         for one in report.certificates
     )  # fmt: skip
@@ -64,7 +64,7 @@ def name_files(report: Report, files: Mapping[str, Stamp]) -> Report:
 
 
 def digest(folder: Path, precision: Precision) -> str:
-    return Stamp.of(folder / "bundle" / FILES[precision]).sha256
+    return Stamp.of(folder / "bundle" / BUNDLE_FILES[precision]).sha256
 
 
 def bench(path: Path, times: Mapping[str, float], *, runs: Iterable[Path] = (), **changes: Any) -> Path:
@@ -89,7 +89,8 @@ def bench(path: Path, times: Mapping[str, float], *, runs: Iterable[Path] = (), 
 
 def certificate(after: float, *, certified: bool = True, **changes: Any) -> Certificate:
     whole = Certificate(
-        artefact=FILES["int8"], method="static int8", metric="accuracy", before=0.89, after=after, max_drop=0.005,
+        artefact=BUNDLE_FILES["int8"], method="static int8", metric="accuracy", before=0.89, after=after,
+        max_drop=0.005,
         agreement=0.98, max_logit_difference=0.02, rows=872, split="validation", data="sst2", device="local",
         runtime="onnxruntime 1.31.1", certified=certified, date=LATER,
         reason="the drop is within 0.005" if certified else "the drop of 0.020 is more than 0.005",

@@ -13,7 +13,7 @@ from rich.console import Console
 from compress.errors import CompressError
 from compress.evaluation.statistics import differ_significantly
 from compress.exporters import manifest as manifests
-from compress.exporters.artifact import FILES
+from compress.exporters.artifact import BUNDLE_FILES
 from compress.exporters.manifest import Manifest
 from compress.records.class_scores import ClassChange
 from compress.records.run_report import Report
@@ -231,7 +231,7 @@ def test_certificates_alone_give_scores(tmp_path: Path) -> None:
     assert "nothing was timed" in describe(comparison)[1]
     # a trimmed bundle: both files were compared with the bundle it was trimmed from
     proofs = tuple(
-        certificate(after, artefact=FILES[which], exact_sha256=OTHER)  # type: ignore[index]
+        certificate(after, artefact=BUNDLE_FILES[which], exact_sha256=OTHER)  # type: ignore[index]
         for which, after in (("fp32", 0.886), ("int8", 0.88))
     )
     comparison = compare_one(tmp_path / "b", report(rows=ROWS[:3], certificates=proofs))

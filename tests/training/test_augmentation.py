@@ -26,7 +26,7 @@ from compress.data.tokenize import encode
 from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS, add_stages, augment, missing_label, near_words, variants
+from compress.training.augment import FEW_ROWS_TO_LEARN, add_stages, augment, missing_label, near_words, variants
 from compress.training.replacements import CandidateOptions, find_candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
@@ -98,7 +98,7 @@ def test_batches_change_nothing(lm: Any, tokenizer: Any, monkeypatch: pytest.Mon
     texts = pa.array([TEXT, "", "good film", "the", "slow sharp warm story"])
     options = CandidateOptions(7)
     together = find_candidates(texts, lm, tokenizer, options).to_pylist()
-    monkeypatch.setattr("compress.training.replacements.ENCODING", "another")
+    monkeypatch.setattr("compress.training.replacements.REPLACEMENTS_ENCODING", "another")
     monkeypatch.setattr("compress.training.replacements.TOKENS_PER_BATCH", 1)
     monkeypatch.setattr("compress.training.replacements.TEXTS_PER_WRITE", 2)
     assert find_candidates(texts, lm, tokenizer, options).to_pylist() == together
@@ -274,7 +274,7 @@ def test_the_same_generator_gives_the_same_rows_and_another_others(lm: Any, toke
 
 def test_many_rows_are_the_same_as_few(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = rows(SINGLE, lm, tokenizer)
-    monkeypatch.setattr("compress.training.augment.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("compress.training.augment.ROWS_PER_DRAW", 2)
     assert rows(SINGLE, lm, tokenizer) == at_once
 
 
@@ -448,13 +448,13 @@ def near_words_of(copies: int, **options: int) -> Call:
 @pytest.mark.parametrize(
     ("changes", "rows", "texts", "read"),
     [
-        ([], FEW_ROWS, 1, near_words_of(20)),
+        ([], FEW_ROWS_TO_LEARN, 1, near_words_of(20)),
         ([], 96, 2, near_words_of(10, partners=5)),
         ([], 96, 0, None),
-        ([], FEW_ROWS + 1, 1, None),
+        ([], FEW_ROWS_TO_LEARN + 1, 1, None),
         (["stages.0.steps=4"], 96, 1, None),
         (["stages.0.epochs=3"], 96, 1, None),
-        (["stages.0.effort=quick"], FEW_ROWS, 1, near_words_of(4)),
+        (["stages.0.effort=quick"], FEW_ROWS_TO_LEARN, 1, near_words_of(4)),
         (["stages.0.effort=quick"], 96, 2, near_words_of(2, partners=1)),
         (["stages.0.effort=quick"], 96, 0, None),
     ],
@@ -482,8 +482,8 @@ def test_new_pairs_need_a_teacher_that_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("effort", "rows", "first", "added"),
     [
-        ("normal", FEW_ROWS + 1, None, None), ("normal", 96, None, near_words_of(8)),
-        ("quick", FEW_ROWS + 1, None, None), ("quick", 96, near_words_of(4), None),
+        ("normal", FEW_ROWS_TO_LEARN + 1, None, None), ("normal", 96, None, near_words_of(8)),
+        ("quick", FEW_ROWS_TO_LEARN + 1, None, None), ("quick", 96, near_words_of(4), None),
     ],
 )  # fmt: skip
 def test_texts_of_a_corpus_join_the_variants(effort: str, rows: int, first: Any, added: Any, tmp_path: Path) -> None:
@@ -538,7 +538,7 @@ def test_a_student_that_texts_do_not_improve_stays_as_it_was(
 def test_the_same_rows_are_not_trained_on_twice(
     tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacements, "PLAIN", re.compile(r"[α-ω]+"))
+    monkeypatch.setattr(replacements, "PLAIN_WORD", re.compile(r"[α-ω]+"))
     given = with_corpus(tmp_path)
     Path(given["corpus"]).write_text(load_task(given["data"]).train[0]["text"] + "\n", encoding="utf-8")
     with pytest.raises(Trained):

@@ -47,7 +47,7 @@ def test_losses_and_gradients_are_those_of_the_layers_as_they_are() -> None:
         return [*found, *gradients]
 
     expected = losses()
-    with compile_layers(step, compilation.LEAST_STEPS):
+    with compile_layers(step, compilation.LEAST_COMPILED):
         assert all(is_compiled(step))
         torch.testing.assert_close(losses(), expected)
     assert not any(is_compiled(step))
@@ -57,7 +57,7 @@ def test_losses_and_gradients_are_those_of_the_layers_as_they_are() -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("terms", "steps"),
-    [(TRIPLE, compilation.LEAST_STEPS - 1), ([Term("tinybert.attention")], compilation.LEAST_STEPS)],
+    [(TRIPLE, compilation.LEAST_COMPILED - 1), ([Term("tinybert.attention")], compilation.LEAST_COMPILED)],
     ids=["short", "reads attention"],
 )
 def test_stages_that_do_not_repay_it_are_not_compiled(terms: list[Term], steps: int) -> None:
@@ -76,7 +76,7 @@ def test_without_gpu_or_compiler_nothing_is_compiled(gpu: bool, monkeypatch: pyt
     compilation.can_compile.cache_clear()
     step = make_step(TRIPLE)
     try:
-        with compile_layers(step, compilation.LEAST_STEPS):
+        with compile_layers(step, compilation.LEAST_COMPILED):
             assert not any(is_compiled(step))
     finally:
         compilation.can_compile.cache_clear()

@@ -10,7 +10,7 @@ from compress.config.stages import StudentSpec
 from compress.config.term import Term
 from compress.models import student as students
 from compress.models.signals import read
-from compress.training.compilation import LEAST_STEPS, can_compile, compile_layers
+from compress.training.compilation import LEAST_COMPILED, can_compile, compile_layers
 from compress.training.teacher_cache import teacher_cache
 from tests import learning, tiny
 
@@ -38,7 +38,7 @@ def test_compiled_layers_give_the_losses_of_the_layers_as_they_are() -> None:
         for chosen in ([0, 3], [1, 2, 4, 5, 6])
     ]
     expected = [step(**batch)["loss"] for batch in batches]
-    with compile_layers(step, LEAST_STEPS):
+    with compile_layers(step, LEAST_COMPILED):
         assert any("forward" in vars(module) for module in step.student.modules())
         found = [step(**batch)["loss"] for batch in batches]
     torch.testing.assert_close(found, expected)

@@ -36,7 +36,7 @@ def test_the_rate_falls_once_nothing_has_improved_for_a_quarter_of_the_steps() -
     flat = rising + [rising[-1]] * 20
     start = LENGTH.decay_start(history(flat, every=10))
     assert start is not None
-    assert 200 / (1 - schedule.PATIENCE) <= start <= 220 / (1 - schedule.PATIENCE) + 10
+    assert 200 / (1 - schedule.SCORE_PATIENCE) <= start <= 220 / (1 - schedule.SCORE_PATIENCE) + 10
     assert LENGTH.decay_start(history(flat[: start // 10], every=10)) == start, "what comes later changes nothing"
     assert LENGTH.decay_start(history(flat[: start // 10 - 1], every=10)) is None
 
@@ -50,7 +50,7 @@ def test_a_distance_that_still_shrinks_goes_on_training() -> None:
 
 def test_a_single_evaluation_never_ends_the_hold() -> None:
     length = Length.plan(125, 32, "quick", rows=800)
-    assert length.every > schedule.PATIENCE * 3 * length.every, "the steps alone would let it"
+    assert length.every > schedule.SCORE_PATIENCE * 3 * length.every, "the steps alone would let it"
     scores = [0.84, 0.8725, 0.865, 0.84]
     assert length.decay_start(history(scores[:3], every=length.every)) is None
     assert length.decay_start(history(scores, every=length.every)) == 4 * length.every
@@ -69,7 +69,7 @@ def test_every_length_ends_within_its_limits_and_at_rate_zero(seed: int) -> None
     per_epoch, rows, batch = draw.choice([1, 7, 130, 2000]), draw.choice([0, 10, 872, 20_000]), draw.choice([1, 8, 64])
     scores = [draw.random() ** draw.choice([0.1, 1]) for _ in range(draw.randrange(80))]
     length = Length.plan(per_epoch, batch, rows=rows)
-    assert 1 <= length.least <= length.most <= max(schedule.MOST, schedule.EPOCHS * per_epoch)
+    assert 1 <= length.least <= length.most <= max(schedule.MOST_AUTO_STEPS, schedule.EPOCHS * per_epoch)
     start = length.decay_start(history(scores, every=length.every))
     end = length.end(start)
     assert min(length.least, length.most) - 1 <= end <= length.most
@@ -107,7 +107,7 @@ def test_variants_are_read_longer() -> None:
     assert (varied.least, varied.most) == schedule.VARIED
     assert (varied.least > usual.least, varied.most < usual.most, varied.gain) == (True, True, usual.gain)
     few = Length.plan(2, 32, varied=True)
-    assert (few.least, few.most) == (2 * schedule.EPOCHS, 2 * schedule.MANY_EPOCHS)
+    assert (few.least, few.most) == (2 * schedule.EPOCHS, 2 * schedule.EPOCHS_OF_ROWS)
 
 
 def test_the_rate_goes_with_the_width() -> None:
@@ -129,8 +129,8 @@ class Plateau:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(schedule, "LEAST", 9)
-    monkeypatch.setattr(schedule, "MOST", 40)
+    monkeypatch.setattr(schedule, "LEAST_AUTO_STEPS", 9)
+    monkeypatch.setattr(schedule, "MOST_AUTO_STEPS", 40)
     yield
 
 

@@ -193,7 +193,7 @@ def test_two_processes_make_different_shards_at_a_time(tmp_path: Path) -> None:
 def test_auto_keeps_outputs_that_are_read_again_and_do_not_change(
     changes: dict[str, Any], terms: Sequence[Term], pays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "LEAST", 40)
+    monkeypatch.setattr(schedule, "LEAST_AUTO_STEPS", 40)
     teacher = Teacher("t", Path(), tiny.model("bert", layers=4), tiny.tokenizer(), digest="", trained=True)
     stage, objective = learning.stage(terms, **changes), learning.step(terms).objective
     assert cache_pays(stage, objective, teacher, learning.rows()) == pays

@@ -47,9 +47,9 @@ from compress.io import sha256
 from compress.provenance import install_command
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
 
-VERSION = "1.30.0"
-PACKAGE = f"onnxruntime-web@{VERSION}"
-TARBALL = f"onnxruntime-web-{VERSION}.tgz"
+WEB_VERSION = "1.30.0"
+WEB_PACKAGE = f"onnxruntime-web@{WEB_VERSION}"
+TARBALL = f"onnxruntime-web-{WEB_VERSION}.tgz"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # noqa: E501
 """The tarball's hash, as the package's `dist.integrity` gives it."""
 
@@ -67,11 +67,11 @@ WEBGPU: Mapping[str, str] = {
 }
 """The files of the build with WebGPU. 27 MB."""
 
-PATIENCE = 600
+NPM_TIMEOUT = 600
 """Seconds that npm may take: the tarball has 33 MB."""
 
 BY_HAND = (
-    f"On a machine that has npm: npm pack {PACKAGE}. Then pass the tarball, or the "
+    f"On a machine that has npm: npm pack {WEB_PACKAGE}. Then pass the tarball, or the "
     f"unpacked folder: --assets {TARBALL}"
 )
 
@@ -84,7 +84,7 @@ def load_runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Pa
             file: the package's tarball; a folder: one that has the files, directly or
             in `dist` or `package/dist`
     Raises DeviceError if npm is missing or fails, or if the files are not those of
-    VERSION.
+    WEB_VERSION.
     """
     pins = WEBGPU if webgpu else WASM
     if source is not None and source.is_dir():
@@ -94,14 +94,15 @@ def load_runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Pa
         raise DeviceError(
             f"--assets {source}: a folder without {', '.join(pins)}. {BY_HAND}"
         )
-    cache = home() / "web" / VERSION / ("webgpu" if webgpu else "wasm")
+    cache = home() / "web" / WEB_VERSION / ("webgpu" if webgpu else "wasm")
     if source is not None:
         return _unpack(source, pins, cache)
     if cache.exists():
         if not (changed := _list_changed(cache, pins)):
             return [cache / name for name in pins]
         note(
-            f"{cache}: {', '.join(changed)} is damaged or missing; fetching {PACKAGE} "
+            f"{cache}: {', '.join(changed)} is damaged or missing; fetching "
+            f"{WEB_PACKAGE} "
             "again"
         )
     with tempfile.TemporaryDirectory() as scratch:
@@ -113,13 +114,14 @@ def fetch_tarball(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise DeviceError(
-            f"browser: {PACKAGE} is needed, and npm, which fetches it, is not on the "
+            f"browser: {WEB_PACKAGE} is needed, and npm, which fetches it, is not on "
+            "the "
             f"PATH. Install Node.js. {BY_HAND}"
         )
     command = [
         npm,
         "pack",
-        PACKAGE,
+        WEB_PACKAGE,
         "--pack-destination",
         str(folder),
         "--loglevel",
@@ -131,17 +133,18 @@ def fetch_tarball(folder: Path) -> Path:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=NPM_TIMEOUT,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise DeviceError(
-            f"browser: npm pack {PACKAGE} took over {PATIENCE} s. {BY_HAND}"
+            f"browser: npm pack {WEB_PACKAGE} took over {NPM_TIMEOUT} s. {BY_HAND}"
         ) from None
     if done.returncode != 0 or not (folder / TARBALL).is_file():
         output = " ".join(done.stderr.split())[:600] or "no output"
         raise DeviceError(
-            f"browser: npm pack {PACKAGE} ended with code {done.returncode}: {output}. "
+            f"browser: npm pack {WEB_PACKAGE} ended with code {done.returncode}: "
+            f"{output}. "
             f"{BY_HAND}"
         )
     return folder / TARBALL
@@ -161,7 +164,7 @@ def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
         )
     if integrity != INTEGRITY:
         raise DeviceError(
-            f"{tarball}: not {PACKAGE}: its integrity is {integrity}; expected "
+            f"{tarball}: not {WEB_PACKAGE}: its integrity is {integrity}; expected "
             f"{INTEGRITY}. {BY_HAND}"
         )
 
@@ -179,7 +182,8 @@ def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
 def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:
     for name in _list_changed(folder, pins):
         raise DeviceError(
-            f"{folder / name}: another version than {PACKAGE}, or damaged. Remove it. "
+            f"{folder / name}: another version than {WEB_PACKAGE}, or damaged. Remove "
+            "it. "
             f"{BY_HAND}"
         )
     return [folder / name for name in pins]
@@ -252,10 +256,8 @@ def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
 def probe_model() -> bytes:
     """Build an ONNX file that returns its input: opening it starts a runtime, and shows
     whether it starts at all."""
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])
-        for name in ("x", "y")
-    )
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y]
     )
@@ -265,7 +267,7 @@ def probe_model() -> bytes:
     return model.SerializeToString()
 
 
-HEAD = ("file", "p50 ms", "p95 ms", "to first")
+TIMES_HEADER = ("file", "p50 ms", "p95 ms", "to first")
 
 
 def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
@@ -277,7 +279,7 @@ def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
     return [
         {
             "title": str(setting),
-            "head": HEAD,
+            "head": TIMES_HEADER,
             "rows": [
                 (
                     latency.name + (" (noisy)" if latency.noisy else ""),
@@ -301,9 +303,9 @@ BURST = 5.0
 """Seconds of one step of a sustained measurement: the page shows progress, and a lost
 page is noticed."""
 
-ROWS_AT_ONCE = 32
+ROWS_PER_MESSAGE = 32
 
-HIDDEN = "the page was hidden meanwhile, and browsers slow hidden pages down"
+HIDDEN_WARNING = "the page was hidden meanwhile, and browsers slow hidden pages down"
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,7 @@ class Browser:
             "gpu": known.gpu,
             "system": known.system,
             "browser": known.agent,
-            "runtime": f"onnxruntime-web {VERSION}, "
+            "runtime": f"onnxruntime-web {WEB_VERSION}, "
             f"{'WebGPU' if self.webgpu else 'WebAssembly'}",
             "clock": f"steps of {known.timer_ms:.2g} ms",
             "MB": "of WebAssembly memory",
@@ -394,16 +396,14 @@ class Browser:
     ) -> list[NDArray[np.float32]]:
         """Compute the file's logits of each row by itself: (outputs,), or (tokens,
         outputs) for a tokenwise task."""
-        name, model, logits = (
-            file.name,
-            BrowserModel.load(file),
-            list[NDArray[np.float32]](),
-        )
+        name = file.name
+        model = BrowserModel.load(file)
+        logits = list[NDArray[np.float32]]()
         self._clear(model)
         self._open(name, model, None)
-        for start in range(0, len(rows), ROWS_AT_ONCE):
+        for start in range(0, len(rows), ROWS_PER_MESSAGE):
             batch = [
-                model.encode_row(row) for row in rows[start : start + ROWS_AT_ONCE]
+                model.encode_row(row) for row in rows[start : start + ROWS_PER_MESSAGE]
             ]
             progress = {
                 "say": f"{name}: answering {len(rows)} rows",
@@ -453,7 +453,9 @@ class Browser:
                 )
                 times[name].ms += measured.ms
                 times[name].peak_rss_mb = measured.heap_mb
-                times[name].disturbed = HIDDEN if hidden else times[name].disturbed
+                times[name].disturbed = (
+                    HIDDEN_WARNING if hidden else times[name].disturbed
+                )
         return times
 
     def _run_sustained(
@@ -473,7 +475,8 @@ class Browser:
             )
             if hidden:
                 raise DeviceError(
-                    f"browser: {name}: after {passed:.0f} s {HIDDEN}. Measure again "
+                    f"browser: {name}: after {passed:.0f} s {HIDDEN_WARNING}. Measure "
+                    "again "
                     "with it in front."
                 )
             minutes.setdefault(int(passed // 60), []).extend(measured.ms)

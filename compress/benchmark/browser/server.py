@@ -45,11 +45,11 @@ HOLD = 5.0
 SILENCE = 20.0
 """Seconds without a poll after which the page counts as gone."""
 
-LONGEST = 900.0
+COMMAND_TIMEOUT = 900.0
 """The most seconds one command may take: opening a large file over a slow network, or a
 round of a slow model."""
 
-GONE = (
+GONE_REASONS = (
     "Usual reasons: the tab was closed or reloaded, the phone was locked, the network "
     "was lost, or the browser had too little memory for the model. Run the command "
     "again and keep the page in front."
@@ -86,7 +86,8 @@ class PageSession:
         with self._changed:
             if not valid or self._claimed:
                 return None
-            self._claimed, self._last_seen = True, time.monotonic()
+            self._claimed = True
+            self._last_seen = time.monotonic()
             self._changed.notify_all()
             return self._secret
 
@@ -117,7 +118,8 @@ class PageSession:
                 and self._command is not None
                 and not self._ended
             ):
-                self._command, self._answer = None, dict(answer)
+                self._command = None
+                self._answer = dict(answer)
                 self._changed.notify_all()
 
     def mark_left(self) -> None:
@@ -134,25 +136,27 @@ class PageSession:
         gone or takes too long."""
         with self._changed:
             self._number += 1
-            self._command, self._answer = {"id": self._number, **command}, None
+            self._command = {"id": self._number, **command}
+            self._answer = None
             self._changed.notify_all()
-            deadline = time.monotonic() + LONGEST
+            deadline = time.monotonic() + COMMAND_TIMEOUT
             while self._answer is None:
                 now = time.monotonic()
                 if self._left:
                     raise DeviceError(
                         "browser: the page was left in the middle of a measurement. "
-                        f"{GONE}"
+                        f"{GONE_REASONS}"
                     )
                 if now - self._last_seen > SILENCE:
                     raise DeviceError(
                         f"browser: nothing heard from the page for {SILENCE:.0f} s. "
-                        f"{GONE}"
+                        f"{GONE_REASONS}"
                     )
                 if now > deadline:
                     raise DeviceError(
                         "browser: the page is open, but has not finished one step in "
-                        f"{LONGEST / 60:.0f} minutes. Measure with fewer --runs, "
+                        f"{COMMAND_TIMEOUT / 60:.0f} minutes. Measure with fewer "
+                        "--runs, "
                         "shorter --seq, or a smaller model."
                     )
                 self._changed.wait(0.25)
@@ -360,7 +364,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _check_origin(self) -> bool:
         """Return True if the request is for this address and not from the page of
         another site; else refuse it."""
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        host = self.headers.get("Host", "")
+        origin = self.headers.get("Origin")
         if host in cast(_Server, self.server).hosts and origin in {
             None,
             f"http://{host}",
@@ -377,7 +382,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_json(self, limit: int) -> dict[str, Any] | None:
         """Read a JSON object; refuse anything else, or a body above `limit` bytes, and
         return None."""
-        length, status = self.headers.get("Content-Length", ""), HTTPStatus.BAD_REQUEST
+        length = self.headers.get("Content-Length", "")
+        status = HTTPStatus.BAD_REQUEST
         if not (length.isascii() and length.isdigit()):
             status = HTTPStatus.LENGTH_REQUIRED
         elif len(length) > 12 or int(length) > limit:
@@ -397,7 +403,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_body(self, length: int) -> bytes:
         """Read a body. Raises TimeoutError after LONGEST_BODY seconds, however slowly
         it trickles in."""
-        body, deadline = bytearray(), time.monotonic() + LONGEST_BODY
+        body = bytearray()
+        deadline = time.monotonic() + LONGEST_BODY
         try:
             while len(body) < length:
                 self.connection.settimeout(max(0.01, deadline - time.monotonic()))

@@ -62,7 +62,7 @@ CPU_SENSORS = re.compile(
 )
 SENSORS = Path("/sys/class")
 CPUS = Path("/sys/devices/system/cpu")
-CHUNK = 2**20
+BYTES_PER_CHUNK = 2**20
 LAST_WORDS = 600
 """Characters of a runner's last line that are reported."""
 
@@ -128,14 +128,14 @@ def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
     try:
         with target.open("wb") as file:
             while left:
-                chunk = source.read(min(CHUNK, left))
+                chunk = source.read(min(BYTES_PER_CHUNK, left))
                 if not chunk:
                     break
                 left -= len(chunk)
                 file.write(chunk)
     except OSError as error:
         target.unlink() if target.exists() else None
-        while left and (chunk := source.read(min(CHUNK, left))):
+        while left and (chunk := source.read(min(BYTES_PER_CHUNK, left))):
             left -= len(chunk)
         return {"error": f"{target}: {error.strerror}"}
     return {"path": str(target)}
@@ -299,7 +299,8 @@ def temperature(sensors: Path = SENSORS) -> float | None:
         ("hwmon/hwmon*/temp*_input", "name"),
     ):
         for path in sensors.glob(pattern):
-            milli, name = _text(path), _text(path.with_name(label))
+            milli = _text(path)
+            name = _text(path.with_name(label))
             if re.fullmatch(r"\d+", milli) and 0 < int(milli) < 150_000:
                 readings.append((bool(CPU_SENSORS.search(name)), int(milli) / 1000))
     return max(readings)[1] if readings else None

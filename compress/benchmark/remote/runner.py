@@ -182,7 +182,7 @@ def open_executorch(job: Mapping[str, Any]) -> Opened:
     return Opened(dict.fromkeys(names, np.int64), run)
 
 
-RUNTIMES: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
+RUNTIME_OPENERS: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
     "onnxruntime": open_onnxruntime,
     "openvino": open_openvino,
     "ai_edge_litert": open_litert,
@@ -299,7 +299,7 @@ def logits(opened: Opened, rows: list[dict[str, Any]], workers: int) -> list[Any
 def main(job: Mapping[str, Any]) -> None:
     pin(job["affinity"])
     start = time.perf_counter()
-    opened = RUNTIMES[job["runtime"]](job)
+    opened = RUNTIME_OPENERS[job["runtime"]](job)
     ready = {"init_ms": (time.perf_counter() - start) * 1e3}
     timing = "seq" in job
     batch: Feeds = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto
 
 from compress.exporters.rewrite.graph import (
-    ATTENTION,
+    ATTENTION_OPERATOR,
     OURS,
     Array,
     Graph,
@@ -92,10 +92,8 @@ class AttentionCore:
         ):
             return None
         queries, _, values = found
-        name, inputs = (
-            softmax.name.removesuffix("/Softmax"),
-            tuple(part.source for part in found),
-        )
+        name = softmax.name.removesuffix("/Softmax")
+        inputs = tuple(part.source for part in found)
         return AttentionCore(
             joined, name, inputs, mask, queries.heads, queries.size, values.size, scale
         )
@@ -112,7 +110,8 @@ class _ByHead:
 
 def collapse(graph: Graph) -> list[AttentionCore]:
     """Replace every attention of the known form by one node."""
-    writers, readers = graph.writers(), graph.readers()
+    writers = graph.writers()
+    readers = graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
     cores = [
         core
@@ -122,7 +121,7 @@ def collapse(graph: Graph) -> list[AttentionCore]:
     for at, core in enumerate(cores):
         node = graph.replace(
             core.node,
-            ATTENTION,
+            ATTENTION_OPERATOR,
             core.inputs,
             core.name,
             domain=OURS,
@@ -194,10 +193,8 @@ def _split_heads(graph: Graph, node: NodeProto, name: str, part: str) -> str:
     With tokens first rows and heads are one axis: onnxruntime's product then reads the
     transposed tensor in place.
     """
-    heads, size = (
-        attribute(node, "heads"),
-        attribute(node, "value_size" if part == "values" else "size"),
-    )
+    heads = attribute(node, "heads")
+    size = attribute(node, "value_size" if part == "values" else "size")
     first = attribute(node, "tokens_first")
     shape = graph.integers(0, -1, size) if first else graph.integers(0, 0, heads, size)
     split = graph.add("Reshape", [name, shape], f"{node.name}/{part}")

@@ -63,7 +63,7 @@ class Form:
 
 PLAIN = Form()
 
-SHIPPED = Form(tokens_first=False)
+SHIPPED_FORM = Form(tokens_first=False)
 """The form that `to_onnx` writes: less work for any runtime. Tokens first, faster in
 onnxruntime on x86 and slower in OpenVINO, is for `tune` to try."""
 

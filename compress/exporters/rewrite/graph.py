@@ -24,7 +24,8 @@ Array = NDArray[Any]
 Writers = Mapping[str, NodeProto]
 Readers = Mapping[str, list[NodeProto]]
 
-ATTENTION, ROTARY = "Attention", "Rotary"
+ATTENTION_OPERATOR = "Attention"
+ROTARY = "Rotary"
 OURS = "compress.rewriting"
 """The domain of operators that a graph has only while it is rewritten: attention as a
 whole (`attention.py`), and rotary positions of queries and keys (`rotary.py`)."""
@@ -262,7 +263,7 @@ class Graph:
         return [
             node
             for node in self.nodes
-            if (node.domain, node.op_type) == (OURS, ATTENTION)
+            if (node.domain, node.op_type) == (OURS, ATTENTION_OPERATOR)
         ]
 
     def tokenwise(self, node: NodeProto) -> bool:
@@ -318,7 +319,8 @@ class Graph:
 
 def _make_unique(name: str, taken: set[str]) -> str:
     """Return `name`, or a name like it that is not in `taken`, and add it there."""
-    chosen, count = name, 1
+    chosen = name
+    count = 1
     while chosen in taken:
         count += 1
         chosen = f"{name}.{count}"
@@ -373,7 +375,7 @@ FACTOR_KEY = "compress.factor"
 """The metadata of a node that holds the factor by which a rewritten product's output
 differs from the module's."""
 
-LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
+LAYER_NUMBER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
 REPEATED = re.compile(r"(.+?)_(\d+)")
 """A module's name where the module is called again."""
 OF_GEMM = "_MatMul"
@@ -460,7 +462,7 @@ def layer(name: str) -> str:
         if part not in ("dense", "self")
     ]
     for at in reversed(range(len(parts))):
-        if match := LAYER.fullmatch(parts[at]):
+        if match := LAYER_NUMBER.fullmatch(parts[at]):
             return f"layer {match[1]}, {' '.join(parts[at + 1 :]) or 'product'}{use}"
     return (" ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name) + use
 
@@ -468,8 +470,11 @@ def layer(name: str) -> str:
 def _read_product(graph: Graph, node: NodeProto, readers: Readers) -> Product | None:
     """Read a MatMul with its bias, or a Gemm; None for a Gemm that is more than x @ W
     (+ b)."""
-    output, weight = node.output[0], node.input[1]
-    name, bias, gemm = node.name or output, None, node.op_type == "Gemm"
+    output = node.output[0]
+    weight = node.input[1]
+    name = node.name or output
+    bias = None
+    gemm = node.op_type == "Gemm"
     ends: tuple[str, ...] = (output,)
     if gemm:
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
@@ -485,6 +490,7 @@ def _read_product(graph: Graph, node: NodeProto, readers: Readers) -> Product | 
             if other in graph.tensors and list(graph.tensors[other].dims) == [
                 graph.tensors[weight].dims[1]
             ]:
-                bias, ends = other, (output, after[0].output[0])
+                bias = other
+                ends = (output, after[0].output[0])
     transposed = gemm and bool(attribute(node, "transB", 0))
     return Product(name, node.input[0], weight, transposed, bias, ends[-1], ends, gemm)

@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from compress.exporters.rewrite.attention import TURNED, AttentionCore, Linear, linear
 from compress.exporters.rewrite.graph import (
-    ATTENTION,
+    ATTENTION_OPERATOR,
     FACTOR_KEY,
     OURS,
     ROTARY,
@@ -36,7 +36,8 @@ def tokens_first(graph: Graph) -> int:
     start = None if on_scores or not attentions else _start(graph, attentions[0])
     if start is None:
         return 0
-    nodes, before = list(graph.nodes), _find_sources(graph, start)
+    nodes = list(graph.nodes)
+    before = _find_sources(graph, start)
     turned: dict[str, str] = {}
     back: dict[str, str] = {}
     _turn_tensor(graph, start, turned)
@@ -83,7 +84,9 @@ def _turn_tensor(graph: Graph, name: str, turned: dict[str, str]) -> None:
 def _find_sources(graph: Graph, start: str) -> set[str]:
     """Find `start` and the tensors that it is computed from token by token: residuals
     begin there."""
-    writers, found, open_ = graph.writers(), set[str](), [start]
+    writers = graph.writers()
+    found = set[str]()
+    open_ = [start]
     while open_:
         name = open_.pop()
         found.add(name)
@@ -168,7 +171,7 @@ def _push_back(graph: Graph, last: NodeProto) -> int:
     inside = {name for node in narrow for name in node.output}
     rows: dict[str, str] = {}
     for node in narrow:
-        core = (node.domain, node.op_type) == (OURS, ATTENTION)
+        core = (node.domain, node.op_type) == (OURS, ATTENTION_OPERATOR)
         read = [node.input[0]] if core else graph.varying(node)
         if core and attribute(node, "local", 0):
             node.input[3] = graph.add(

@@ -23,7 +23,7 @@ from compress.exporters.rewrite.attention import (
     only_reader,
 )
 from compress.exporters.rewrite.graph import (
-    ATTENTION,
+    ATTENTION_OPERATOR,
     OURS,
     ROTARY,
     Graph,
@@ -93,16 +93,12 @@ class _RotaryAttention:
         ):
             return None
         added, scaled, scores = nodes
-        scale, keys_last = (
-            graph.scalar(scaled.input[1]),
-            find_writer(writers, scores.input[1], "Transpose"),
-        )
+        scale = graph.scalar(scaled.input[1])
+        keys_last = find_writer(writers, scores.input[1], "Transpose")
         if not scale or keys_last is None or attribute(keys_last, "perm") != KEYS_LAST:
             return None
-        queries, keys = (
-            _read_rotation(graph, name, writers)
-            for name in (scores.input[0], keys_last.input[0])
-        )
+        queries = _read_rotation(graph, scores.input[0], writers)
+        keys = _read_rotation(graph, keys_last.input[0], writers)
         if queries is None or keys is None or queries[1:] != keys[1:]:
             return None
         parts = [
@@ -123,7 +119,8 @@ class _RotaryAttention:
 
     def replace(self, graph: Graph) -> AttentionCore:
         """Replace this attention by one node that reads separate products."""
-        name, size = self.softmax.name.removesuffix("/Softmax"), self.part.size
+        name = self.softmax.name.removesuffix("/Softmax")
+        size = self.part.size
         width = _columns(graph, self.part.product) // 3
         heads = width // size
         inputs = [
@@ -148,7 +145,7 @@ class _RotaryAttention:
             )
         node = graph.replace(
             self.joined,
-            ATTENTION,
+            ATTENTION_OPERATOR,
             [*inputs, self.mask],
             name,
             domain=OURS,
@@ -167,7 +164,8 @@ class _RotaryAttention:
 def collapse(graph: Graph) -> list[AttentionCore]:
     """Replace every attention of this form by one node, and divide the joint
     products."""
-    writers, readers = graph.writers(), graph.readers()
+    writers = graph.writers()
+    readers = graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
     found = [
         _RotaryAttention.around(graph, node, writers, readers) for node in softmaxes
@@ -194,15 +192,12 @@ def _read_rotation(graph: Graph, name: str, writers: Writers) -> _Rotation | Non
         or attribute(halves, "axis") not in (-1, 3)
     ):
         return None
-    part, negated = (
-        _part(graph, kept.input[0], writers),
-        find_writer(writers, halves.input[0], "Neg"),
-    )
+    part = _part(graph, kept.input[0], writers)
+    negated = find_writer(writers, halves.input[0], "Neg")
     second = negated and find_writer(writers, negated.input[0], "Slice")
     first = find_writer(writers, halves.input[1], "Slice")
-    cosines, sines = (
-        find_writer(writers, each.input[1], "Unsqueeze") for each in (kept, swapped)
-    )
+    cosines = find_writer(writers, kept.input[1], "Unsqueeze")
+    sines = find_writer(writers, swapped.input[1], "Unsqueeze")
     if not (part and first and second and cosines and sines):
         return None
     axes = [graph.value(each.input[1]) for each in (cosines, sines)]
@@ -227,7 +222,8 @@ def _part(graph: Graph, name: str, writers: Writers) -> _Part | None:
     sizes = find_writer(writers, shaped.input[1], "Concat")
     if product is None or sizes is None:
         return None
-    equal, size = graph.value(split.input[1]), graph.scalar(sizes.input[-1])
+    equal = graph.value(split.input[1])
+    size = graph.scalar(sizes.input[-1])
     if (
         equal is None
         or equal.tolist() != [1, 1, 1]
@@ -249,7 +245,8 @@ def _find_product(
 ) -> tuple[NodeProto, str] | None:
     """Find the product with a constant matrix that computes a tensor, and its bias, or
     ""."""
-    bias, added = "", find_writer(writers, name, "Add")
+    bias = ""
+    added = find_writer(writers, name, "Add")
     if added is not None:
         first, second = added.input
         bias, name = (first, second) if first in graph.tensors else (second, first)
@@ -271,8 +268,10 @@ def _split_off(
     graph: Graph, product: NodeProto, bias: str, part: str, span: tuple[int, int]
 ) -> str:
     """Compute these columns of a product, and of its bias, by a separate product."""
-    path, columns = product.name.removesuffix("/MatMul"), slice(*span)
-    weight, added = graph.value(product.input[1]), graph.value(bias)
+    path = product.name.removesuffix("/MatMul")
+    columns = slice(*span)
+    weight = graph.value(product.input[1])
+    added = graph.value(bias)
     assert weight is not None, "a constant matrix"
     name = graph.constant(weight[:, columns], f"{product.input[1]}.{part}")
     made = graph.add("MatMul", [product.input[0], name], f"{path}/{part}/MatMul")
@@ -287,7 +286,8 @@ def _split_off(
 
 def _split_halves(graph: Graph) -> None:
     """Replace slices of a product's columns by products of these columns."""
-    writers, taken = graph.writers(), dict[str, str]()
+    writers = graph.writers()
+    taken = dict[str, str]()
     for node in [each for each in graph.nodes if each.op_type == "Slice"]:
         made = _find_product(graph, node.input[0], writers)
         span = made and _span(
@@ -324,7 +324,8 @@ def _span(
 def _integer(graph: Graph, name: str, writers: Writers, last: _Axis) -> int | None:
     """Compute an integer from constants and the size of this axis; None where it
     depends on more."""
-    value, node = graph.value(name), writers.get(name)
+    value = graph.value(name)
+    node = writers.get(name)
     if value is not None or node is None:
         return int(value.item()) if value is not None and value.size == 1 else None
     if node.op_type in ("Cast", "Squeeze", "Unsqueeze"):
@@ -384,7 +385,9 @@ def write_out(graph: Graph) -> None:
         each for each in graph.nodes if (each.domain, each.op_type) == (OURS, ROTARY)
     ]:
         source, cosines, sines = node.input
-        path, heads, size = node.name, attribute(node, "heads"), attribute(node, "size")
+        path = node.name
+        heads = attribute(node, "heads")
+        size = attribute(node, "size")
         for name in (cosines, sines):
             if name not in tables:
                 tables[name] = graph.add(

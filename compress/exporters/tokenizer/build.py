@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from compress.data.encoder import TextEncoder
 from compress.data.task import Task
-from compress.data.windows import WORDS, Side
+from compress.data.windows import WORD_PATTERN, Side
 from compress.errors import ExportError
 from compress.exporters.session import input_names
 from compress.exporters.tokenizer import forms
@@ -91,7 +91,8 @@ def read_template(
     Raises ExportError where an example has no tokens, or `max_length` leaves no room
     for a text.
     """
-    tokenizer, settings = encoder.backend, encoder.settings
+    tokenizer = encoder.backend
+    settings = encoder.settings
     tokenizer.no_truncation()
     row = tokenizer.encode("a", "a") if pair else tokenizer.encode("a")
     parts: list[RowPart] = []
@@ -124,7 +125,8 @@ def rows(
     """Add input_ids, attention_mask and token_type_ids (B, longest row) for the tokens
     of `texts` (1,) texts, and the offsets (B, longest row, 2) of tokens with spans, in
     pairs only of the second text; (0, 0) elsewhere."""
-    tokens_T, lines_T = tokens.ids_T, tokens.lines_T
+    tokens_T = tokens.ids_T
+    lines_T = tokens.lines_T
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
     place_T = graph.op(
@@ -224,7 +226,8 @@ def _offsets(
     """Add the number of tokens of each row (B,), the places where its texts start, and
     those of its special tokens."""
     offset = graph.op("Mul", kept[0], graph.constant(0))
-    starts, own = {}, []
+    starts = {}
+    own = []
     for part in frame.parts:
         if part.token is None:
             starts[part.second] = offset
@@ -254,7 +257,8 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
         one = graph.op("Min", one, graph.constant(frame.question))
         return [one, graph.op("Min", other, graph.op("Sub", graph.constant(room), one))]
     swapped = graph.op("Greater", one, other)
-    short, long = graph.op("Min", one, other), graph.op("Max", one, other)
+    short = graph.op("Min", one, other)
+    long = graph.op("Max", one, other)
     left = graph.op("Max", short, graph.op("Sub", graph.constant(room), short))
     both = graph.op("Greater", graph.op("Add", short, left), graph.constant(room))
     short = graph.op("Where", both, graph.constant(room // 2), short)
@@ -279,7 +283,7 @@ MODELS: Mapping[str, type[Pieces]] = {
 """The parts of tokenizers that can be a graph, by the type of model that tokenizer.json
 names."""
 
-ROWS = ("input_ids", "attention_mask", "token_type_ids")
+ROW_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
@@ -306,7 +310,8 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
         graph.name_output(name, tensor)
     shape = ["batch_size", "sequence_length"]
     outputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ROWS
+        helper.make_tensor_value_info(name, TensorProto.INT64, shape)
+        for name in ROW_INPUTS
     ]
     outputs += [
         helper.make_tensor_value_info(name, TensorProto.INT64, [*shape, 2])
@@ -324,8 +329,9 @@ def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens
     """Add the tokens of the words of each text, split by `windows.WORDS`, every word
     tokenised by itself. Spans are (T, 4): the characters of the token, and those of the
     word that begins with it, (0, 0) at its other tokens."""
-    letters, spaces = (characters(_list_matches(pattern)) for pattern in (r"\w", r"\s"))
-    pattern = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(
+    letters = characters(_list_matches(r"\w"))
+    spaces = characters(_list_matches(r"\s"))
+    pattern = WORD_PATTERN.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(
         r"\w", f"[{letters}]"
     )
     pattern = pattern.replace(r"\S", f"[^{spaces}]")
@@ -369,10 +375,10 @@ def join_reader(
     of task.
     """
     wanted = input_names(model)
-    if unknown := set(wanted) - set(ROWS):
+    if unknown := set(wanted) - set(ROW_INPUTS):
         raise ExportError(
             f"the model's file reads {', '.join(sorted(unknown))} too; expected "
-            f"{', '.join(ROWS)}"
+            f"{', '.join(ROW_INPUTS)}"
         )
     given = task.graph_outputs
     if missing := set(given) - {node.name for node in model.graph.output}:
@@ -382,7 +388,7 @@ def join_reader(
         )
     ends = GraphBuilder(f"{PREFIX}/answer")
     outputs = getattr(forms, task.form)(ends, task, threshold)
-    spans = [node for node in read.graph.output if node.name not in ROWS]
+    spans = [node for node in read.graph.output if node.name not in ROW_INPUTS]
     graph = helper.make_graph(
         [
             *_list_needed(read.graph, [*wanted, *(node.name for node in spans)]),
@@ -407,7 +413,8 @@ def _list_needed(
     graph: onnx.GraphProto, outputs: Sequence[str]
 ) -> list[onnx.NodeProto]:
     """List the nodes that these outputs depend on, also through subgraphs."""
-    wanted, kept = set(outputs), []
+    wanted = set(outputs)
+    kept = []
     for node in reversed(graph.node):
         if wanted & set(node.output):
             kept.append(node)

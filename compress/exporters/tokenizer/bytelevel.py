@@ -40,10 +40,10 @@ from compress.exporters.tokenizer.cells import (
 from compress.exporters.tokenizer.nfc import compose, read_composition
 from compress.exporters.tokenizer.trie import GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
-    BLOCK,
     PAD,
     SURROGATES,
     UNICODE,
+    WORDPIECE_BLOCK,
     Tokens,
     contains,
     list_odd_tokens,
@@ -55,21 +55,36 @@ LISTED: Final = 0x800
 PLANE: Final = 0x10000
 """Characters from here on have four bytes."""
 
-BOUND, SPACE, WHITE, LETTER, STMD, RV, L, E, NUMBER, OTHER, QUOTE, DROPPED = range(12)
+(
+    BOUND,
+    SPACE_CLASS,
+    WHITE_CLASS,
+    LETTER,
+    STMD,
+    RV,
+    L,
+    E,
+    NUMBER_CLASS,
+    OTHER_CLASS,
+    QUOTE,
+    DROPPED,
+) = range(12)
 """Kinds of cells: the boundary of a text or a special token, a space, other white
 space, letters (of which some end 's, 've, 'll ...), numbers, all others, the
 apostrophe, and the white space between a tagger's words."""
 
-KINDS: Final = QUOTE + 1
-STARTS, TWO, THREE = 1, 2, 4
+CELL_KINDS: Final = QUOTE + 1
+STARTS = 1
+TWO = 2
+THREE = 4
 """Flags of a cell: a word starts here; a contraction of two, or of three, characters
 does."""
 
-NOTHING: Final = -1
-END: Final = 256
+NO_SYMBOL: Final = -1
+WORD_END: Final = 256
 """Symbols: none, the end of a word; below are bytes, above special tokens."""
 
-WIDTH: Final = 4
+MOST_BYTES_OF_CHARACTER: Final = 4
 """The most bytes of a character."""
 
 
@@ -79,7 +94,7 @@ class ByteLevel:
 
     bytes      the id of each byte's token
     whole      the trie of words that are one token; of byte numbers and special
-               symbols, followed by END
+               symbols, followed by WORD_END
     pairs      the trie of pairs of ids that merge, valued by rank; merged: the id that
                each rank makes
     special    special tokens that are recognised in a text
@@ -109,7 +124,8 @@ class ByteLevel:
     @staticmethod
     def list_unsupported(described: Mapping[str, Any]) -> list[str]:
         """List what the graph does not support in a tokenizer, given as its JSON."""
-        model, splitter = described["model"], described["pre_tokenizer"] or {}
+        model = described["model"]
+        splitter = described["pre_tokenizer"] or {}
         wrong = []
         if composed := _list_normalizers(described):
             if composed != ["NFC"]:
@@ -182,21 +198,20 @@ class ByteLevel:
     ) -> "ByteLevel":
         """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds
         nothing."""
-        model, letters, tokens = (
-            described["model"],
-            _map_bytes(),
-            described["added_tokens"],
-        )
+        model = described["model"]
+        letters = _map_bytes()
+        tokens = described["added_tokens"]
         vocabulary: dict[str, int] = model["vocab"]
         added = {token["content"]: token["id"] for token in tokens}
         words: dict[trie.Word, int] = {
-            (END + 1 + index, END): key for index, key in enumerate(added.values())
+            (WORD_END + 1 + index, WORD_END): key
+            for index, key in enumerate(added.values())
         }
         for token, key in vocabulary.items():
             if letters.keys() >= set(token) and [
                 each.id for each in tokenizer.model.tokenize(token)
             ] == [key]:
-                words[(*(letters[letter] for letter in token), END)] = key
+                words[(*(letters[letter] for letter in token), WORD_END)] = key
         merges = [
             tuple(vocabulary[part] for part in pair) for pair in _list_merges(model)
         ]
@@ -215,7 +230,7 @@ class ByteLevel:
                     for letter in sorted(letters, key=letters.__getitem__)
                 ]
             ),
-            whole=trie.build([words], END + 1 + len(added)),
+            whole=trie.build([words], WORD_END + 1 + len(added)),
             pairs=trie.build([{pair: rank for rank, pair in enumerate(merges)}], size),
             merged=makes,
             special=tuple(added),
@@ -256,17 +271,19 @@ class ByteLevel:
         end = graph.op(
             "Where",
             _split(graph, cells.kinds),
-            graph.constant(END),
-            graph.constant(NOTHING),
+            graph.constant(WORD_END),
+            graph.constant(NO_SYMBOL),
         )
         bytes_N4 = graph.op("Gather", symbols, cells.codes)
         flat = graph.flat(graph.op("Concat", graph.columns(end), bytes_N4, axis=1))
-        real = graph.op("Greater", flat, graph.constant(NOTHING))
+        real = graph.op("Greater", flat, graph.constant(NO_SYMBOL))
         symbols_M = graph.select(flat, real)
         cells_M = graph.op(
-            "Div", graph.flat(graph.op("NonZero", real)), graph.constant(WIDTH + 1)
+            "Div",
+            graph.flat(graph.op("NonZero", real)),
+            graph.constant(MOST_BYTES_OF_CHARACTER + 1),
         )
-        ended_M = graph.op("Equal", symbols_M, graph.constant(END))
+        ended_M = graph.op("Equal", symbols_M, graph.constant(WORD_END))
         starts_M = graph.shift(ended_M, 1, bool)
         ids_M = self._find_whole(graph, symbols_M, starts_M)
         words_M = graph.op("CumSum", graph.integers(ended_M), graph.constant(0))
@@ -287,7 +304,8 @@ class ByteLevel:
         ids_K, at_K = self._merge(graph, bytes_K, graph.select(starts_M, open_M), at_K)
         ids_M = graph.op("ScatterElements", ids_M, at_K, ids_K, axis=0)
         token_M = graph.op("GreaterOrEqual", ids_M, graph.constant(0))
-        ids_T, cells_T = graph.select(ids_M, token_M), graph.select(cells_M, token_M)
+        ids_T = graph.select(ids_M, token_M)
+        cells_T = graph.select(cells_M, token_M)
         tokens = Tokens(ids_T, graph.op("Gather", cells.rows, cells_T), sizes_R=sizes_R)
         if not spans:
             return tokens
@@ -304,10 +322,8 @@ class ByteLevel:
             inside,
             graph.op("Sub", graph.slice(after_T, 1), graph.constant(1)),
         )
-        starts_T, ends_T = (
-            graph.op("Gather", cells.starts, cells_T),
-            graph.op("Gather", cells.ends, last_T),
-        )
+        starts_T = graph.op("Gather", cells.starts, cells_T)
+        ends_T = graph.op("Gather", cells.ends, last_T)
         if self.trimmed:
             starts_T, ends_T = self._trim(
                 graph, ids_T, starts_T, ends_T, first=-1 if words else 0
@@ -338,7 +354,7 @@ class ByteLevel:
         listed = {chr(code): code for code in range(LISTED)}
         listed |= {letter: index for index, letter in enumerate(letters, boundary + 1)}
         codes_RC = number(
-            graph, strings_RC, listed | special_codes | {PAD: boundary}, NOTHING
+            graph, strings_RC, listed | special_codes | {PAD: boundary}, NO_SYMBOL
         )
         codes_N = graph.flat(codes_RC)
         unlisted_N = graph.op("Less", codes_N, graph.constant(0))
@@ -354,7 +370,9 @@ class ByteLevel:
             own_n,
             axis=0,
         )
-        table = np.full((boundary + 1 + len(letters), WIDTH), NOTHING)
+        table = np.full(
+            (boundary + 1 + len(letters), MOST_BYTES_OF_CHARACTER), NO_SYMBOL
+        )
         every = _list_kinds()
         if words:  # as the regular expressions of Python see white space
             every = every.copy()
@@ -364,11 +382,14 @@ class ByteLevel:
             encoded = letter.encode()
             table[code, : len(encoded)] = list(encoded)
             kinds[code] = every[ord(letter)]
-        table[LISTED:boundary, 0] = np.arange(END + 1, END + 1 + len(self.special))
+        table[LISTED:boundary, 0] = np.arange(
+            WORD_END + 1, WORD_END + 1 + len(self.special)
+        )
         known = graph.op(
             "Concat", graph.constant(kinds), _find_kinds(graph, every, points_n), axis=0
         )
-        cells, sizes_R = Cells(codes_N, rows_N), ""
+        cells = Cells(codes_N, rows_N)
+        sizes_R = ""
         if spans:
             # The last one is of characters that are not listed
             lengths = [*[1] * LISTED, *map(len, self.special), 0, 1]
@@ -391,7 +412,12 @@ class ByteLevel:
                 )
                 white_N = graph.op("Or", white_N, blank_N)
             cells = insert_spaces(
-                graph, cells, white_N, boundary=boundary, code=ord(" "), kind=SPACE
+                graph,
+                cells,
+                white_N,
+                boundary=boundary,
+                code=ord(" "),
+                kind=SPACE_CLASS,
             )
         if self.stripping:
             stripping, blank = (
@@ -403,9 +429,11 @@ class ByteLevel:
             )
         if self.prefix:
             begins = is_among(graph, graph.shift(cells.kinds, 1), [BOUND])
-            spaced = is_among(graph, cells.kinds, [BOUND, SPACE])
+            spaced = is_among(graph, cells.kinds, [BOUND, SPACE_CLASS])
             needed = graph.op("And", begins, graph.op("Not", spaced))
-            cells = insert(graph, cells, needed, code=ord(" "), kind=SPACE, width=0)
+            cells = insert(
+                graph, cells, needed, code=ord(" "), kind=SPACE_CLASS, width=0
+            )
         return (
             cells,
             graph.op("Concat", graph.constant(table), bytes_n4, axis=0),
@@ -423,10 +451,8 @@ class ByteLevel:
     ) -> Cells:
         """Let special tokens take the white space before them, which their spans cover
         unless they are trimmed."""
-        stripping_N, blank_N = (
-            is_among(graph, cells.codes, stripping),
-            is_among(graph, cells.kinds, [SPACE, WHITE]),
-        )
+        stripping_N = is_among(graph, cells.codes, stripping)
+        blank_N = is_among(graph, cells.kinds, [SPACE_CLASS, WHITE_CLASS])
         if blank:
             blank_N = graph.op("Or", blank_N, is_among(graph, cells.codes, blank))
         kept, starts_N = take_spaces(
@@ -450,14 +476,10 @@ class ByteLevel:
             graph.constant(np.array(state, np.int32))
             for state in (*self.whole.roots, trie.DEAD)
         )
-        small, begin_M = (
-            graph.op("Cast", symbols_M, to=TensorProto.INT32),
-            graph.op("Where", starts_M, root, dead),
-        )
-        words_M, count = (
-            graph.op("CumSum", graph.integers(starts_M), graph.constant(0)),
-            graph.size(symbols_M, 0),
-        )
+        small = graph.op("Cast", symbols_M, to=TensorProto.INT32)
+        begin_M = graph.op("Where", starts_M, root, dead)
+        words_M = graph.op("CumSum", graph.integers(starts_M), graph.constant(0))
+        count = graph.size(symbols_M, 0)
         sizes = graph.sums(
             graph.full(count, 1), words_M, graph.op("Add", count, graph.constant([1]))
         )
@@ -480,7 +502,8 @@ class ByteLevel:
         # its children are the left ids
         root = int(self.pairs.base[self.pairs.roots[0]])
         base = body.constant(self.pairs.base[root : root + len(self.edges)])
-        check, value = body.constant(self.pairs.check), body.constant(self.pairs.value)
+        check = body.constant(self.pairs.check)
+        value = body.constant(self.pairs.value)
         state = body.op("Add", ids, body.constant(root))
         place = body.op(
             "Add", body.integers(body.op("Gather", base, ids)), body.shift(ids, -1)
@@ -497,7 +520,8 @@ class ByteLevel:
         key = body.op(
             "Add", body.op("Mul", word, body.constant(len(self.merged) + 1)), rank
         )
-        count, order = body.size(ids, 0), f"{body.prefix}/sorted"
+        count = body.size(ids, 0)
+        order = f"{body.prefix}/sorted"
         body.nodes.append(
             helper.make_node(
                 "TopK", [key, count], [order, f"{order}_from"], name=order, largest=0
@@ -546,10 +570,8 @@ class ByteLevel:
             "Greater", graph.scalar(graph.size(ids_K, 0)), graph.constant(0)
         )
         ended = f"{graph.prefix}/Loop_{len(graph.nodes)}"
-        given, left = (
-            ["", begin, ids_K, first_K, at_K],
-            [f"{ended}/{name}" for name in ("ids", "first", "at")],
-        )
+        given = ["", begin, ids_K, first_K, at_K]
+        left = [f"{ended}/{name}" for name in ("ids", "first", "at")]
         graph.nodes.append(
             helper.make_node("Loop", given, left, name=ended, body=rounds)
         )
@@ -561,9 +583,8 @@ class ByteLevel:
         """Add the spans (T,), (T,) without spaces, as tokenizers trims them; `first`:
         where texts begin."""
         edges = graph.op("Gather", graph.constant(self.edges), ids_T)
-        before, after = (
-            graph.op("Gather", edges, graph.constant(side), axis=1) for side in (0, 1)
-        )
+        before = graph.op("Gather", edges, graph.constant(0), axis=1)
+        after = graph.op("Gather", edges, graph.constant(1), axis=1)
         if self.kept:
             at_first = graph.integers(
                 graph.op("Equal", starts_T, graph.constant(first))
@@ -588,7 +609,7 @@ TRIMMING: Final = "ByteLevel", "RobertaProcessing"
 
 def _is_blank(token: str) -> bool:
     kinds = _list_kinds()
-    return all(kinds[ord(letter)] in (SPACE, WHITE) for letter in token)
+    return all(kinds[ord(letter)] in (SPACE_CLASS, WHITE_CLASS) for letter in token)
 
 
 def overlap(one: str, other: str) -> bool:
@@ -629,10 +650,8 @@ def _map_bytes() -> dict[str, int]:
 
 def _count_spaces(token: str) -> tuple[int, int]:
     """Count the spaces, written as a letter or not, at both ends of a token."""
-    begins, ends = (
-        len(each) - len(re.sub(r"^[\u0120\s]+", "", each))
-        for each in (token, token[::-1])
-    )
+    begins = len(token) - len(re.sub(r"^[\u0120\s]+", "", token))
+    ends = len(token[::-1]) - len(re.sub(r"^[\u0120\s]+", "", token[::-1]))
     return begins, ends
 
 
@@ -641,16 +660,15 @@ def _split(graph: GraphBuilder, kinds_N: str) -> str:
     boundaries."""
     key = graph.shift(kinds_N, 1)
     for each in (kinds_N, graph.shift(kinds_N, -1), graph.shift(kinds_N, -2)):
-        key = graph.op("Add", graph.op("Mul", key, graph.constant(KINDS)), each)
+        key = graph.op("Add", graph.op("Mul", key, graph.constant(CELL_KINDS)), each)
     flags = np.array(
-        [_find_flags(*kinds) for kinds in product(range(KINDS), repeat=4)], np.uint8
+        [_find_flags(*kinds) for kinds in product(range(CELL_KINDS), repeat=4)],
+        np.uint8,
     )
     flags_N = graph.integers(graph.op("Gather", graph.constant(flags), key))
     starts = graph.op("Mod", flags_N, graph.constant(2))
-    two, three = (
-        graph.integers(graph.op("Equal", flags_N, graph.constant(STARTS | size)))
-        for size in (TWO, THREE)
-    )
+    two = graph.integers(graph.op("Equal", flags_N, graph.constant(STARTS | TWO)))
+    three = graph.integers(graph.op("Equal", flags_N, graph.constant(STARTS | THREE)))
     inside = graph.op("Add", graph.shift(two, 1), graph.shift(three, 1))
     after = graph.op("Add", graph.shift(two, 2), graph.shift(three, 3))
     return graph.op(
@@ -667,14 +685,14 @@ def _find_flags(before: int, here: int, after: int, second: int) -> int:
     The pattern: 's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|
     ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
     """
-    blank = SPACE, WHITE
-    groups = dict.fromkeys((STMD, RV, L, E), LETTER) | {QUOTE: OTHER}
+    blank = SPACE_CLASS, WHITE_CLASS
+    groups = dict.fromkeys((STMD, RV, L, E), LETTER) | {QUOTE: OTHER_CLASS}
     if BOUND in (before, here):
         starts = True
     elif here in blank:
         starts = before not in blank or after not in (*blank, BOUND)
     elif before in blank:
-        starts = before == WHITE
+        starts = before == WHITE_CLASS
     else:
         starts = groups.get(before, before) != groups.get(here, here)
     if not starts:
@@ -695,15 +713,19 @@ def _list_kinds() -> NDArray[np.int64]:
     every = "".join(
         chr(code) if code not in SURROGATES else " " for code in range(UNICODE)
     )
-    kinds = np.full(UNICODE, OTHER)
-    for pattern, kind in ((r"\s+", WHITE), (r"\p{L}+", LETTER), (r"\p{N}+", NUMBER)):
+    kinds = np.full(UNICODE, OTHER_CLASS)
+    for pattern, kind in (
+        (r"\s+", WHITE_CLASS),
+        (r"\p{L}+", LETTER),
+        (r"\p{N}+", NUMBER_CLASS),
+    ):
         found = pre_tokenizers.Split(
             Regex(pattern), "removed", invert=True
         ).pre_tokenize_str(every)
         for _, (first, end) in found:
             kinds[first:end] = kind
     for characters, kind in (
-        (" ", SPACE),
+        (" ", SPACE_CLASS),
         ("stmd", STMD),
         ("rv", RV),
         ("l", L),
@@ -717,9 +739,9 @@ def _list_kinds() -> NDArray[np.int64]:
 def _find_kinds(graph: GraphBuilder, kinds: NDArray[np.int64], points_n: str) -> str:
     """Add the kinds of characters, given as code points."""
     blocks, numbers = np.unique(
-        kinds.reshape(-1, BLOCK).astype(np.uint8), axis=0, return_inverse=True
+        kinds.reshape(-1, WORDPIECE_BLOCK).astype(np.uint8), axis=0, return_inverse=True
     )
-    size = graph.constant(BLOCK)
+    size = graph.constant(WORDPIECE_BLOCK)
     block_n = graph.op(
         "Gather", graph.constant(numbers.reshape(-1)), graph.op("Div", points_n, size)
     )
@@ -735,8 +757,8 @@ ROUND: Final = 1 << 32
 
 
 def _find_bytes(graph: GraphBuilder, strings_n: str) -> tuple[str, str]:
-    """Add the UTF-8 bytes (n, 4), the fourth of three NOTHING, and the code points (n,)
-    of characters from U+0800 on.
+    """Add the UTF-8 bytes (n, 4), the fourth of three NO_SYMBOL, and the code points
+    (n,) of characters from U+0800 on.
 
     The hash is undone step by step, from the last to the first; seed 0, one block of
     four bytes or a rest of three.
@@ -757,7 +779,9 @@ def _find_bytes(graph: GraphBuilder, strings_n: str) -> tuple[str, str]:
     value = _divide(
         graph, _rotate(graph, _divide(graph, value, 0x1B873593), 15), 0xCC9E2D51
     )
-    places = graph.constant([1 << 8 * place for place in range(WIDTH)])
+    places = graph.constant(
+        [1 << 8 * place for place in range(MOST_BYTES_OF_CHARACTER)]
+    )
     bytes_n4 = graph.op(
         "Mod", graph.op("Div", graph.columns(value), places), graph.constant(256)
     )
@@ -771,7 +795,9 @@ def _find_bytes(graph: GraphBuilder, strings_n: str) -> tuple[str, str]:
         "Sub", points_n, graph.op("Gather", graph.constant(marks.diagonal()), four_n)
     )
     missing = graph.op(
-        "Gather", graph.constant(np.array([[0, 0, 0, NOTHING], [0] * WIDTH])), four_n
+        "Gather",
+        graph.constant(np.array([[0, 0, 0, NO_SYMBOL], [0] * MOST_BYTES_OF_CHARACTER])),
+        four_n,
     )
     return graph.op("Add", bytes_n4, missing), points_n
 

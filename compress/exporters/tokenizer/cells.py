@@ -43,7 +43,8 @@ def cut_texts(
     parts = [re.escape(each) for each in sorted(whole, key=len, reverse=True)]
     strings_RC = cut(graph, texts_R, "|".join((*parts, "(?s:.)")))
     strings_RC = put_before(graph, strings_RC, texts_R, cut_prompt(prompt, whole))
-    lines, one = graph.size(texts_R, 0), graph.constant([1])
+    lines = graph.size(texts_R, 0)
+    one = graph.constant([1])
     end = graph.op(
         "Expand", graph.constant([PAD]), graph.op("Concat", lines, one, axis=0)
     )

@@ -15,16 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import normalizers
 
-from compress.exporters.tokenizer.wordpiece import BLOCK, SURROGATES, UNICODE, isolate
+from compress.exporters.tokenizer.wordpiece import (
+    SURROGATES,
+    UNICODE,
+    WORDPIECE_BLOCK,
+    isolate,
+)
 
-MOST_BYTES: Final = 5
+CLUSTER_BYTES: Final = 5
 """Longer clusters are looked up character by character."""
 
-CONTROL, OTHER, EXTENDS, PREPENDS, RETURN, FEED = range(6)
+CONTROL, OTHER_CHARACTER, EXTENDS, PREPENDS, RETURN, FEED = range(6)
 """Classes of characters: one that is always alone, most, one that extends the cluster
 before it, one that begins a cluster with what follows, and the two that are one cluster
 in this order."""
-CLASSES: Final = FEED + 1
+CHARSMAP_CLASSES: Final = FEED + 1
 
 JOINED: Final = np.array(
     [
@@ -32,15 +37,17 @@ JOINED: Final = np.array(
             (here == EXTENDS and before not in (CONTROL, RETURN, FEED))
             or (before == PREPENDS and here not in (CONTROL, RETURN, FEED))
             or (before, here) == (RETURN, FEED)
-            for here in range(CLASSES)
+            for here in range(CHARSMAP_CLASSES)
         ]
-        for before in range(CLASSES)
+        for before in range(CHARSMAP_CLASSES)
     ]
 )
 """True for each pair of classes of which a character, and one of the other after it,
 are in one cluster."""
 
-LEAF, LONG, LAST = 1 << 8, 1 << 9, 1 << 31
+LEAF = 1 << 8
+LONG_BIT = 1 << 9
+LAST_BIT = 1 << 31
 
 
 def read_charsmap(data: bytes) -> dict[str, str]:
@@ -49,19 +56,22 @@ def read_charsmap(data: bytes) -> dict[str, str]:
     size = int.from_bytes(data[:4], "little")
     units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
     texts = data[4 + size :]
-    base = np.arange(len(units)) ^ ((units >> 10) << ((units & LONG) >> 6))
+    base = np.arange(len(units)) ^ ((units >> 10) << ((units & LONG_BIT) >> 6))
     symbols = np.arange(1, 256)
-    found, open_nodes = dict[str, str](), [(b"", int(base[0]))]
+    found = dict[str, str]()
+    open_nodes = [(b"", int(base[0]))]
     while open_nodes:
         key, node = open_nodes.pop()
         places = node ^ symbols
         places = places[places < len(units)]
-        for place in places[units[places] & (LAST | 0xFF) == places ^ node].tolist():
+        for place in places[
+            units[places] & (LAST_BIT | 0xFF) == places ^ node
+        ].tolist():
             longer = key + bytes([place ^ node])
             if units[place] & LEAF:
-                start = int(units[base[place]]) & (LAST - 1)
+                start = int(units[base[place]]) & (LAST_BIT - 1)
                 found[longer.decode()] = texts[start : texts.index(0, start)].decode()
-            elif len(longer) < MOST_BYTES:
+            elif len(longer) < CLUSTER_BYTES:
                 open_nodes.append((longer, int(base[place])))
     return found
 
@@ -82,7 +92,7 @@ def write_charsmap(keys: Mapping[str, str]) -> bytes:
     for key, text in keys.items():
         name = key.encode()
         units[256 * nodes[name[:-1]] + name[-1]] |= LEAF
-        units[256 * nodes[name]] = LAST | len(texts)
+        units[256 * nodes[name]] = LAST_BIT | len(texts)
         texts += text.encode() + b"\0"
     return (
         (4 * len(units)).to_bytes(4, "little") + units.astype("<u4").tobytes() + texts
@@ -120,11 +130,11 @@ def find_classes() -> NDArray[np.uint8]:
     probe = normalizers.Precompiled(
         write_charsmap({"a": "b", "\u0301\u0301": "c", "e\u0301": "d"})
     )
-    classes = np.full(UNICODE, OTHER, np.uint8)
+    classes = np.full(UNICODE, OTHER_CHARACTER, np.uint8)
     for first in (
-        first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES
+        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
     ):
-        block = list(map(chr, range(first, first + BLOCK)))
+        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
         after, before, around = (
             isolate(
                 [text.replace("?", each) for each in block],
@@ -134,7 +144,7 @@ def find_classes() -> NDArray[np.uint8]:
             for text in ("a?", "?\u0301\u0301", "?e\u0301")
         )
         for code, *made in zip(
-            range(first, first + BLOCK), after, before, around, strict=True
+            range(first, first + WORDPIECE_BLOCK), after, before, around, strict=True
         ):
             if made[0] == "b":
                 classes[code] = EXTENDS
@@ -142,5 +152,6 @@ def find_classes() -> NDArray[np.uint8]:
                 classes[code] = CONTROL
             elif not made[2].endswith("d"):
                 classes[code] = PREPENDS
-    classes[ord("\r")], classes[ord("\n")] = RETURN, FEED
+    classes[ord("\r")] = RETURN
+    classes[ord("\n")] = FEED
     return classes

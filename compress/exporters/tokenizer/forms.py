@@ -11,11 +11,11 @@ import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper
 
 from compress.data.task import Task
-from compress.evaluation.qa import LONGEST
+from compress.evaluation.qa import LONGEST_ANSWER
 from compress.exporters.tokenizer.trie import GraphBuilder
 
 BATCH = "batch_size"
-LIKELY = 0.5
+LIKELY_LABEL = 0.5
 """multilabel: the least probability of a label that is returned."""
 
 
@@ -42,14 +42,14 @@ def label(graph: GraphBuilder, task: Task, threshold: float) -> list[ValueInfoPr
 
 
 def labels(graph: GraphBuilder, task: Task, threshold: float) -> list[ValueInfoProto]:
-    """Add label (B, K) string, '' for those below LIKELY; score (B,), the highest
+    """Add label (B, K) string, '' for those below LIKELY_LABEL; score (B,), the highest
     probability; probabilities (B, K)."""
     probabilities = graph.op("Sigmoid", "logits")
     _, highest = _choose(graph, probabilities, axis=1)
     graph.name_output("score", graph.flat(highest))
     graph.name_output("probabilities", probabilities)
     names = graph.constant(list(task.labels))
-    least = graph.constant(np.array(LIKELY, np.float32))
+    least = graph.constant(np.array(LIKELY_LABEL, np.float32))
     likely = graph.op("GreaterOrEqual", probabilities, least)
     graph.name_output("label", graph.op("Where", likely, names, graph.constant([""])))
     return _describe_labels(task, [BATCH], several=True)
@@ -122,7 +122,7 @@ def span(graph: GraphBuilder, task: Task, threshold: float) -> list[ValueInfoPro
         graph.op("Unsqueeze", last, graph.constant([1])),
     )
     width = graph.op("Sub", at, graph.op("Unsqueeze", at, graph.constant([1])))
-    short = graph.op("Less", width, graph.constant(LONGEST))
+    short = graph.op("Less", width, graph.constant(LONGEST_ANSWER))
     forward = graph.op("GreaterOrEqual", width, graph.constant(0))
     sums = graph.op("Where", graph.op("And", short, forward), sums, never)
     flat = graph.op("Reshape", sums, graph.constant([0, -1]))
@@ -147,9 +147,8 @@ def span(graph: GraphBuilder, task: Task, threshold: float) -> list[ValueInfoPro
             graph.op("LessOrEqual", margin, graph.constant(np.array(threshold)))
         )
         edges = [graph.op("Mul", edge, given) for edge in edges]
-    starts, ends = (
-        graph.op("Gather", "offsets", graph.constant(side), axis=2) for side in (0, 1)
-    )
+    starts = graph.op("Gather", "offsets", graph.constant(0), axis=2)
+    ends = graph.op("Gather", "offsets", graph.constant(1), axis=2)
     pairs = zip((starts, ends), edges, strict=True)
     graph.name_output(
         "answer",

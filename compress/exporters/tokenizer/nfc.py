@@ -21,10 +21,15 @@ from tokenizers import normalizers
 from compress.exporters.tokenizer import trie
 from compress.exporters.tokenizer.cells import Cells, gather
 from compress.exporters.tokenizer.trie import GraphBuilder
-from compress.exporters.tokenizer.wordpiece import BLOCK, SURROGATES, UNICODE, isolate
+from compress.exporters.tokenizer.wordpiece import (
+    SURROGATES,
+    UNICODE,
+    WORDPIECE_BLOCK,
+    isolate,
+)
 
-GONE = -1
-CLASSES = 256
+COMPOSED_AWAY = -1
+NFC_CLASSES = 256
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,13 @@ class Composition:
 @lru_cache(maxsize=1)
 def read_composition() -> Composition:
     """Ask tokenizers how it composes characters (2 s)."""
-    split, join = normalizers.NFD().normalize_str, normalizers.NFC().normalize_str
+    split = normalizers.NFD().normalize_str
+    join = normalizers.NFC().normalize_str
     decomposed = {}
     for first in (
-        first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES
+        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
     ):
-        block = list(map(chr, range(first, first + BLOCK)))
+        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
         results = zip(block, isolate(block, split), strict=True)
         decomposed.update(
             {character: result for character, result in results if result != character}
@@ -82,7 +88,8 @@ def read_composition() -> Composition:
     for character in map(chr, range(UNICODE)):
         if kind := unicodedata.combining(character):
             # of the first and of the last class
-            below, above = character + "\u0334", "\u0345" + character
+            below = character + "\u0334"
+            above = "\u0345" + character
             if split(below) != below or (kind == 1 and split(above) != above):
                 classes[character] = kind
     composed = {}
@@ -101,22 +108,25 @@ def compose(graph: GraphBuilder, cells: Cells, numbers: Mapping[str, int]) -> Ce
     """
     how = read_composition()
     other = max(numbers.values()) + 1  # stands for all codes that have no number
-    becomes = np.full((other + 1, max(map(len, how.decomposed.values()))), GONE)
+    becomes = np.full(
+        (other + 1, max(map(len, how.decomposed.values()))), COMPOSED_AWAY
+    )
     becomes[:, 0] = np.arange(other + 1)
-    classes, follows = np.zeros(other + 1, np.int64), np.zeros(other + 1, bool)
+    classes = np.zeros(other + 1, np.int64)
+    follows = np.zeros(other + 1, bool)
     for letter, parts in how.decomposed.items():
         becomes[numbers[letter], : len(parts)] = [numbers[part] for part in parts]
     for letter, kind in how.classes.items():
-        classes[numbers[letter]], follows[numbers[letter]] = kind, True
+        classes[numbers[letter]] = kind
+        follows[numbers[letter]] = True
     follows[[numbers[pair[1]] for pair in how.composed]] = True
     codes_N = graph.op("Min", cells.codes, graph.constant(other))
     flat = graph.flat(graph.look_up(becomes, codes_N))
-    real = graph.op("Greater", flat, graph.constant(GONE))
-    width, at_M = (
-        graph.constant(becomes.shape[1]),
-        graph.flat(graph.op("NonZero", real)),
-    )
-    codes_M, places_M = graph.select(flat, real), graph.op("Div", at_M, width)
+    real = graph.op("Greater", flat, graph.constant(COMPOSED_AWAY))
+    width = graph.constant(becomes.shape[1])
+    at_M = graph.flat(graph.op("NonZero", real))
+    codes_M = graph.select(flat, real)
+    places_M = graph.op("Div", at_M, width)
     more_M = graph.integers(
         graph.op("Greater", graph.op("Mod", at_M, width), graph.constant(0))
     )
@@ -128,11 +138,13 @@ def compose(graph: GraphBuilder, cells: Cells, numbers: Mapping[str, int]) -> Ce
     )
     order_M = _sort(
         graph,
-        graph.op("Add", graph.op("Mul", runs_M, graph.constant(CLASSES)), classes_M),
+        graph.op(
+            "Add", graph.op("Mul", runs_M, graph.constant(NFC_CLASSES)), classes_M
+        ),
     )
-    codes_M, places_M, more_M = (
-        graph.op("Gather", each, order_M) for each in (codes_M, places_M, more_M)
-    )
+    codes_M = graph.op("Gather", codes_M, order_M)
+    places_M = graph.op("Gather", places_M, order_M)
+    more_M = graph.op("Gather", more_M, order_M)
     pairs = {
         tuple(numbers[letter] for letter in pair): numbers[made]
         for pair, made in how.composed.items()
@@ -144,8 +156,9 @@ def compose(graph: GraphBuilder, cells: Cells, numbers: Mapping[str, int]) -> Ce
     after_M, more_M = _join(
         graph, trie.build([pairs], other + 1), classes, heads_M, (codes_M, more_M)
     )
-    kept_M = graph.op("Greater", after_M, graph.constant(GONE))
-    codes_K, more_K = graph.select(after_M, kept_M), graph.select(more_M, kept_M)
+    kept_M = graph.op("Greater", after_M, graph.constant(COMPOSED_AWAY))
+    codes_K = graph.select(after_M, kept_M)
+    more_K = graph.select(more_M, kept_M)
     own_K = graph.op("Gather", cells.codes, graph.select(places_M, kept_M))
     codes_K = graph.op(
         "Where", graph.op("Equal", codes_K, graph.constant(other)), own_K, codes_K
@@ -180,9 +193,9 @@ def _join(
     heads_M: str,
     decomposed: tuple[str, str],
 ) -> tuple[str, str]:
-    """Add the codes (M,) after composition, GONE where a character became a part of one
-    before, and how many characters more each was made of than it was decomposed into;
-    `decomposed`: both before.
+    """Add the codes (M,) after composition, COMPOSED_AWAY where a character became a
+    part of one before, and how many characters more each was made of than it was
+    decomposed into; `decomposed`: both before.
 
     In each round, every character of `heads_M` looks at the next one of those after it,
     which are no heads.
@@ -193,7 +206,8 @@ def _join(
     ends_W = graph.op("Concat", graph.slice(begin_W, 1), graph.size(codes_M, 0), axis=0)
     rounds = graph.op("ReduceMax", graph.op("Sub", ends_W, begin_W), keepdims=0)
     several_W = graph.op("Greater", ends_W, graph.op("Add", begin_W, graph.constant(1)))
-    begin_W, ends_W = graph.select(begin_W, several_W), graph.select(ends_W, several_W)
+    begin_W = graph.select(begin_W, several_W)
+    ends_W = graph.select(ends_W, several_W)
     body = GraphBuilder(f"{graph.prefix}/compose")
     step, going, codes, more, head, latest = (
         f"{body.prefix}/{name}"
@@ -202,10 +216,11 @@ def _join(
     place = body.op("Add", body.op("Add", begin_W, step), body.constant(1))
     inside = body.op("Less", place, ends_W)
     place = body.op("Where", inside, place, head)
-    one, other = body.op("Gather", codes, head), body.op("Gather", codes, place)
-    base, check, value = (
-        body.constant(each) for each in (pairs.base, pairs.check, pairs.value)
-    )
+    one = body.op("Gather", codes, head)
+    other = body.op("Gather", codes, place)
+    base = body.constant(pairs.base)
+    check = body.constant(pairs.check)
+    value = body.constant(pairs.value)
     state = body.op("Add", one, body.constant(root))
     begun = body.op(
         "Equal",
@@ -229,7 +244,7 @@ def _join(
     codes_after = body.op("ScatterElements", codes, head, made, axis=0)
     more_after = body.op("ScatterElements", more, head, size, axis=0)
     gone = body.op("Where", joins, place, head)
-    left = body.op("Where", joins, body.constant(GONE), made)
+    left = body.op("Where", joins, body.constant(COMPOSED_AWAY), made)
     codes_after = body.op("ScatterElements", codes_after, gone, left, axis=0)
     stays = body.op("And", inside, body.op("Not", joins))
     starts = body.op("And", stays, body.op("Equal", kind, body.constant(0)))

@@ -34,7 +34,7 @@ from compress.data.cache import digest, home, load_or_create
 from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
 from compress.data.task import Task
 from compress.data.text_preparation import count_prompt_tokens, prepend
-from compress.data.windows import WORDS
+from compress.data.windows import WORD_PATTERN
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import join_answers
@@ -236,10 +236,8 @@ def text_file(
     whole = join_reader(
         read, model, bundle.task, math.inf if threshold is None else threshold
     )
-    whole.producer_name, whole.producer_version = (
-        model.producer_name,
-        model.producer_version,
-    )
+    whole.producer_name = model.producer_name
+    whole.producer_version = model.producer_version
     onnx.helper.set_model_props(
         whole,
         {**metadata(model), TEXT_KEY: json.dumps(asdict(proof), ensure_ascii=False)},
@@ -325,7 +323,8 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
 def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
     """Open the bundle's tokenizer, and read the template of its rows, which begin with
     `prompt`."""
-    task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
+    task = bundle.task
+    encoder = TextEncoder.from_folder(bundle.path)
     config: dict[str, Any] = json.loads(
         (bundle.path / "config.json").read_text(encoding="utf-8")
     )
@@ -374,7 +373,7 @@ def _reader(
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
     # defined outside of this package
-    others = [WORDS.pattern, unidata_version]
+    others = [WORD_PATTERN.pattern, unidata_version]
     own = encoder.fingerprint()
     key = digest(
         own,
@@ -466,7 +465,8 @@ class TokenDifference:
         shown = (
             f"{self.text!r}" if len(f"{self.text!r}") < 80 else f"{self.text!r:.77}..."
         )
-        expected, found = list(self.expected[:5]), list(self.found[:5])
+        expected = list(self.expected[:5])
+        found = list(self.found[:5])
         return (
             f"{shown} at token {self.at}: expected {self.name} {expected}, found "
             f"{found}"

@@ -152,7 +152,7 @@ class GraphBuilder:
 DEAD: Final = 0
 """The state from which no symbol leads on."""
 
-WINDOW: Final = 1 << 12
+TRIE_WINDOW: Final = 1 << 12
 """Bases that are tried at once for a node."""
 
 Word = tuple[int, ...]
@@ -228,7 +228,7 @@ def _place(
         below.sort()
         start = max(0, lowest - int(below[0]))
         while True:
-            width = max(0, min(WINDOW, len(free) - symbols - start))
+            width = max(0, min(TRIE_WINDOW, len(free) - symbols - start))
             fits = free[start + below[0] : start + width + below[0]].copy()
             for symbol in below[1:]:
                 fits &= free[start + symbol : start + width + symbol]
@@ -312,10 +312,8 @@ def longest_matches(
         "Where", found, graph.op("Add", steps_K1, graph.constant(1)), graph.constant(0)
     )
     best_1M = graph.op("ArgMax", sizes, axis=0, keepdims=1)
-    lengths, values = (
-        graph.flat(graph.op("GatherElements", each, best_1M, axis=0))
-        for each in (sizes, values_KM)
-    )
+    lengths = graph.flat(graph.op("GatherElements", sizes, best_1M, axis=0))
+    values = graph.flat(graph.op("GatherElements", values_KM, best_1M, axis=0))
     return lengths, graph.integers(values)
 
 
@@ -333,7 +331,8 @@ def follow_chains(graph: GraphBuilder, begun_N: str, jumps_N: str, longest: str)
     )
     # counts paths, of which each round doubles the sum: less than 2^63 by far
     after = body.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
-    doubled, still = body.op("Gather", jumps, jumps), body.op("Identity", going)
+    doubled = body.op("Gather", jumps, jumps)
+    still = body.op("Identity", going)
     scalars = (step, TensorProto.INT64), (going, TensorProto.BOOL)
     inputs = [helper.make_tensor_value_info(*each, []) for each in scalars]
     inputs += [
@@ -350,7 +349,8 @@ def follow_chains(graph: GraphBuilder, begun_N: str, jumps_N: str, longest: str)
         "ReduceSum", graph.integers(graph.op("Less", powers, longest)), keepdims=0
     )
     loop = f"{graph.prefix}/Loop_{len(graph.nodes)}"
-    given, left = [rounds, "", jumps_N, begun_N], [f"{loop}/jumps", f"{loop}/reached"]
+    given = [rounds, "", jumps_N, begun_N]
+    left = [f"{loop}/jumps", f"{loop}/reached"]
     walk = helper.make_graph(body.nodes, "follow", inputs, outputs, body.constants)
     graph.nodes.append(helper.make_node("Loop", given, left, name=loop, body=walk))
     return graph.op("Cast", left[1], to=TensorProto.BOOL)

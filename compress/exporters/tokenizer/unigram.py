@@ -40,11 +40,11 @@ from compress.exporters.tokenizer.cells import (
     take_spaces,
 )
 from compress.exporters.tokenizer.charsmap import (
-    CLASSES,
+    CHARSMAP_CLASSES,
+    CLUSTER_BYTES,
     CONTROL,
     JOINED,
-    MOST_BYTES,
-    OTHER,
+    OTHER_CHARACTER,
     find_classes,
     is_cluster,
     list_odd_keys,
@@ -53,14 +53,14 @@ from compress.exporters.tokenizer.charsmap import (
 from compress.exporters.tokenizer.nfc import compose, read_composition
 from compress.exporters.tokenizer.trie import GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
-    BLOCK,
-    END,
     FIRST,
-    NOTHING,
+    NO_STATE,
     PAD,
+    PIECE_END,
     SURROGATES,
     UNICODE,
     UNKNOWN,
+    WORDPIECE_BLOCK,
     Tokens,
     isolate,
     list_odd_tokens,
@@ -76,11 +76,11 @@ SINGLE: Final = ("NFD", "NFKD", "StripAccents", "Lowercase", "Nmt")
 """The normalisers that change every character by itself; NFD and NFKD do if accents are
 stripped after them."""
 
-SPACE: Final = " "
-RUNS: Final = {"Regex": " {2,}"}
+ONE_SPACE: Final = " "
+SPACES_PATTERN: Final = {"Regex": " {2,}"}
 BLANKS: Final = {"Regex": r"\s{2,}|[\n\r\t]"}
 
-INNER, WHITE, SEPARATOR = range(3)
+INNER, WHITE_KIND, SEPARATOR = range(3)
 """Kinds of characters: white space for tokenizers, and what only Python's regular
 expressions take for it."""
 
@@ -153,7 +153,7 @@ def read_normalizer(described: Mapping[str, Any] | None, mark: str) -> Normalize
     blanks = (
         bool(parts)
         and parts[0].get("pattern") == BLANKS
-        and parts.pop(0)["content"] == SPACE
+        and parts.pop(0)["content"] == ONE_SPACE
     )
     composed = bool(take("NFC"))
     before = sides(take("Strip"))
@@ -164,11 +164,12 @@ def read_normalizer(described: Mapping[str, Any] | None, mark: str) -> Normalize
     after = sides(take("Strip"))
     joined = (
         bool(parts)
-        and parts[0].get("pattern") == RUNS
-        and parts[0]["content"] in (SPACE, mark)
+        and parts[0].get("pattern") == SPACES_PATTERN
+        and parts[0]["content"] in (ONE_SPACE, mark)
     )
     if other_steps := parts[joined:]:
-        kind, pattern = other_steps[0]["type"], other_steps[0].get("pattern", {})
+        kind = other_steps[0]["type"]
+        pattern = other_steps[0].get("pattern", {})
         named = " of ".join((kind, *map(repr, pattern.values())))
         raise ExportError(
             f"normalizer {named} (expected Replace, {', '.join(SINGLE)}, NFC, Strip, "
@@ -218,10 +219,8 @@ class Unigram:
     @staticmethod
     def list_unsupported(described: Mapping[str, Any]) -> list[str]:
         """List what the graph does not support in a tokenizer, given as its JSON."""
-        model, wrong = (
-            described["model"],
-            list_odd_tokens(described, ("single_word", "rstrip", "normalized")),
-        )
+        model = described["model"]
+        wrong = list_odd_tokens(described, ("single_word", "rstrip", "normalized"))
         if model["unk_id"] is None:
             wrong.append("model Unigram without unk_id (expected an unknown token)")
         if model.get("byte_fallback"):
@@ -273,7 +272,8 @@ class Unigram:
     ) -> "Unigram":
         """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds
         nothing."""
-        model, splitters = described["model"], _list_splitters(described)
+        model = described["model"]
+        splitters = _list_splitters(described)
         mark: str = splitters[-1]["replacement"]
         normal = read_normalizer(described["normalizer"], mark)
         special = {token["content"]: token["id"] for token in described["added_tokens"]}
@@ -285,14 +285,16 @@ class Unigram:
         }
         letters = {*BLANK, *"".join(pieces), *"".join(normal.keys)}
         if normal.keys:
-            letters.update(map(chr, np.flatnonzero(find_classes() != OTHER).tolist()))
+            letters.update(
+                map(chr, np.flatnonzero(find_classes() != OTHER_CHARACTER).tolist())
+            )
         # nothing is left of these
         letters -= changed.keys() - set(
             "".join((*changed.values(), *normal.keys.values()))
         )
         letters |= {
             mark,
-            SPACE,
+            ONE_SPACE,
             *(read_composition().letters if normal.composed else ()),
         }
         symbols = {letter: index for index, letter in enumerate(sorted(letters), FIRST)}
@@ -311,7 +313,8 @@ class Unigram:
         }
         own = range(FIRST + len(symbols), FIRST + len(symbols) + len(special))
         spelled |= {
-            (symbol,): len(pieces) + index for index, symbol in enumerate((*own, END))
+            (symbol,): len(pieces) + index
+            for index, symbol in enumerate((*own, PIECE_END))
         }
         scores = [score for _, score in pieces.values()]
         return cls(
@@ -394,7 +397,7 @@ class Unigram:
         }
 
     def _is_edge(self, graph: GraphBuilder, codes_N: str) -> str:
-        return is_among(graph, codes_N, [END, *self._number_special().values()])
+        return is_among(graph, codes_N, [PIECE_END, *self._number_special().values()])
 
     def _is_white(self, graph: GraphBuilder, codes_N: str) -> str:
         return is_among(
@@ -415,7 +418,7 @@ class Unigram:
         """Add the cells of all texts, of which each ends with a boundary, as symbols,
         after the normalisers of single characters; and with `spans` the characters of
         each text."""
-        rows = {_Row((UNKNOWN,)): 0, _Row((END,), 0, 0): 1}
+        rows = {_Row((UNKNOWN,)): 0, _Row((PIECE_END,), 0, 0): 1}
         numbers = {PAD: 1}
         for text, made in self.listed.items():
             spelled = tuple(self.symbols.get(each, UNKNOWN) for each in made)
@@ -427,7 +430,7 @@ class Unigram:
                 if text not in BLANK
                 else SEPARATOR
                 if text in SEPARATORS
-                else WHITE,
+                else WHITE_KIND,
             )
             numbers[text] = rows.setdefault(row, len(rows))
         for token, symbol in self._number_special().items():
@@ -438,7 +441,8 @@ class Unigram:
             graph, texts_R, (*self.special, *self.normal.replaced), prompt
         )
         codes_RC = number(graph, strings_RC, numbers, 0)
-        cells, sizes_R = Cells(graph.flat(codes_RC), rows_N), ""
+        cells = Cells(graph.flat(codes_RC), rows_N)
+        sizes_R = ""
         if spans:
             lengths, covered = (
                 [getattr(row, name) for row in rows] for name in ("length", "covered")
@@ -450,12 +454,12 @@ class Unigram:
         cells = drop_repeated(graph, cells, boundary)
         white, dropped = (
             [index for row, index in rows.items() if row.kind in kinds]
-            for kinds in ((WHITE,), (WHITE, SEPARATOR))
+            for kinds in ((WHITE_KIND,), (WHITE_KIND, SEPARATOR))
         )
         if words:
             dropped_N = is_among(graph, cells.codes, dropped)
             cells = insert_spaces(
-                graph, cells, dropped_N, boundary=boundary, code=numbers[SPACE]
+                graph, cells, dropped_N, boundary=boundary, code=numbers[ONE_SPACE]
             )
         if self.stripping:
             stripping_N = is_among(
@@ -491,7 +495,7 @@ class Unigram:
         ended_N = is_among(graph, cells.codes, [numbers[each] for each in "\n\r\t"])
         space_N = graph.op("Or", several_N, ended_N)
         codes_N = graph.op(
-            "Where", space_N, graph.constant(numbers[SPACE]), cells.codes
+            "Where", space_N, graph.constant(numbers[ONE_SPACE]), cells.codes
         )
         going_N = graph.op("And", white_N, graph.shift(white_N, -1, bool))
         return select(graph, replace(cells, codes=codes_N), graph.op("Not", going_N))
@@ -510,7 +514,7 @@ class Unigram:
         cells = self._strip(graph, cells, self.normal.after)
         if not self.normal.joined:
             return cells
-        space_N = is_among(graph, cells.codes, [self.symbols[SPACE]])
+        space_N = is_among(graph, cells.codes, [self.symbols[ONE_SPACE]])
         return select(
             graph,
             cells,
@@ -557,14 +561,13 @@ class Unigram:
             for key, made in self.normal.keys.items()
             if set(key) <= self.symbols.keys()
         }
-        classes, widths = np.full(size, CONTROL), np.zeros(size, np.int64)
+        classes = np.full(size, CONTROL)
+        widths = np.zeros(size, np.int64)
         table: list[tuple[int, ...]] = [(), *((symbol,) for symbol in range(1, size))]
-        classes[UNKNOWN] = OTHER
+        classes[UNKNOWN] = OTHER_CHARACTER
         for letter, symbol in self.symbols.items():
-            classes[symbol], widths[symbol] = (
-                find_classes()[ord(letter)],
-                len(letter.encode()),
-            )
+            classes[symbol] = find_classes()[ord(letter)]
+            widths[symbol] = len(letter.encode())
         clusters: dict[trie.Word, int] = {}
         for key, made in keys.items():
             spelled = tuple(self.symbols.get(letter, UNKNOWN) for letter in made)
@@ -576,7 +579,7 @@ class Unigram:
         class_N = graph.look_up(classes, cells.codes)
         pair_N = graph.op(
             "Add",
-            graph.op("Mul", graph.shift(class_N, 1), graph.constant(CLASSES)),
+            graph.op("Mul", graph.shift(class_N, 1), graph.constant(CHARSMAP_CLASSES)),
             class_N,
         )
         joined_N = graph.look_up(JOINED.reshape(-1), pair_N)
@@ -596,7 +599,7 @@ class Unigram:
         short_N = graph.op(
             "And",
             several_N,
-            graph.op("LessOrEqual", bytes_N, graph.constant(MOST_BYTES)),
+            graph.op("LessOrEqual", bytes_N, graph.constant(CLUSTER_BYTES)),
         )
         found = trie.build([clusters], size)
         root, dead = (
@@ -613,7 +616,7 @@ class Unigram:
         hit_N = graph.op(
             "Cast", graph.op("Gather", hits, cluster_N), to=TensorProto.BOOL
         )
-        codes_N = graph.op("Where", hit_N, graph.constant(NOTHING), cells.codes)
+        codes_N = graph.op("Where", hit_N, graph.constant(NO_STATE), cells.codes)
         codes_N = graph.op(
             "Where", at_N, graph.op("Add", values_N, graph.constant(size)), codes_N
         )
@@ -634,9 +637,8 @@ class Unigram:
         source_M = graph.op(
             "Sub", source_M, self._count_lost(graph, after.codes, places_M)
         )
-        starts_M, ends_M = (
-            graph.op("Gather", edge, source_M) for edge in (cells.starts, cells.ends)
-        )
+        starts_M = graph.op("Gather", cells.starts, source_M)
+        ends_M = graph.op("Gather", cells.ends, source_M)
         return replace(after, starts=starts_M, ends=ends_M)
 
     def _count_lost(self, graph: GraphBuilder, codes_M: str, places_M: str) -> str:
@@ -667,13 +669,14 @@ class Unigram:
     def _split(self, graph: GraphBuilder, cells: Cells) -> Cells:
         """Add the cells with marks for spaces; their kinds are 1 where a word begins,
         and 0 elsewhere."""
-        edge_N, mark = self._is_edge(graph, cells.codes), self.symbols[self.mark]
+        edge_N = self._is_edge(graph, cells.codes)
+        mark = self.symbols[self.mark]
         inner_N = graph.op("Not", edge_N)
         if self.blank:
             white_N = self._is_white(graph, cells.codes)
             inner_N = graph.op("And", inner_N, graph.op("Not", white_N))
         else:
-            space_N = is_among(graph, cells.codes, [self.symbols[SPACE]])
+            space_N = is_among(graph, cells.codes, [self.symbols[ONE_SPACE]])
             cells = replace(
                 cells,
                 codes=graph.op("Where", space_N, graph.constant(mark), cells.codes),
@@ -692,7 +695,7 @@ class Unigram:
                     is_among(
                         graph,
                         cells.codes,
-                        list(self._number_special().values()) or [NOTHING],
+                        list(self._number_special().values()) or [NO_STATE],
                     ),
                     1,
                     bool,
@@ -715,7 +718,8 @@ class Unigram:
         """Add the numbers (T,) of the pieces of the best segmentation of every word,
         and the places of their first and last cells."""
         starts_M = graph.op("Cast", cells.kinds, to=TensorProto.BOOL)
-        count, one = graph.size(starts_M, 0), graph.constant(1)
+        count = graph.size(starts_M, 0)
+        one = graph.constant(1)
         begin_W = graph.flat(graph.op("NonZero", starts_M))
         words_M = graph.op(
             "Sub", graph.op("CumSum", cells.kinds, graph.constant(0)), one
@@ -763,10 +767,8 @@ class Unigram:
             "Concat", graph.slice(cells.kinds, 1), graph.constant([1, 0]), axis=0
         )
         reached_M = graph.slice(trie.follow_chains(graph, ends, jumps, longest), 0, -1)
-        firsts_T, lasts_T = (
-            graph.select(first_M, reached_M),
-            graph.flat(graph.op("NonZero", reached_M)),
-        )
+        firsts_T = graph.select(first_M, reached_M)
+        lasts_T = graph.flat(graph.op("NonZero", reached_M))
         row_T = graph.op("Mul", graph.op("Sub", lasts_T, firsts_T), count)
         return (
             graph.op("Gather", values, graph.op("Add", row_T, firsts_T)),
@@ -809,11 +811,13 @@ def _search(
     )
     state_WK = graph.op("Expand", none_K, graph.op("Shape", places_WK))
     body = GraphBuilder(f"{graph.prefix}/segment")
-    state, step = f"{body.prefix}/state", f"{body.prefix}/step"
+    state = f"{body.prefix}/state"
+    step = f"{body.prefix}/step"
     places = body.op("Min", body.op("Add", places_WK, step), end)
     sums_WK = body.op("Add", body.op("Gather", scores, places), state)
     # of equal ones the first; ArgMax may take another
-    best_W1, at_W1 = f"{body.prefix}/best", f"{body.prefix}/at"
+    best_W1 = f"{body.prefix}/best"
+    at_W1 = f"{body.prefix}/at"
     body.nodes.append(
         helper.make_node(
             "TopK",
@@ -885,9 +889,9 @@ def _list_changed(single: str) -> dict[str, str]:
     )
     changed = {}
     for first in (
-        first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES
+        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
     ):
-        block = list(map(chr, range(first, first + BLOCK)))
+        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
         results = zip(block, isolate(block, normalizer.normalize_str), strict=True)
         changed.update(
             {character: result for character, result in results if result != character}

@@ -27,7 +27,7 @@ from compress.exporters.tokenizer.trie import CLASSIC, GraphBuilder
 
 SURROGATES: Final = range(0xD800, 0xE000)
 UNICODE: Final = 0x110000
-BLOCK: Final = 256
+WORDPIECE_BLOCK: Final = 256
 
 LETTERS: Final = "\U00010330\u10d0"
 """A Gothic and a Georgian letter, of different blocks: no other character is normalised
@@ -112,11 +112,13 @@ def _normalise_all(rules: str) -> _Normalisation:
             word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal)
         )
 
-    dropped, alone, changed = array("l"), array("l"), {}
+    dropped = array("l")
+    alone = array("l")
+    changed = {}
     for first in (
-        first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES
+        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
     ):
-        block = list(map(chr, range(first, first + BLOCK)))
+        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
         for character, result in zip(block, isolate(block, normalise), strict=True):
             if result == character != " ":
                 continue
@@ -160,8 +162,8 @@ def join_ranges(codes: Sequence[int]) -> tuple[Range, ...]:
     return tuple(found)
 
 
-NOTHING: Final = 0
-END: Final = 1
+NO_STATE: Final = 0
+PIECE_END: Final = 1
 UNKNOWN: Final = 2
 FIRST: Final = 3
 """Symbols: padding, the end of a word, a character that no token has; then the
@@ -307,7 +309,7 @@ class WordPiece:
             graph, texts_R, prompt, spans=spans
         )
         inside_M = graph.op(
-            "Greater", symbols_M, graph.constant(np.array(END, np.int32))
+            "Greater", symbols_M, graph.constant(np.array(PIECE_END, np.int32))
         )
         inside = graph.integers(inside_M)
         count = graph.size(symbols_M, 0)
@@ -375,9 +377,9 @@ class WordPiece:
     def _symbols(
         self, graph: GraphBuilder, texts_R: str, prompt: str, *, spans: bool
     ) -> tuple[str, str, str, str]:
-        """Add the (M,) int32 symbols, each text ending with END, and the (M,) numbers
-        of their texts; for spans also the (R, C) lengths of the parts of the texts, 0
-        for padding, and the (M,) places among these R x C."""
+        """Add the (M,) int32 symbols, each text ending with PIECE_END, and the (M,)
+        numbers of their texts; for spans also the (R, C) lengths of the parts of the
+        texts, 0 for padding, and the (M,) places among these R x C."""
         special = "|".join(
             re.escape(token) for token in sorted(self.special, key=len, reverse=True)
         )
@@ -392,24 +394,25 @@ class WordPiece:
         strings = put_before(
             graph, strings, texts_R, cut_prompt(prompt, self.special, dropped)
         )
-        table = [(UNKNOWN,), (END, UNKNOWN, END), (END,)]
+        table = [(UNKNOWN,), (PIECE_END, UNKNOWN, PIECE_END), (PIECE_END,)]
         spelled: dict[tuple[int, ...], int] = {
             symbols: index for index, symbols in enumerate(table)
         }
         numbers: dict[str, int] = {PAD: 2}
         for character, parts in self.reading.listed.items():
             symbols = tuple(
-                END if part == BETWEEN else self.symbols.get(part, UNKNOWN)
+                PIECE_END if part == BETWEEN else self.symbols.get(part, UNKNOWN)
                 for part in parts
             )
             numbers[character] = spelled.setdefault(symbols, len(spelled))
         for token in self.special:
             numbers[token] = spelled.setdefault(
-                (END, self.symbols[token], END), len(spelled)
+                (PIECE_END, self.symbols[token], PIECE_END), len(spelled)
             )
-        table, filling = list(spelled), 2
+        table = list(spelled)
+        filling = 2
         if spans:  # dropped characters have a code, and so has the padding
-            table, filling = [*table, (), (END,)], len(table) + 1
+            table, filling = [*table, (), (PIECE_END,)], len(table) + 1
             numbers[PAD] = filling
         codes = number(graph, strings, numbers, 0)
         if spans:
@@ -533,12 +536,13 @@ def spell(
     the places (M,) of the codes; and the place (M,) of each symbol among those of its
     code."""
     width = max(map(len, table))
-    becomes = np.full((len(table), width), NOTHING, np.int32)
+    becomes = np.full((len(table), width), NO_STATE, np.int32)
     for index, symbols in enumerate(table):
         becomes[index, : len(symbols)] = symbols
     flat = graph.flat(graph.look_up(becomes, codes))
-    real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
-    at_M, size = graph.flat(graph.op("NonZero", real)), graph.constant(width)
+    real = graph.op("Greater", flat, graph.constant(np.array(NO_STATE, np.int32)))
+    at_M = graph.flat(graph.op("NonZero", real))
+    size = graph.constant(width)
     return (
         graph.select(flat, real),
         graph.op("Div", at_M, size),

@@ -89,7 +89,7 @@ class Program:
         }
         self._constants = dict[Any, Array]()
         self.operators = list(self._list_operators(next(iter(public.values()))))
-        if unknown := sorted(set(self.operators) - set(OPERATORS)):
+        if unknown := sorted(set(self.operators) - set(CORE_AI_OPERATORS)):
             raise ExportError(
                 f"{asset.name}: its operators {', '.join(unknown)} cannot be computed "
                 "outside of Core AI by this version, so its answers cannot be checked; "
@@ -120,7 +120,8 @@ class Program:
         block = _block(graph)
         known = dict(zip(block.arguments, inputs, strict=True))
         for step in block.operations:
-            name, given = _operator(step), [known[each] for each in step.operands]
+            name = _operator(step)
+            given = [known[each] for each in step.operands]
             if name == "output":
                 return given
             if name == "constant":
@@ -133,7 +134,7 @@ class Program:
                     for each in given
                 ]
                 more = {each.name: str(each.attr) for each in step.attributes}
-                made = OPERATORS[name](*wide, **more)
+                made = CORE_AI_OPERATORS[name](*wide, **more)
             for value, array in zip(
                 step.results,
                 made if isinstance(made, (tuple, list)) else (made,),
@@ -148,7 +149,8 @@ class Program:
 
     def _read(self, step: Any) -> Array:
         """Read a constant, once."""
-        value, attribute = step.results[0], step.attributes["value"]
+        value = step.results[0]
+        attribute = step.attributes["value"]
         if value not in self._constants:
             stored = re.match(r"dense_resource<(\w+)>", str(attribute)[:200])
             kind = str(value.type.element_type)
@@ -233,10 +235,9 @@ def _broadcast(x: Array, sizes: Array, axes: Array) -> Array:
 
 def _unpack(data: Array, scale: Array, before: Array, after: Array) -> Array:
     for axis, size in enumerate(data.shape):
-        scale, before, after = (
-            each.repeat(size // each.shape[axis], axis)
-            for each in (scale, before, after)
-        )
+        scale = scale.repeat(size // scale.shape[axis], axis)
+        before = before.repeat(size // before.shape[axis], axis)
+        after = after.repeat(size // after.shape[axis], axis)
     return scale * (data.astype(np.float32) - before) + after
 
 
@@ -249,7 +250,7 @@ def _look_up(indices: Array, table: Array, axis: Array) -> Array:
     return table.ravel()[indices]
 
 
-OPERATORS: Mapping[str, Callable[..., Any]] = {
+CORE_AI_OPERATORS: Mapping[str, Callable[..., Any]] = {
     "argmax": lambda x, axis: np.argmax(x, int(axis), keepdims=True),
     "blockwise_shift_scale": _unpack,
     "broadcast_in_dims": _broadcast,

@@ -84,7 +84,8 @@ class _Request:
         but for its outputs."""
         model = self.context.model()
         traced = _Half(model.half()) if half else TracedModel(model)
-        shortest, longest = self.lengths[0], self.lengths[-1]
+        shortest = self.lengths[0]
+        longest = self.lengths[-1]
         several = (
             {1: torch.export.Dim("tokens", min=shortest, max=longest)}
             if shortest < longest
@@ -98,10 +99,8 @@ class _Request:
 
     def describe(self) -> dict[str, str]:
         """Return what is stored in the metadata."""
-        described, manifest = (
-            {"compress.max_length": str(self.lengths[-1])},
-            self.context.bundle.manifest,
-        )
+        described = {"compress.max_length": str(self.lengths[-1])}
+        manifest = self.context.bundle.manifest
         if manifest.kind == "task" and self.context.bundle.task.labels:
             described["compress.labels"] = json.dumps(self.context.bundle.task.labels)
         return described
@@ -180,7 +179,8 @@ def _write(
         [each.name for each in read_model(context.onnx("fp32")).graph.output],
         taken,
     )
-    made, computed = [], list[str]()
+    made = []
+    computed = list[str]()
     with quiet():
         for precision in precisions:
             package = folder / target.files[precision]
@@ -217,7 +217,7 @@ def _write(
         function="main" if len(taken) == 1 else f"main_tokens_{taken[-1]}",
         length=taken[-1],
         ids=", ".join(map(str, rows[0]["input_ids"][0])),
-        inputs=", ".join(f'"{name}": {ROWS[name]}' for name in request.names),
+        inputs=", ".join(f'"{name}": {APPLE_INPUTS[name]}' for name in request.names),
         output=request.outputs[0],
     )
     return ExportResult(
@@ -363,7 +363,7 @@ def _compare(package: str, found: tuple[Any, Any], wanted: tuple[Any, Any]) -> N
         )
 
 
-ROWS = {
+APPLE_INPUTS = {
     "input_ids": "row(ids)",
     "attention_mask": "row(ids.map { _ in 1 })",
     "token_type_ids": "row([])",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from compress.arguments import Share, TokenCount, check_arguments
 from compress.errors import ExportError, first_reason
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
 from compress.exporters.checkpoint import Source
 from compress.exporters.predictor import pad
-from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM
 from compress.exporters.session import (
     Difference,
     Feeds,
@@ -167,7 +167,7 @@ class ExportContext:
         from compress.exporters.weight_only import quantize_weights
 
         files = self.remade or self.bundle.files()
-        target = files.get(precision, self.scratch / FILES[precision])
+        target = files.get(precision, self.scratch / BUNDLE_FILES[precision])
         if precision in files or target.is_file():
             return target
         if precision == "fp16":
@@ -232,8 +232,9 @@ class ExportContext:
         """Return the fp32 ONNX file in the form that `to_onnx` writes: exported again
         from the weights where tuning, or an earlier version, left the bundle's own file
         in another form."""
-        own, target = self.onnx("fp32"), self.scratch / "as_written.onnx"
-        if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED):
+        own = self.onnx("fp32")
+        target = self.scratch / "as_written.onnx"
+        if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED_FORM):
             return own
         if not target.is_file():
             self._export(target, OPSET)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from compress import families
 from compress.exporters.onnx import TracedModel
 from compress.exporters.session import Run, quiet
-from compress.exporters.weight_only import SMALL
+from compress.exporters.weight_only import SMALL_WEIGHT
 from compress.exporters.writers.context import (
     ExportContext,
     ExportedFile,
@@ -73,7 +73,8 @@ def write_executorch(
         row for row in context.trial_rows() if row["input_ids"].shape[1] >= shortest
     ]
     names = list(rows[0])
-    made, verdicts = [], []
+    made = []
+    verdicts = []
     for precision in precisions:
         with quiet():
             buffer, left, taken = _program(context, names, precision)
@@ -153,7 +154,7 @@ def with_int8_rows(model: nn.Module) -> nn.Module:
     copied = copy.deepcopy(model)
     tokens = copied.get_input_embeddings()  # type: ignore[operator]  # nn.Module types what it lacks as Tensor
     for name, module in list(copied.named_modules()):
-        table = type(module) is nn.Embedding and module.weight.numel() >= SMALL
+        table = type(module) is nn.Embedding and module.weight.numel() >= SMALL_WEIGHT
         if table and (module is tokens or name.endswith("position_embeddings")):
             copied.set_submodule(name, Int8Rows(module))
     return copied

@@ -48,7 +48,7 @@ class Program:
             elif step.op_type != "const":
                 self._steps.append(step)
         self.operators = [step.op_type for step in self._steps]
-        if unknown := sorted(set(self.operators) - set(OPERATORS)):
+        if unknown := sorted(set(self.operators) - set(MIL_OPERATORS)):
             raise ExportError(
                 f"{package.name}: its operators {', '.join(unknown)} cannot be "
                 "computed outside of Core ML by this version, so its answers cannot be "
@@ -72,7 +72,7 @@ class Program:
 
         for step in self._steps:
             inputs = {name: value(each) for name, each in step.inputs.items()}
-            outputs = _as_tuple(OPERATORS[step.op_type](**inputs))
+            outputs = _as_tuple(MIL_OPERATORS[step.op_type](**inputs))
             for variable, array in zip(step.outputs, outputs, strict=True):
                 known[variable] = (
                     array.astype(np.float16)
@@ -123,10 +123,9 @@ def _slice(x: Array, begin: Sequence[int], end: Sequence[int], **more: Any) -> A
     are not 1 and False throughout."""
     cuts = list[slice | int]()
     for axis, (first, last) in enumerate(zip(begin, end, strict=True)):
-        open_first, open_last, squeezed = (
-            name in more and bool(more[name][axis])
-            for name in ("begin_mask", "end_mask", "squeeze_mask")
-        )
+        open_first = "begin_mask" in more and bool(more["begin_mask"][axis])
+        open_last = "end_mask" in more and bool(more["end_mask"][axis])
+        squeezed = "squeeze_mask" in more and bool(more["squeeze_mask"][axis])
         step = int(more["stride"][axis]) if "stride" in more else 1
         ends = (None if open_first else int(first), None if open_last else int(last))
         cuts.append(int(first) if squeezed else slice(*ends, step))
@@ -173,7 +172,7 @@ def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda x, y=None: function(x) if y is None else function(x, y)
 
 
-OPERATORS: Mapping[str, Callable[..., Any]] = {
+MIL_OPERATORS: Mapping[str, Callable[..., Any]] = {
     "abs": _elementwise(np.abs),
     "add": _elementwise(np.add),
     "cast": lambda x, dtype: np.asarray(x).astype(dtype.replace("fp", "float")),

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from compress.data.audit import texts as texts_of
 from compress.data.task import TaskData
 from compress.errors import ExportError
-from compress.exporters.artifact import FILES, Precision
+from compress.exporters.artifact import BUNDLE_FILES, Precision
 from compress.exporters.session import (
     Run,
     create_session,
@@ -62,7 +62,7 @@ def open_text_file(context: ExportContext, file: Path) -> Run:
     return lambda row: session.run(context.bundle.task.graph_outputs, dict(row))
 
 
-NOTES = {"fp16": "for GPU and WebGPU", "w8": "for size", "q4": "for size"}
+ONNX_NOTES = {"fp16": "for GPU and WebGPU", "w8": "for size", "q4": "for size"}
 VERDICTS = {
     ("fp16",): (
         "fp16: onnxruntime's CPU provider computes most of it in float32, behind "
@@ -97,11 +97,12 @@ def write_onnx(
     own = source.files() if context.remade else {}
     wanted = [
         precision
-        for precision in FILES
+        for precision in BUNDLE_FILES
         if precision in ("fp32", "int8", *precisions, *own)
     ]
     files = [
-        _describe(context, precision, NOTES.get(precision, "")) for precision in wanted
+        _describe(context, precision, ONNX_NOTES.get(precision, ""))
+        for precision in wanted
     ]
     bundle = source if folder == source.path else source.copy_to(folder)
     # certificates of files that are not in this bundle
@@ -110,7 +111,7 @@ def write_onnx(
             REPORT, replace(bundle.report(), certificates=()).to_json()
         )
     for precision in wanted:
-        if context.onnx(precision) != source.path / FILES[precision]:
+        if context.onnx(precision) != source.path / BUNDLE_FILES[precision]:
             bundle = bundle.put(precision, context.onnx(precision))
     verdicts = [
         verdict for group, verdict in VERDICTS.items() if set(group) & set(precisions)
@@ -131,7 +132,7 @@ def _describe(
     source = context.onnx(precision)
     difference = context.differs(run or onnx_run(source))
     return ExportedFile(
-        name or FILES[precision],
+        name or BUNDLE_FILES[precision],
         precision,
         difference,
         note,
@@ -156,7 +157,7 @@ def write_web(
     is int8."""
     files = []
     for precision in precisions:
-        target = folder / FILES[precision]
+        target = folder / BUNDLE_FILES[precision]
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(context.onnx(precision), target)
         dtype = (
@@ -188,7 +189,8 @@ def write_text(
         )
     load_data = context.options.load_data
     texts = [] if load_data is None else _list_texts(load_data(bundle))
-    files, verdicts = [], []
+    files = []
+    verdicts = []
     for precision in precisions:
         name = (
             "model_text.onnx" if precision == "int8" else f"model_text_{precision}.onnx"
@@ -217,7 +219,7 @@ def _list_texts(data: TaskData) -> "list[Text]":
     return [text for (text,) in rows]
 
 
-OPERATORS = "required_operators_and_types.config"
+OPERATORS_CONFIG = "required_operators_and_types.config"
 DISABLED = "optimization.disable_specified_optimizers"
 NCHWC = "NchwcTransformer"
 """Lays convolutions out for x86; onnxruntime's own converter leaves it out of portable
@@ -231,9 +233,11 @@ def write_ort(
     them."""
     from onnxruntime.tools.ort_format_model import create_config_from_models
 
-    files, verdicts = [], list[str]()
+    files = []
+    verdicts = list[str]()
     for precision in precisions:
-        source, stem = context.onnx(precision), Path(FILES[precision]).stem
+        source = context.onnx(precision)
+        stem = Path(BUNDLE_FILES[precision]).stem
         for suffix, note in (
             (".ort", "for the CPU"),
             (".with_runtime_opt.ort", "for CoreML, NNAPI"),
@@ -243,7 +247,7 @@ def write_ort(
             run = open_file(context, target)
             files.append(_describe(context, precision, note, name=target.name, run=run))
         verdicts += _check_mobile(source, precision)
-    config = folder / OPERATORS
+    config = folder / OPERATORS_CONFIG
     # onnxruntime's tool does not close its files
     with (
         quiet_logging(logging.WARNING),
@@ -258,7 +262,7 @@ def write_ort(
     ]
     config.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return ExportResult(
-        (*files, ExportedFile(OPERATORS, "", None, "for a build of it")),
+        (*files, ExportedFile(OPERATORS_CONFIG, "", None, "for a build of it")),
         tuple(verdicts),
     )
 

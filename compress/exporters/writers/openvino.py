@@ -22,7 +22,7 @@ import numpy as np
 from compress.errors import ExportError, first_reason
 from compress.exporters.int8 import quantize_static
 from compress.exporters.session import Feeds, Run
-from compress.exporters.weight_only import SMALL
+from compress.exporters.weight_only import SMALL_WEIGHT
 from compress.exporters.writers.context import (
     ExportContext,
     ExportedFile,
@@ -39,7 +39,7 @@ STEMS = {
 """The first is the name that optimum-intel expects."""
 
 EXTRA = "openvino"
-NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
+OPENVINO_NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
 
 
 def write_openvino(
@@ -82,7 +82,8 @@ def write_openvino(
                 "another --out"
             ) from error
         difference = context.differs(open_file(context, target))
-        note, weights = NOTES.get(precision, ""), f"{target.stem}.bin"
+        note = OPENVINO_NOTES.get(precision, "")
+        weights = f"{target.stem}.bin"
         files.append(ExportedFile(target.name, precision, difference, note, (weights,)))
     able = ", ".join(
         sorted(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
@@ -102,17 +103,15 @@ def _compress(model: Any) -> None:
     """Store large matrices as int8 and one scale per output (of a table: per row),
     multiplied where they are read: the form that OpenVINO keeps small in memory and has
     a faster product for."""
-    openvino, opset13 = (
-        import_extra("openvino", EXTRA),
-        import_extra("openvino.opset13", EXTRA),
-    )
+    openvino = import_extra("openvino", EXTRA)
+    opset13 = import_extra("openvino.opset13", EXTRA)
     for node in model.get_ordered_ops():
         large = (
             node.get_type_name() == "Constant"
             and len(node.shape) == 2
             and node.output(0).element_type.is_real()
         )
-        if not large or np.prod(node.shape) < SMALL:
+        if not large or np.prod(node.shape) < SMALL_WEIGHT:
             continue
         readers = list(node.output(0).get_target_inputs())
         inner = {_inner_axis(reader.get_node()) for reader in readers}
