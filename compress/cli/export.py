@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     FormatName = str
 else:
     FormatName = Literal[tuple(formats.names())]
+WEIGHTS = dict.fromkeys(
+    precision for each in formats.known() for precision in each.precisions
+)
 FIXED_LENGTH = [each.name for each in formats.known() if each.fixed_length]
 
 
@@ -91,9 +94,7 @@ class VectorOptions:
 def export(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A bundle or a run; or a checkpoint: alias, folder, hub id."
-        ),
+        typer.Argument(help="A bundle, run or checkpoint (alias, folder, hub id)."),
     ],
     out: Annotated[
         Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")
@@ -103,7 +104,7 @@ def export(
         opt.output("--for", help="Write for this runtime"),
     ] = "onnx",
     precision: Annotated[
-        str, opt.output(help="fp32,fp16,int8,w8,q4; npu: w8a16,w8a8.")
+        str, opt.output(help=f"Of the weights: {','.join(WEIGHTS)}.")
     ] = "",
     opset: Annotated[
         int | None, opt.output(help="Export ONNX again at this opset, 12 to 23.")

@@ -36,6 +36,7 @@ from compress.exporters.artifact import TEXT, Bundle, Precision
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import text_model as texting
+from compress.exporters.tokenizer import wordpiece
 from compress.exporters.tokenizer import wordpiece as characters
 from compress.exporters.tokenizer.build import RowTemplate, reader
 from compress.exporters.tokenizer.bytelevel import ByteLevel
@@ -50,7 +51,6 @@ from compress.exporters.tokenizer.text_model import (
     run_text,
     take_apart,
     text_model,
-    wordpiece,
 )
 from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import CharacterMap
