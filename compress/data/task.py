@@ -79,8 +79,9 @@ class Task:
 
     def __new__(cls, kind: str = "", *_: object, **__: object) -> Task:
         """Make an object of the kind's own class, which `__init__` then fills."""
-        known = cls is Task and kind in kinds.names()
-        return super().__new__(kinds.find(kind) if known else cls)
+        if cls is Task and isinstance(kind, str) and kind in kinds.names():
+            return super().__new__(kinds.find(kind))
+        return super().__new__(cls)  # `__init__` refuses what is no kind
 
     @classmethod
     def choose_metric(cls, metric: str | None) -> str:
