@@ -203,7 +203,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         Space.load(str(tmp_path / "bad.yaml"))
     said = str(error.value)
     assert "bad.yaml: shorts: no such setting. Did you mean 'short'?" in said
-    assert "bad.yaml: short.objective[0]: weight must be a number" in said
+    assert "bad.yaml: short.objective[0]: weight: expected a number" in said
     assert "supernet.epoch: no such setting. Did you mean 'epochs'?" in said
 
 

@@ -84,9 +84,8 @@ def test_a_study_of_other_code_is_refused_unchanged(storage: BaseStorage, monkey
 def test_code_version_depends_on_every_python_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "package"
     (package / "inner").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
     (package / "inner" / "a.py").write_text("a = 1\n")
-    monkeypatch.setattr("compress.__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(studies, "__file__", str(package / "nas" / "study.py"))
     versions = []
     for name, text in [("inner/a.py", "a = 1\n"), ("inner/a.py", "a = 2\n"), ("inner/b.py", "a = 2\n")]:
         (package / name).write_text(text)
