@@ -328,7 +328,7 @@ def test_predict_stops_at_invalid_text(bundle: str) -> None:
 
 
 def test_predict_skips_invalid_text(bundle: str) -> None:
-    stdin = b"a good film\r\n\xff\n" + b"a" * (predictor.LONGEST + 5) + b"\na bad film"
+    stdin = b"a good film\r\n\xff\n" + b"a" * (predictor.LONGEST_LINE + 5) + b"\na bad film"
     result = command.run("predict", bundle, "-", "--on-error", "skip", stdin=stdin)
     assert result.code == 0
     good, invalid, long, bad = result.out.splitlines()

@@ -53,7 +53,7 @@ def test_endless_line(folder: Folder, name: str, start: str, message: str) -> No
 
 
 def test_cell_of_many_lines(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialects, "LONGEST", 2**16)
+    monkeypatch.setattr(dialects, "LONGEST_LINE", 2**16)
     source = folder({"train.csv": 'text,label\nfine,a\n"never closed,b\n' + "more,c\n" * 2**14})
     with pytest.raises(DataError, match=r"line 3: more than .* characters"):
         load_task(source)
@@ -93,7 +93,7 @@ def test_archive_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_endless_article(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LONGEST", 2**16)
+    monkeypatch.setattr(documents, "LONGEST_LINE", 2**16)
     source = folder({"wiki_00": '<doc id="1">\n' + "line\n" * 2**14})
     with pytest.raises(DataError, match="an article is longer than"):
         load_corpus(source)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.data.retrieval import BLOCK, WordIndex, read_beir, read_squad_retrieval
+from compress.data.retrieval import INDEX_BLOCK, WordIndex, read_beir, read_squad_retrieval
 from compress.data.sources import is_beir
 from compress.errors import DataError
 from tests.data.conftest import Folder
@@ -97,9 +97,9 @@ def test_bm25_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = WordIndex.from_texts(texts).search(texts[:30], 7)
     assert whole[0].shape == whole[1].shape == (30, 7)
     assert (whole[0][:, 0] == np.arange(30)).mean() > 0.9
-    monkeypatch.setattr("compress.data.retrieval.BLOCK", 500)
+    monkeypatch.setattr("compress.data.retrieval.INDEX_BLOCK", 500)
     np.testing.assert_array_equal(WordIndex.from_texts(texts).search(texts[:30], 7)[0], whole[0])
     assert WordIndex.from_texts(texts[:3]).search(texts[:1], 9)[0].shape == (1, 3)
-    assert BLOCK > 500
+    assert INDEX_BLOCK > 500
     with pytest.raises(DataError, match="no words"):
         WordIndex.from_texts(["?", "!"]).search(["a"], 1)
