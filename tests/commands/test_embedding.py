@@ -18,7 +18,7 @@ from compress.data.load import load_task
 from compress.data.task import Task
 from compress.data.text_preparation import TextPreparation
 from compress.data.tokenize import encode
-from compress.data.vector_index import VectorForm, find_nearest, pack
+from compress.data.vector_index import StoredForm, find_nearest, pack
 from compress.errors import BundleError, CompressError, DataError, ExportError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.evaluation.evaluator import Evaluator
@@ -335,7 +335,7 @@ def test_predict_writes_vectors(bundle: Bundle, data: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", ["int8", "binary"])
-def test_predict_packs_vectors_and_searches_them(form: VectorForm, bundle: Bundle, data: Path, tmp_path: Path) -> None:
+def test_predict_packs_vectors_and_searches_them(form: StoredForm, bundle: Bundle, data: Path, tmp_path: Path) -> None:
     lines = (data / "train.txt").read_text().splitlines()
     (tmp_path / "train.txt").write_text("\n".join(lines))
     made = tmp_path / "train.npy"

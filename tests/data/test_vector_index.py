@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compress.data import vector_index
-from compress.data.vector_index import VECTOR_TYPES, VectorForm, find_nearest, load_texts, pack, read_index, unpack
+from compress.data.vector_index import VECTOR_TYPES, StoredForm, find_nearest, load_texts, pack, read_index, unpack
 from compress.errors import DataError
 
 WIDTH = 20
@@ -30,7 +30,7 @@ def test_binary_is_what_sentence_transformers_stores() -> None:
 
 
 @pytest.mark.parametrize("form", list(VECTOR_TYPES))
-def test_the_nearest_are_those_of_all_cosines(form: VectorForm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_are_those_of_all_cosines(form: StoredForm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_index, "INDEX_BLOCK", 1000)  # three queries at a time
     monkeypatch.setattr(vector_index, "INDEX_ROWS", 128)
     packed, queries = pack(VECTORS, form), VECTORS[:7] * 3

@@ -3,25 +3,26 @@
 import numpy as np
 import pytest
 
-from compress.reporting.scaling import Fit, Floats, Law, fit
+from compress.arrays import Doubles
+from compress.reporting.scaling import Fit, Law, fit
 
 FLOOR, SIZES, DATA = 0.07, (1.9, 0.25), (6.0, 0.55)
 LAST = {"size": 1e6, "data": 1.34e5}
 MORE = {"size": 1e6, "data": 2.68e5}
 
 
-def true(size: Floats | float, data: Floats | float) -> Floats:
+def true(size: Doubles | float, data: Doubles | float) -> Doubles:
     return np.asarray(FLOOR + SIZES[0] * size ** -SIZES[1] + DATA[0] * data ** -DATA[1])
 
 
-def ladder(noise: float, seed: int = 0) -> dict[str, Floats]:
+def ladder(noise: float, seed: int = 0) -> dict[str, Doubles]:
     """Four sizes at six amounts of data; the noise is of the logarithm."""
     size, data = (one.ravel() for one in np.meshgrid(np.geomspace(3e5, 8e6, 4), np.geomspace(2e3, 1.34e5, 6)))
     error = true(size, data) * np.exp(noise * np.random.default_rng(seed).standard_normal(24))
     return {"size": size, "data": data, "error": error}
 
 
-def fitted(points: dict[str, Floats], **options: int) -> Fit:
+def fitted(points: dict[str, Doubles], **options: int) -> Fit:
     return fit({name: list(points[name]) for name in points if name != "error"}, list(points["error"]), **options)
 
 

@@ -507,7 +507,7 @@ def test_added_stages_have_new_names(tmp_path: Path) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train for at most eight steps, however many rows there are."""
-    for name, value in (("LEAST", 4), ("MOST", 8), ("VARIED", (4, 8)), ("EPOCHS", 0)):
+    for name, value in (("LEAST_AUTO_STEPS", 4), ("MOST_AUTO_STEPS", 8), ("VARIED", (4, 8)), ("EPOCHS", 0)):
         monkeypatch.setattr(schedule, name, value)
 
 
