@@ -188,7 +188,9 @@ class Progress:
 
     def _print(self) -> None:
         assert self.screen is not None, "only called while it is shown"
-        self.printed_at, self.printed, console = self.clock(), self.done, self.screen()
+        self.printed_at = self.clock()
+        self.printed = self.done
+        console = self.screen()
         if not console.quiet:  # a quiet screen would keep it as its last line
             console.print(
                 f"{self.name}: {self.line()}",

@@ -652,7 +652,8 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
         for path in folder.iterdir():
             if path.name not in TOKENIZER_FILES:
                 path.unlink()
-        content, settings = (folder / name for name in TOKENIZER_FILES[:2])
+        content = folder / TOKENIZER_FILES[0]
+        settings = folder / TOKENIZER_FILES[1]
         content.write_text(
             json.dumps(trimmed.config, ensure_ascii=False), encoding="utf-8"
         )

@@ -67,7 +67,8 @@ def product(torch: Any, dtype: Any, threads: int) -> float:
     """Time products of square matrices on the CPU; return 10^9 operations per second of
     the fastest."""
     torch.set_num_threads(threads)
-    left, right = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
+    left = torch.ones(SIZE, SIZE, dtype=dtype)
+    right = torch.ones(SIZE, SIZE, dtype=dtype)
     _ = left @ right  # warm-up
     best = float("inf")
     end = time.perf_counter() + SECONDS_PER_PROBE

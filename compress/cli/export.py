@@ -68,7 +68,7 @@ class TuneOptions(opt.DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions:
-    """What to do with the vectors of a bundle that computes some."""
+    """Options for the vectors of a bundle that computes some."""
 
     against: Annotated[
         Path | None,

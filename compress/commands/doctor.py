@@ -524,10 +524,12 @@ def check_packages(
     GPU and speed."""
     for requirement in requirements:
         name = requirement.name
-        (found, why) = find_problem(requirement)
+        found, why = find_problem(requirement)
         if not why and "error" in probed.get(name, {}):
             why = f"{found} does not load: {probed[name]['error']}"
-        state: CheckState = "ok" if not why else "broken" if found else "missing"
+        state: CheckState = "ok"
+        if why:
+            state = "broken" if found else "missing"
         remedy = f"pip install '{name}{requirement.specifier}'" if why else ""
         yield Check(
             "packages",

@@ -166,7 +166,8 @@ def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
 
 def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateCheck:
     """Compare the sizes of the old and the new file."""
-    before, after = (file.stat().st_size / 1e6 for file in files)
+    before = files[0].stat().st_size / 1e6
+    after = files[1].stat().st_size / 1e6
     change = after / before - 1
     outcome: GateOutcome = (
         "passed" if max_larger is None or change <= max_larger else "failed"
@@ -266,7 +267,9 @@ def compare_scores(
 
 def _decide(low: float, high: float, limit: float) -> GateOutcome:
     """Decide by the interval of a loss whether it is within the limit."""
-    return "passed" if high <= limit else "failed" if low > limit else "cannot be told"
+    if high <= limit:
+        return "passed"
+    return "failed" if low > limit else "cannot be told"
 
 
 def compare_latency(

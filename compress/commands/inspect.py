@@ -653,17 +653,16 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
         for each in [value] if isinstance(value, str) else value or ():
             given += [f"--{option}", each]
     who = teacher or EMBEDDED_MODEL
+    licence = _licence(place) if place.is_dir() else None
+    if name in sources.EMBEDDED_DATA:
+        licence = "Apache-2.0"
     return Inspection(
         thing=name,
         form="data",
         path=str(place) if place.exists() else None,
         title=f"data: {task.kind} of "
         f"{', '.join(f'{each.rows:,} {each.name}' for each in splits)} rows",
-        licence="Apache-2.0"
-        if name in sources.EMBEDDED_DATA
-        else _licence(place)
-        if place.is_dir()
-        else None,
+        licence=licence,
         facts=facts,
         labels=task.labels,
         splits=splits,

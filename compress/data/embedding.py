@@ -365,10 +365,8 @@ def _read_table(
         negatives = [name for key, name in plain.items() if key.startswith("negative")]
         return _read_queries(split, query, positives, negatives)
     passage = next((plain[name] for name in PASSAGES if name in plain), None)
-    relevance, scores = (
-        next((plain[name] for name in names if name in plain), None)
-        for names in (RELEVANCES[:1], TEACHERS)
-    )
+    relevance = plain.get(RELEVANCES[0])
+    scores = next((plain[name] for name in TEACHERS if name in plain), None)
     judgement = relevance or scores
     if text is None and query and passage and judgement:
         text = [query, passage]

@@ -99,7 +99,7 @@ def load_task(
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What `load_task` was asked for: see there."""
+    """The arguments of `load_task`; see there."""
 
     source: str
     text: Sequence[str] | None

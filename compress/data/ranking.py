@@ -288,13 +288,11 @@ def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Col
         others = (found[name] for name in RELEVANCES if name in found)
         label = next((name for name in others if name not in (query, passage)), None)
     if query is None or passage is None or (label is None and teacher is None):
-        missing = (
-            "the query"
-            if query is None
-            else "the passage"
-            if passage is None
-            else "the relevance"
-        )
+        missing = "the relevance"
+        if query is None:
+            missing = "the query"
+        elif passage is None:
+            missing = "the passage"
         raise DataError(
             f"{split.place}: cannot tell which column is {missing} of a ranking; "
             "expected query, passage and relevance (or teacher_score), or query, "

@@ -261,7 +261,8 @@ class Source:
 def find(source: str, columns: Sequence[str]) -> Source:
     """Open the splits of a source; the requested `columns` help to recognise headers.
     Raises DataError."""
-    name, notes = source, ()  # type: str, tuple[str, ...]
+    name = source
+    notes: tuple[str, ...] = ()
     if (local_splits := local_files(source)) is None:
         hub, notes = load_hub_splits(source)
         splits = by_role(hub.items())

@@ -20,7 +20,7 @@ calibrated minimum.
 
 import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,13 +147,11 @@ def _use_int32(graph: Graph) -> None:
         if node.op_type == "Cast" and attribute(node, "to") == TensorProto.INT64:
             del node.attribute[:]
             node.attribute.append(helper.make_attribute("to", TensorProto.INT32))
-        wanted = (
-            node.input
-            if node.op_type in ONE_TYPE
-            else node.input[1:2]
-            if node.op_type.startswith("Gather")
-            else []
-        )
+        wanted: Sequence[str] = ()
+        if node.op_type in ONE_TYPE:
+            wanted = node.input
+        elif node.op_type.startswith("Gather"):
+            wanted = node.input[1:2]
         for at, name in enumerate(node.input):
             value = graph.value(name) if name in wanted else None
             if value is not None and value.dtype == np.int64:
@@ -388,7 +386,9 @@ class _Writer:
         """Write an operator between its dequantised inputs and the quantisation of its
         outputs."""
         moved = self.scales.get(node.input[0]) if node.op_type in MOVES else None
-        bits = moved.bits if moved else 8 if node.name in self.narrow else 16
+        bits = 8 if node.name in self.narrow else 16
+        if moved:
+            bits = moved.bits
         product = self.products.get(node.output[0])
         written = list(node.output)
         if product is None:

@@ -270,7 +270,8 @@ class TracedModel(nn.Module):
 
 
 class TracedSentenceEncoder(TracedModel):
-    """The same for a sentence encoder that does not pool the tokens of prompts."""
+    """Traces a sentence encoder that does not pool the tokens of prompts: an input more
+    says how many tokens the prompt has."""
 
     def forward(  # type: ignore[override]  # the tracer passes inputs by their place
         self,

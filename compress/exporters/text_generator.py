@@ -78,13 +78,13 @@ class TextGenerator:
             for names in ((DECODER, ENCODER) if pair else (DECODER_ONLY,))
         ]
         sessions = [open_session(path, threads) for path in paths]
+        if not isinstance(ends, list):
+            ends = [] if ends is None else [ends]
         return cls(
             decoder=sessions[0],
             encoder=sessions[1] if pair else None,
             start=config.get("decoder_start_token_id"),
-            ends=frozenset(
-                ends if isinstance(ends, list) else [] if ends is None else [ends]
-            ),
+            ends=frozenset(ends),
             positions=config.get("n_positions") if not pair else None,
         )
 

@@ -1,4 +1,4 @@
-"""What the phases of a training command work on."""
+"""Hold what the phases of a training command work on, and hand on to each other."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from compress.training.finetune import TeacherCheck
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe, what it works on, and what its phases have made so far.
+    """The recipe of a command, its models and data, and the results of its phases.
 
     notes     warnings for the report
     started   time.time() when the command began
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def trials(self) -> Trials:
-        """What tries the stages of a command that is only estimated."""
+        """Return the trials of a command that is only estimated."""
         assert self.tried is not None, "the job was opened to be estimated"
         return self.tried
 

@@ -1,4 +1,4 @@
-"""What a user asks `distill` for."""
+"""Collect the arguments of `distill`, so that they are passed on as one."""
 
 from dataclasses import astuple, dataclass
 from pathlib import Path

@@ -207,7 +207,8 @@ def measure(
         f"{time.setting}: {time.busy}" for time in times if time.busy
     )
     peak_mb = max(each.peak_rss_mb if each else 0 for each in trained.values())
-    before, after = (row.score[data.task.metric] or 0.0 for row in rows[-2:])
+    before = rows[-2].score[data.task.metric] or 0.0
+    after = rows[-1].score[data.task.metric] or 0.0
     int8_loss = before - after if before - after > INT8_DROP else None
     return Report(
         title=f"{recipe.name}: {task_teacher.name} on {data.name}",

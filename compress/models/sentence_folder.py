@@ -102,7 +102,7 @@ _SIMILARITIES: Final = ("cosine", "dot", "euclidean", "manhattan")
 
 
 class EncoderTask(NamedTuple):
-    """What a Transformer module computes.
+    """The output of a Transformer module, by its names in the settings.
 
     name     `transformer_task`
     output   the output of the model of transformers that it reads

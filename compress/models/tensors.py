@@ -98,7 +98,7 @@ class SavedTensors:
 
 @dataclass(frozen=True)
 class TensorFit:
-    """What the tensors of files are to a model.
+    """The result of comparing the tensors of files with those of a model.
 
     targets      the model's tensors that each tensor of the files becomes; several
                  where it is split

@@ -429,10 +429,8 @@ def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
     stages = [stage for stage in (space.supernet, space.short) if stage is not None]
     training = f"a short distillation, stage `{space.short.name}`"
     if space.mode == "supernet" and not short:
-        stages, training = (
-            stages[:1],
-            f"that of the supernet it is a part of, stage `{stages[0].name}`",
-        )
+        stages = stages[:1]
+        training = f"that of the supernet it is a part of, stage `{stages[0].name}`"
     note = (
         f"Its only training was {training}; the search's final distillation was left "
         "out."

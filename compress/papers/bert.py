@@ -196,13 +196,9 @@ def pairs(
                 end += 1
             cut = start + (1 if end - start == 1 else int(rng.integers(1, end - start)))
             first = _join(sentences[start:cut])
-            relation = (
-                "random"
-                if end - start == 1
-                else other
-                if rng.random() < 0.5
-                else "follows"
-            )
+            relation = "random"
+            if end - start > 1:
+                relation = other if rng.random() < 0.5 else "follows"
             if relation == "random":
                 second = _random_segment(another(), target - len(first), rng)
                 end = cut

@@ -293,13 +293,9 @@ class FineTuning(WrappedStep):
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 layer = re.search(r"\.layers?\.(\d+)\.", name)
-                depth = (
-                    int(layer[1]) + 1
-                    if layer
-                    else 0
-                    if "embeddings" in name
-                    else self.top
-                )
+                depth = 0 if "embeddings" in name else self.top
+                if layer:
+                    depth = int(layer[1]) + 1
                 grouped.setdefault(f"depth {depth}", []).append(parameter)
         return grouped
 

@@ -53,7 +53,8 @@ class Histogram:
         high = float(values.max())
         if not np.isfinite([low, high]).all():
             raise ValueError("not finite")
-        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.low = min(self.low, low)
+        self.high = max(self.high, high)
         while max(-low, high) >= self.limit:
             pairs = self.counts.reshape(-1, 2).sum(1)
             self.counts = np.concatenate(

@@ -218,7 +218,8 @@ def certify(
         exact or bundle.path / BUNDLE_FILES["fp32"],
         bundle.path / BUNDLE_FILES[precision],
     )
-    before, after = (compute_logits(device, file, evaluator) for file in files)
+    before = compute_logits(device, files[0], evaluator)
+    after = compute_logits(device, files[1], evaluator)
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     outcome = compare_logits(evaluator, before, after, threshold=threshold)
     facts = device.facts()

@@ -48,14 +48,11 @@ class Forecast:
     @property
     def minutes(self) -> tuple[float, float]:
         """Sum the minutes of all phases, at least and at most."""
-        least, most = (
-            sum(phase.seconds[at] for phase in self.phases) / 60 for at in (0, 1)
-        )
-        return (
-            (least, most)
-            if self.limit is None
-            else (min(least, self.limit), min(most, self.limit))
-        )
+        least = sum(phase.seconds[0] for phase in self.phases) / 60
+        most = sum(phase.seconds[1] for phase in self.phases) / 60
+        if self.limit is None:
+            return least, most
+        return min(least, self.limit), min(most, self.limit)
 
     @property
     def likely_minutes(self) -> float:

@@ -61,15 +61,12 @@ class GateResult:
 
     @property
     def outcome(self) -> GateOutcome:
-        """Return `failed` if any check failed, else `passed` if all did."""
+        """Return the worst outcome of the checks: `failed`, `cannot be told`, or
+        `passed` if all passed."""
         outcomes = {one.outcome for one in self.checks}
-        return (
-            "failed"
-            if "failed" in outcomes
-            else "cannot be told"
-            if "cannot be told" in outcomes
-            else "passed"
-        )
+        if "failed" in outcomes:
+            return "failed"
+        return "cannot be told" if "cannot be told" in outcomes else "passed"
 
     def to_json(self) -> str:
         """Write indented JSON."""

@@ -136,7 +136,8 @@ def draw_picture(
 ) -> Markup:
     """Make one picture; `key` is unique on the page, title and description are what the
     blind hear."""
-    width, height = (f"{side:.0f}" for side in size)
+    width = f"{size[0]:.0f}"
+    height = f"{size[1]:.0f}"
     return element(
         "svg",
         element("title", title, id=f"{key}-title"),

@@ -298,21 +298,17 @@ def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
             (1, 1),
             (-1, 1),
         ):
-            left = (
-                x + gap
-                if across > 0
-                else x - gap - wide
-                if across < 0
-                else x - wide / 2
-            )
+            left = x - wide / 2
+            if across > 0:
+                left = x + gap
+            elif across < 0:
+                left = x - gap - wide
             reach = gap if across == 0 else gap * 0.8
-            top = (
-                y + reach
-                if down > 0
-                else y - reach - high
-                if down < 0
-                else y - high / 2
-            )
+            top = y - high / 2
+            if down > 0:
+                top = y + reach
+            elif down < 0:
+                top = y - reach - high
             # A pixel farther counts as two square pixels hidden: what is taken has a
             # margin that may be grazed.
             options.append((2 * gap, Box(left, top, left + wide, top + high)))
@@ -401,7 +397,9 @@ def choice_scatter(
             continue
         teacher = one.role == "teacher"
         first = one in front
-        style = "teacher" if teacher else "student front" if first else "student behind"
+        style = "student front" if first else "student behind"
+        if teacher:
+            style = "teacher"
         number = "" if teacher else str(comparison.number(one))
         noisy = "~" if time and time.noisy else ""
         points.append(

@@ -384,13 +384,9 @@ def latency_tables(
 
 def format_certified(certified: bool | None, reason: str) -> Cell:
     """Show whether a file is certified, and why or why not."""
-    return (
-        Cell(MISSING)
-        if certified is None
-        else Cell("yes", reason)
-        if certified
-        else Cell("no", reason, "bad")
-    )
+    if certified is None:
+        return Cell(MISSING)
+    return Cell("yes", reason) if certified else Cell("no", reason, "bad")
 
 
 def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
@@ -663,9 +659,9 @@ def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> Trial
         units.magnitude(point.parameters),
     )
     shown = " ".join("-" if value is None else f"{value:.6g}" for value in values)
-    style = (
-        "front" if point.number in front else "within" if found.feasible(point) else ""
-    )
+    style = "within" if found.feasible(point) else ""
+    if point.number in front:
+        style = "front"
     return TrialRow(point.number, shown, cells, style)
 
 

@@ -161,7 +161,8 @@ def _cut(
         parts = tuple(_group(axis, found.block, family, sizes) for axis in axes)
         count, rest = divmod(tensor.shape[dim], len(parts))
         if family.grouped and axes == ("heads",):
-            count, rest = config.num_key_value_heads, count % config.num_key_value_heads
+            rest = count % config.num_key_value_heads
+            count = config.num_key_value_heads
         known = {groups.setdefault(group, count) for group in parts}
         if rest or known != {count}:
             raise PruneError(

@@ -1,4 +1,4 @@
-"""Where a teacher's answers come from. Each source is a class in a file of its own."""
+"""Define the base class of the sources of a teacher's answers, one file each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

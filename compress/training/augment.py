@@ -364,9 +364,9 @@ def add_stages(
             "cache_teacher": "auto" if stage.cache_teacher else False,
         }
         if few:
-            copies = (
-                QUICK_COPIES if quick else COPIES_BESIDE_TEXTS if beside else COPIES
-            )
+            copies = COPIES_BESIDE_TEXTS if beside else COPIES
+            if quick:
+                copies = QUICK_COPIES
             options = {"copies": max(1, copies // texts)}
             if texts == 2 and stage.may_read_texts:
                 options["partners"] = QUICK_PARTNERS if quick else PARTNERS

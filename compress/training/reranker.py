@@ -130,8 +130,6 @@ def _with_negatives(
             others = [
                 other for other in places if other not in related[row] and other != row
             ][:NEGATIVES]
-            related[row], relevance[row] = (
-                [*related[row], *others],
-                [*relevance[row], *[0.0] * len(others)],
-            )
+            related[row] = [*related[row], *others]
+            relevance[row] = [*relevance[row], *[0.0] * len(others)]
     return texts, related, relevance

@@ -212,11 +212,10 @@ class Run:
             read_only = (
                 hasattr(os, "statvfs") and os.statvfs(existing).f_flag & os.ST_RDONLY
             )
-            why = os.strerror(
-                (errno.EROFS if read_only else errno.EACCES)
-                if existing.is_dir()
-                else errno.ENOTDIR
-            )
+            number = errno.EROFS if read_only else errno.EACCES
+            if not existing.is_dir():
+                number = errno.ENOTDIR
+            why = os.strerror(number)
             raise RunError(
                 f"{path}: cannot be made ({why}); choose an --out that can be written"
             )

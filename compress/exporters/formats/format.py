@@ -1,4 +1,4 @@
-"""What there is to know of a format: see `Format`."""
+"""Define the record of a format, from which commands, cards and docs are made."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """How `compress bench --formats` times the files of a format.
+    """The settings by which `compress bench --formats` times the files of a format.
 
     precisions  raced unless others are requested
     with_data   raced too if there are data to calibrate them on
@@ -55,7 +55,7 @@ class Race:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """What is known of a format, for everybody who would otherwise compare its name.
+    """The facts of a format, for everybody who would otherwise compare its name.
 
     name        of the format, and of its file
     files       what is written, in Markdown, for docs/export.md

@@ -195,7 +195,8 @@ def build(sets: Sequence[Mapping[Symbols, int]], symbols: int) -> Trie:
     size = int(max(places)) + symbols + 1  # so that base + symbol is always inside
     arrays = [np.full(size, filling, np.int32) for filling in (DEAD, -1, -1)]
     for node, below in enumerate(children):
-        arrays[0][places[node]], arrays[2][places[node]] = base[node], values[node]
+        arrays[0][places[node]] = base[node]
+        arrays[2][places[node]] = values[node]
         for after in below.values():
             arrays[1][places[after]] = places[node]
     longest = max(len(word) for words in sets for word in words)

@@ -422,16 +422,10 @@ class Unigram:
         numbers = {PAD: 1}
         for text, made in self.listed.items():
             spelled = tuple(self.symbols.get(each, UNKNOWN) for each in made)
-            row = _Row(
-                spelled,
-                len(text),
-                1,
-                INNER
-                if text not in BLANK
-                else SEPARATOR
-                if text in SEPARATORS
-                else WHITE_KIND,
-            )
+            kind = INNER
+            if text in BLANK:
+                kind = SEPARATOR if text in SEPARATORS else WHITE_KIND
+            row = _Row(spelled, len(text), 1, kind)
             numbers[text] = rows.setdefault(row, len(rows))
         for token, symbol in self._number_special().items():
             numbers[token] = rows.setdefault(

@@ -412,7 +412,8 @@ class WordPiece:
         table = list(spelled)
         filling = 2
         if spans:  # dropped characters have a code, and so has the padding
-            table, filling = [*table, (), (PIECE_END,)], len(table) + 1
+            filling = len(table) + 1
+            table = [*table, (), (PIECE_END,)]
             numbers[PAD] = filling
         codes = number(graph, strings, numbers, 0)
         if spans:

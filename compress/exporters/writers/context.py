@@ -1,5 +1,5 @@
-"""What the functions that write formats share: the model to export, and what they
-return."""
+"""Describe a model to export, and the files that were written, for the functions that
+write formats."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ class FixedOptions:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What an export was requested with, besides the format.
+    """The options of an export, besides the format.
 
     name       the user's name of the source; '': its folder
     command    the command that is recorded
@@ -261,10 +261,9 @@ class ExportContext:
         from compress.exporters.int8 import quantize_dynamic
         from compress.exporters.rewrite.graph import list_floats
 
-        fp32, int8 = (
-            self.scratch / f"opset{opset}" / name
-            for name in ("model.onnx", "model_quantized.onnx")
-        )
+        made = self.scratch / f"opset{opset}"
+        fp32 = made / "model.onnx"
+        int8 = made / "model_quantized.onnx"
         self._export(fp32, opset)
         quantize_dynamic(
             fp32, int8, keep=list_floats(self.onnx("fp32"), self.onnx("int8"))
