@@ -181,7 +181,6 @@ def open_job(
         track=options.track,
     )
     with closing(run):
-        state.wait_for_everyone()  # the others read what the first has written
         context = make_context(
             inputs, recipe, run, number_format=number_format, console=console
         )

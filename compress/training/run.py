@@ -252,10 +252,14 @@ class Run:
 
     def confirm(self, **digests: str) -> None:
         """Record the digests of the run's inputs, or compare them with the recorded
-        ones. Raises RunError."""
+        ones. Every process of a launch calls this. Raises RunError."""
         # part of another run, such as one student of a search
         if self.main and self._lock is None:
             return
+        from accelerate import PartialState
+
+        # the others read what the first one has written when it opened the run
+        PartialState().wait_for_everyone()
         facts = load_json(self.path / _FACTS, _NO_FACTS)
         known = facts.get("digests", {})
         differences = [
