@@ -1,8 +1,10 @@
 """Take a teacher and a paper's recipe, ship a small, fast, measured student.
 
-    import compress bundle = compress.distill(teacher="minilm", recipe="distilbert",
-    data="glue/sst2", out="runs/sst2") bundle.predict(["a gorgeous, witty, seductive
-    movie"])
+    import compress
+    bundle = compress.distill(
+        teacher="minilm", recipe="distilbert", data="glue/sst2", out="runs/sst2"
+    )
+    bundle.predict(["a gorgeous, witty, seductive movie"])
 
 Names are imported when first used, so that `import compress` costs nothing.
 """

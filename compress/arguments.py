@@ -1,15 +1,14 @@
 """Check the arguments of public functions by their annotations, so that each is taken
 as meant or refused.
 
-    @check_arguments def quantize(bundle: BundleLike, *, method: Literal["auto",
-    "static"] = "auto", max_drop: Share = 0.005): ...
+    @check_arguments
+    def quantize(bundle: BundleLike, *, max_drop: Share = 0.005): ...
 
 What is given is converted where its meaning is clear: scalars of numpy to Python's, any
 object for a path to `Path`, `~` to the home folder, one value to a list of one where
 several are expected. Anything else raises an ArgumentError, which names the parameter,
 what was expected and what was found. Annotations that are imported for type checks
-alone take anything. Only the standard library is imported: `predict` begins here.
-"""
+alone take anything. Only the standard library is imported: `predict` begins here."""
 
 import builtins
 import os

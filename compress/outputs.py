@@ -12,8 +12,7 @@ something that is no file.
                               refused by name
 
 Folders are written by `io.atomic_folder`, in which the user's rules for links and modes
-hold too.
-"""
+hold too."""
 
 import errno
 import os

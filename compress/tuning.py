@@ -3,7 +3,7 @@ there.
 
 with open_device("local") as device:
     tuned = tune(bundle, device=device, settings=[Setting()], evaluator=evaluator,
-    calibration=rows)
+        calibration=rows)
 """
 
 import json
@@ -423,8 +423,7 @@ def tune(
     A file must be GAIN faster than the bundle's own to replace it. The bundle is not
     changed before everything is measured. Every form is exported again from the
     weights. Ratios are to the bundle's own fp32 file. Raises DeviceError if the device
-    fails, ExportError for a model that cannot be exported.
-    """
+    fails, ExportError for a model that cannot be exported."""
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
     own = bundle.files()

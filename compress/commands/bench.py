@@ -65,8 +65,7 @@ def bench(
 
     Raises BundleError for a folder that is no bundle, DeviceError for a device that
     fails or cannot be reached, ExportError for a format that is unknown, or was named
-    and cannot be written.
-    """
+    and cannot be written."""
     exported = ExportedFormats({}, {}, {})
     kind = device.device.partition(":")[0]
     with ExitStack() as stack:

@@ -91,8 +91,7 @@ def gate(
     minutes      maximum time for latency: measuring ends as soon as the result is clear
 
     Raises BundleError for a path that is no bundle or another task, DeviceError for a
-    device that fails.
-    """
+    device that fails."""
     started = time.monotonic()
     old = name_of(old)
     new = name_of(new)

@@ -76,8 +76,7 @@ def inspect(
     columns  for data: its columns and kind of task, if they should not be detected
 
     Damage is listed in the `problems` of the result. For a hub id only the config is
-    fetched. Raises a CompressError for anything else, or if it cannot be read.
-    """
+    fetched. Raises a CompressError for anything else, or if it cannot be read."""
     name = name_of(thing)
     form = form or detect_form(name)
     if form == "data":

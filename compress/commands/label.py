@@ -63,8 +63,7 @@ def label(
     by label: the file can serve as training data. If the model did not answer, `label`
     and `probabilities` are null: remove such lines first. Answers are kept under
     $COMPRESS_HOME, so that an interrupted run continues where it stopped. Raises a
-    CompressError.
-    """
+    CompressError."""
     job = open_labelling(
         name_of(teacher),
         name_of(prompt),

@@ -211,8 +211,7 @@ def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
                   one
 
     Raises RunError if there is no run to resume, and if several processes would each
-    choose.
-    """
+    choose."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise RunError(
             "--out: required with several processes: each would choose its own folder"

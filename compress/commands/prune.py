@@ -63,8 +63,7 @@ def prune(
     The other arguments are those of `distill`.
 
     Raises PruneError for a target that this model cannot reach, and a CompressError for
-    anything else that is wrong.
-    """
+    anything else that is wrong."""
     model = teacher_path(model)
     data = data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)

@@ -139,8 +139,7 @@ def quantize(
 
     If the target is missed, the certificate says so, and the best file is kept. The
     bundle is unchanged until everything is done. Raises BundleError for data of another
-    task, and the errors of its parts.
-    """
+    task, and the errors of its parts."""
     place = None if out is None else Path(out)
     bundle = _open(bundle, method, place, overrides=overrides)
     task_data = bundle.load_data(

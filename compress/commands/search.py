@@ -250,8 +250,7 @@ def show(
     allow_code  the folder of your own functions that the space names
 
     A student that the search has shipped is copied. Raises SearchError if there is no
-    such trial, or if it failed.
-    """
+    such trial, or if it failed."""
     console = console or Console(quiet=True)
     config = SearchConfig.load(study)
     report = record.load_report(study)

@@ -51,8 +51,7 @@ def trim(
 
     The folder appears when all of it is certified or marked; after an interruption,
     repeat the call. Raises CompressError with neither data nor corpus, BundleError for
-    data of another task, and the errors of `trim_bundle`.
-    """
+    data of another task, and the errors of `trim_bundle`."""
     name = name_of(model)
     folder = Path(out)
     bundle, task_data, texts = load_trim_texts(

@@ -245,8 +245,7 @@ class Recipe(Frozen):
                      default none is imported
 
         Raises RecipeError with every problem found. `objective.check_terms`, which
-        needs torch, looks up the losses.
-        """
+        needs torch, looks up the losses."""
         path = locate(name_of(name))
         tree = resolve_extends(path)
         problems = _take_published(tree, path.name, paper=paper)

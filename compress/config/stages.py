@@ -192,10 +192,11 @@ class Stage(ReadsRows):
     student      a new student, with which this stage begins
     train        all weights, or only the head's
     rows, corrupt, step, augment    functions of papers: turn a corpus into rows, change
-                                    every batch, replace the plain
-                 objective by a mechanism, add rows to the task's. `augment: auto` adds
-                 variants of the rows, if there are few, and a second stage on the
-                 corpus, if there is one (`training.augment.add_stages`)
+                                    every batch, replace the plain objective by a
+                                    mechanism, add rows to the task's. `augment: auto`
+                                    adds variants of the rows, if there are few, and a
+                                    second stage on the corpus, if there is one
+                                    (`training.augment.add_stages`)
     corpus       add the texts of the given corpus to the task's rows, with the
                  teacher's answers
     improve      keep the weights the stage began with unless its last ones score better
@@ -209,9 +210,8 @@ class Stage(ReadsRows):
     tokens       replaces batch by as many rows as fill this many tokens, padding
                  included
     language_sampling    of a corpus of several languages: batches are of one language,
-                         drawn by its share of the rows
-                 to this power, and in turn of a pair of languages, if there are any,
-                 which `tokens` is about
+                         drawn by its share of the rows to this power, and in turn of a
+                         pair of languages, if there are any, which `tokens` is about
     micro_batch  the most examples that one process holds at once; gradients accumulate,
                  and results do not depend on the number of processes
     lr           its meaning depends on the optimizer (`training.optimizer`): the size
@@ -227,10 +227,9 @@ class Stage(ReadsRows):
     checkpoint   optimiser steps between checkpoints; by default ten per stage, but at
                  least 200 steps apart
     cache_teacher    keep the teacher's outputs on disk instead of computing them in
-                     every epoch. auto: if the stage
-                 goes through its rows more than once, its objective reads no language
-                 model's logits and nothing of attention but scores, and they take less
-                 than 2 GB
+                     every epoch. auto: if the stage goes through its rows more than
+                     once, its objective reads no language model's logits and nothing of
+                     attention but scores, and they take less than 2 GB
     """
 
     kind: Literal["distill", "finetune", "pretrain"]

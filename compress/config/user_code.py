@@ -50,8 +50,7 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
               nothing may run
 
     Raises RecipeError with every problem: code that is not allowed, does not exist, or
-    fails when it is imported.
-    """
+    fails when it is imported."""
     check(settings, allowed)
     lines = dict(_find_unresolved(settings))
     if allowed is None or not lines:

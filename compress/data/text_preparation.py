@@ -28,8 +28,7 @@ class TextPreparation:
 
     `query` and `document` can always be named: without an entry in `prompts` they are
     empty. The `default` does not replace them, and neither does `passage` or any other
-    name.
-    """
+    name."""
 
     prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
     default: str | None = None

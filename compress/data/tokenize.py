@@ -71,8 +71,7 @@ def encode(
                 the characters of the context that each token covers, -1
 
     Written to the cache once, keyed by the fingerprints of split and tokenizer, and
-    memory-mapped.
-    """
+    memory-mapped."""
     encoder = encoder_of(tokenizer)
     more = preparation.in_turn if preparation.changes_texts else ()
     key = cache.digest(

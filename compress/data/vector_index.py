@@ -12,8 +12,7 @@ Queries are not packed: a float32 query finds more in packed vectors than a pack
 does.
 
 Shapes: N texts, Q queries, E numbers of a vector, P bytes or numbers of it when packed,
-K nearest texts.
-"""
+K nearest texts."""
 
 from __future__ import annotations
 

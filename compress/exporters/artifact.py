@@ -1,16 +1,14 @@
 """Write and load bundles: one folder in the hub's layout, written as a whole, with the
 hash of every file.
 
-    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  README.md
-    manifest.json
-    onnx/model.onnx  onnx/model_quantized.onnx
-    a model with a task        recipe.yaml, and optionally: report.json
-    onnx/model_fp16.onnx  onnx/model_w8.onnx
-                               onnx/model_q4.onnx  onnx/model_text.onnx
-    embeddings                 modules.json  1_Pooling/  as sentence-transformers loads
-    them
-    a generative model         generation_config.json; T5: onnx/encoder_model.onnx
-    onnx/decoder_model_merged.onnx
+    every bundle        config.json  model.safetensors  tokenizer.json
+                        tokenizer_config.json  README.md  manifest.json
+                        onnx/model.onnx  onnx/model_quantized.onnx
+    with a task         recipe.yaml, and optionally report.json  onnx/model_fp16.onnx
+                        onnx/model_w8.onnx  onnx/model_q4.onnx  onnx/model_text.onnx
+    embeddings          modules.json  1_Pooling/, as sentence-transformers loads them
+    a generative model  generation_config.json; T5: onnx/encoder_model.onnx
+                        onnx/decoder_model_merged.onnx
 
 Loading and predicting import neither torch nor transformers.
 """
@@ -258,8 +256,7 @@ class Bundle:
                 pairs. For one text, give a list of one
 
         Returns a list; for an iterator, such as a generator, an iterator, which reads
-        some hundred texts at a time.
-        """
+        some hundred texts at a time."""
         from compress.exporters.predictor import iterate_batches
 
         given = read_texts(texts, self.task.text, where="Bundle.predict")
@@ -294,8 +291,7 @@ class Bundle:
         prompt        any other text to put there, "" for nothing
 
         Raises BundleError for a bundle of another kind, CompressError for a prompt that
-        the model does not have.
-        """
+        the model does not have."""
         from compress.exporters.predictor import open_embedder
 
         if self.manifest.task is None or not self.manifest.task.vectors:

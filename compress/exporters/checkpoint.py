@@ -118,8 +118,7 @@ def load_source(
 
     Raises BundleError for a damaged bundle, TeacherError for a checkpoint that cannot
     be loaded as it was saved (such as a head whose weights are missing), ExportError
-    for unsupported models and options that do not apply.
-    """
+    for unsupported models and options that do not apply."""
     path = Path(name).expanduser()
     if manifest.find_bundle(path, "task"):
         from compress.exporters.session import weights_elsewhere

@@ -1,13 +1,13 @@
 """Write and run bundles of generative models: GPT-2 and Llama's like as one decoder, T5
 as two files.
 
-    GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx
-    onnx/decoder_model_merged.onnx and each in int8, as onnx/model_quantized.onnx
+    GPT-2  onnx/model.onnx
+    T5     onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
+    and each in int8, as onnx/model_quantized.onnx
 
 The names are those of optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and of
 transformers.js. Loading a bundle and generating text import neither torch nor
-transformers.
-"""
+transformers."""
 
 import shutil
 from collections.abc import Mapping

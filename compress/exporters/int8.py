@@ -12,8 +12,7 @@
 
 In a static file activations are uint8 with one scale and zero point per tensor, weights
 int8, symmetric; embedding tables uint8, one scale and zero point each, as in
-`quantize_dynamic`.
-"""
+`quantize_dynamic`."""
 
 import logging
 import re
@@ -144,8 +143,7 @@ def quantize_static(
                   is rounded to uint8 as well
 
     Raises ExportError for a file without products, a name in `keep` that is none, and
-    tensors without range.
-    """
+    tensors without range."""
     model = read_model(source)
     graph = Graph(model.graph)
     found = products(graph)

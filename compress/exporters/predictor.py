@@ -94,8 +94,7 @@ class Predictor:
         prompt        any other text to put there, "" for nothing
 
         Raises BundleError for vectors that are not finite, CompressError for a prompt
-        that the model does not have.
-        """
+        that the model does not have."""
         if prompt is None:
             prompt = self.sentence.preparation.prompt(prompt_name)
         elif prompt_name is not None:

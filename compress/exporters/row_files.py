@@ -10,8 +10,7 @@ In the rows of BEIR's corpus.jsonl, the title precedes the text, as it does in t
 All columns are kept, and these are added: prediction (a label; labels joined by ", "; a
 number; the answer to a question; the entities), prediction_score (not for numbers and
 entities), for answers prediction_start and prediction_end, in .jsonl prediction_scores
-of all labels; and prediction_error where rows are skipped.
-"""
+of all labels; and prediction_error where rows are skipped."""
 
 import csv
 import json
@@ -74,8 +73,7 @@ def predict_file(
     say       is called with the number of rows done, and their share of the file
 
     Raises DataError, naming the line, for rows that cannot be read, missing columns,
-    and columns that would be overwritten.
-    """
+    and columns that would be overwritten."""
     check_files(source, target)
     suffix = target.suffix.lower()
     if suffix == ".npy" and (

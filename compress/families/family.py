@@ -16,8 +16,7 @@ An axis is a set of units that belong together wherever they appear:
 
 `.` is a dimension that is never cut (classes, positions); a+b are axes that lie one
 after another in one matrix, as GPT-2's queries, keys and values, or the halves of
-ModernBERT's gated feed-forward block. A bias lies along its weight's output.
-"""
+ModernBERT's gated feed-forward block. A bias lies along its weight's output."""
 
 import re
 from collections.abc import Mapping

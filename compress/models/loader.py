@@ -230,8 +230,7 @@ def load_model(
 
     Raises TeacherError for files that are damaged or missing, and for tensors that are
     missing, have another shape or have no place in the model; StudentError for a family
-    without such a head.
-    """
+    without such a head."""
     from compress.models.fit import LoadedModel, account, check_formats, judge
     from compress.models.sentence_encoder import (
         AutoModelForSentenceEmbedding,

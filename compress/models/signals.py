@@ -107,8 +107,7 @@ class Signals:
     pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
 
     Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M
-    target tokens; mask_BL is that of the source, and attention is the encoder's.
-    """
+    target tokens; mask_BL is that of the source, and attention is the encoder's."""
 
     mask_BL: Tensor
     logits: Tensor | None = None

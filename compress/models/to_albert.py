@@ -11,8 +11,8 @@ is linear in x except for sigma, which depends only on the length of C x. So tak
 (E - 1) with orthonormal columns, and Q, E x (E - 1) with orthonormal columns that each
 sum to zero, and let
 
-    x' = sqrt(E/W) Q U' C x,    LN_E without gain and shift,    M = g sqrt(W/E)
-    diag(gamma) U Q',    b = beta
+    x' = sqrt(E/W) Q U' C x,    LN_E without gain and shift,
+    M = g sqrt(W/E) diag(gamma) U Q',    b = beta
 
 x' is centred already, and LN_E divides it by the deviation of U U' C x. Hence the
 result is the teacher's embedding of the projected row, U U' C x, times g: **exact where
@@ -31,8 +31,7 @@ arXiv:1909.11942; authors' code), so a group replaces several teacher layers: by
 mean, or by one of them. With a group per layer it is exactly the teacher's encoder.
 
 Shapes: V vocabulary, W width of the teacher's embedding, E of the student's, D hidden,
-R directions kept, N rows.
-"""
+R directions kept, N rows."""
 
 import math
 from collections.abc import Mapping, Sequence

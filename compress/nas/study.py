@@ -1,13 +1,14 @@
 """The Optuna study of a search: create, continue or join it, and run its trials.
 
-    study = open_study(folder / "study.db", "sst2", {"teacher": ..., "data": ...},
-    objectives=("score", "latency")) run_trials(study, evaluator, trials=200)
+    identity = {"teacher": ..., "data": ...}
+    objectives = ("score", "latency")
+    study = open_study(folder / "study.db", "sst2", identity, objectives=objectives)
+    run_trials(study, evaluator, trials=200)
 
 The storage (`nas.storage`) is an SQLite file for the processes of one machine,
 PostgreSQL for several machines. Its heartbeats find the trials of killed processes,
 which are queued again with the same parameters. After a kill, a full disk or a restart
-of the database, the same two lines continue the study.
-"""
+of the database, the same lines continue the study."""
 
 import hashlib
 import secrets
@@ -147,8 +148,7 @@ def open_study(
 
     Raises SearchError, leaving the study unchanged, if it belongs to a different search
     (naming each difference) or to another version of this code; StorageError if the
-    storage cannot be reached.
-    """
+    storage cannot be reached."""
     wanted = {
         "of": dict(identity),
         "objectives": list(objectives),

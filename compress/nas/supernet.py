@@ -6,9 +6,11 @@ the supernet's weights: it computes the same as `extract`'s result, and its grad
 reach the supernet. No model code is patched, so every family with a slice plan works,
 attention and hidden states can be read, and dropout, autocast and DDP behave as usual.
 
-    whole = reorder_units(model, importance)          # units sorted, so that the first
-    are the best net = Supernet(whole) half = Sizes.from_request(whole.config,
-    layers=0.5, hidden=0.5, ffn=0.5) net.signals(batch, frozenset({"logits"}), half)
+    # units sorted, so that the first are the best
+    whole = reorder_units(model, importance)
+    net = Supernet(whole)
+    half = Sizes.from_request(whole.config, layers=0.5, hidden=0.5, ffn=0.5)
+    net.signals(batch, frozenset({"logits"}), half)
     net.score(half, EvaluationBatches.from_evaluator(evaluator, collate))
     net.extract(half).save_pretrained(folder)
 

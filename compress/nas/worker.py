@@ -110,8 +110,7 @@ def join(
     allow_code  the folder of the user's own functions that the space names
 
     Raises SearchError if the study or the weights cannot be reached, or are not those
-    of the search.
-    """
+    of the search."""
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     study = join_study(storage, name, say=say)

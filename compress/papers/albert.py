@@ -2,7 +2,7 @@
 Representations", arXiv:1909.11942.
 
 Sec. 3.1  sentence_order             rows of two consecutive segments, half of them
-swapped
+                                     swapped
 Sec. 3.1  sentence_order_prediction  cross entropy of the two-class pooled output
 Sec. 4.1  mask                       n-gram masking: p(n) ~ 1/n, n <= 3
 not in it from_bert                  a student's weights from a trained BERT

@@ -4,9 +4,9 @@ arXiv:1810.04805.
 Sec. 3.1  masked_lm      cross entropy at the masked positions
 Sec. 3.1  next_sentence  cross entropy of the two-class pooled output
 Sec. 3.1  mask           15 % of the tokens are predicted; 80 % of these become [MASK],
-10 % a random token, 10 % stay
+                         10 % a random token, 10 % stay
 Sec. 3.1  segment_pairs  two segments of a document, or, half of the time, the second
-from another document
+                         from another document
 Sec. 4    labels         the fine-tuning loss of the task
 
 Shapes: B examples, L tokens, V classes or vocabulary.

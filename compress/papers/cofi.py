@@ -3,9 +3,8 @@
 for `sizes`.
 
 CoFi, Sec. 3.1          Gated     masks z of layers, heads, neurons and the stream, held
-to their target by a
-                                  Lagrangian (`wang`), with hard concrete noise
-                                  (`louizos`)
+                                  to their target by a Lagrangian (`wang`), with hard
+                                  concrete noise (`louizos`)
 CoFi, Sec. 3.2, Eq. 4   layers    sum over teacher layers of MSE(W H_S^m(i), H_T^i)
 CoFi, Sec. 3.2, Eq. 5   matched   m(i): the nearest layer that is not pruned yet
 Sheared LLaMA, Sec. 2.1 Gated     one constraint per mask, so that every layer keeps the
@@ -241,8 +240,7 @@ class Gated(WrappedStep):
 
     Embeddings are not trained (authors' code). `finish` replaces `student` by the small
     model. Give the stage `weight_decay: 0`: it would close gates. Raises PruneError if
-    the target cannot be reached, ObjectiveError if options contradict each other.
-    """
+    the target cannot be reached, ObjectiveError if options contradict each other."""
 
     wraps = "minimise"
 

@@ -2,12 +2,12 @@
 arXiv:2006.03654.
 
 Sec. 3.2  enhanced_mask_decoder     the last layer again, with absolute positions in its
-queries
+                                    queries
 Sec. 3.2  EnhancedMaskDecoder       step: masked language modelling through the decoder
 Sec. 5    symmetric_kl, squared     distance of the answers on perturbed embeddings from
-those on clean ones
+                                    those on clean ones
 Sec. 5    ScaleInvariantFineTuning  step: SiFT, virtual adversarial training on
-normalised embeddings
+                                    normalised embeddings
 
 The disentangled attention itself, and v2's logarithmic buckets of distances, are
 transformers' (`family: deberta-v2`; v1 is its form without buckets and shared

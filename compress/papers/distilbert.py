@@ -1,18 +1,19 @@
 """Sanh et al. 2019, "DistilBERT, a distilled version of BERT", arXiv:1910.01108.
 
 Sec. 2  L = 5 L_ce + 2 L_mlm + 1 L_cos; the paper names the three, the weights are the
-        authors' README's soft_targets         L_ce over every real token, T = 2
+        authors' README's
+        soft_targets         L_ce over every real token, T = 2
         masked_soft_targets  L_ce over the masked positions only (their
-        --restrict_ce_to_mask) bert.masked_lm       L_mlm cosine               L_cos of
-        the last hidden states
+                             --restrict_ce_to_mask)
+        bert.masked_lm       L_mlm
+        cosine               L_cos of the last hidden states
 code    mask                 smoothed masking: rare tokens are predicted more often
 
 Shapes: B examples, L tokens, D hidden, V vocabulary.
 
 Deviations: none in the formulas; T^2 KL divided by the number of selected tokens, as
 `batchmean` over [tokens, V] does. mask: where a batch has fewer tokens to predict than
-are wanted, all of these are; theirs counts on there being enough.
-"""
+are wanted, all of these are; theirs counts on there being enough."""
 
 import math
 from collections.abc import Mapping

@@ -2,10 +2,10 @@
 arXiv:2004.04037.
 
 Sec. 2.1  Sandwich    step: the whole student and some of its subnets learn from one
-teacher at once
+                      teacher at once
 Sec. 2.2              the same with fewer layers too
 Sec. 2.1  first       importance that ranks units by their order, which keeps the prefix
-of a rewired student
+                      of a rewired student
 
 and the ways of choosing the subnets of a step: Yu & Huang 2019, "Universally Slimmable
 Networks and Improved Training Techniques", arXiv:1903.05134: the sandwich rule, the
@@ -85,7 +85,7 @@ class Sandwich(WrappedStep):
     widths      shares of hidden (of MobileBERT the bottleneck), heads and neurons
                 together; or each separately:
     hidden, heads, ffn, embedding, bottleneck    counts, or shares below 1, of the
-    student's own
+                                                 student's own
     layers      likewise; `depth` selects them: even, or uniform, the paper's own rule
     among       instead of these, a list of subnets: [{layers: 2, heads: 3, hidden: 96,
                 ffn: 384}, ...]

@@ -2,16 +2,16 @@
 Generators", arXiv:2003.10555.
 
 Sec. 2    mask                  corruption: 15 % of the tokens are chosen, 85 % of these
-become [MASK]
+                                become [MASK]
 Sec. 2    replace               the generator's samples take the places of the chosen
-tokens
+                                tokens
 Sec. 2    replaced_tokens       L_Disc, cross entropy of original against replaced, over
-every real token
+                                every real token
 (ours)    soft_replaced_tokens  the same against a discriminator teacher's probabilities
 Sec. 2    ReplacedTokens        step: L_MLM of the generator + 50 L_Disc, embeddings
-tied (Sec. 3.2)
+                                tied (Sec. 3.2)
 App. B    FineTuning            step: an objective with layer-wise decay of the learning
-rate
+                                rate
 
 Shapes: B examples, L tokens, R chosen positions, N draws per example, V vocabulary.
 

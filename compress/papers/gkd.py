@@ -2,11 +2,11 @@
 (GKD).
 
 Eq. 1    divergence  generalised Jensen-Shannon divergence of the next-token
-distributions; 0 < beta < 1
+                     distributions; 0 < beta < 1
          (ends)      beta 0: forward KL, which is `distilbert.masked_soft_targets`
                      without T^2; beta 1: reverse KL, which is `minillm.reverse_kl`
 Alg. 1   OnPolicy    with probability lambda a batch consists of the student's own
-continuations
+                     continuations
 
 Shapes: B examples, L tokens, V vocabulary.
 
@@ -87,8 +87,7 @@ class OnPolicy(WrappedStep):
     No gradient flows through the sampling. How many tokens will be sampled is not known
     before, so sampled parts of a batch that is accumulated, or split over processes,
     weigh the same. For causal models and encoder-decoders. Raises ObjectiveError
-    without an objective, or without a model as teacher.
-    """
+    without an objective, or without a model as teacher."""
 
     dropout = False
 

@@ -1,9 +1,9 @@
 """Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2).
 
 Sec. 2    next_tokens  each token is predicted from those before it; the loss is
-`bert.masked_lm` on these labels
+                       `bert.masked_lm` on these labels
 (code)    blocks       documents one after the other with an end-of-text token between
-them, cut into equal blocks
+                       them, cut into equal blocks
 
 labels[t] is the token at t + 1, so a model's logits at t are compared with labels[t]
 and nothing is shifted in a loss. The last real token of a row and the padding have no
@@ -12,8 +12,7 @@ label.
 Shapes: B examples, L tokens.
 
 Deviations: the authors published no training code; blocks are cut as their samples and
-data release suggest. The last block may be shorter.
-"""
+data release suggest. The last block may be shorter."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

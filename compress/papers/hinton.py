@@ -4,15 +4,14 @@ arXiv:1503.02531.
 Sec. 2    soft_targets  T^2 KL of the softened class distributions
 (theirs)  soft_labels   the same for independent labels: a Bernoulli per class
 Sec. 2.1  matched_logits  1/2 (z_S - z_T)^2, the high-temperature limit; the
-distillation of a regression
+                          distillation of a regression
 
 Shapes: B examples, L tokens, V classes. For token logits (B, L, V) see
 `distilbert.soft_targets`.
 
 Deviations: soft_labels is ours; the paper has no multi-label task, its Bernoulli case
 is the two-class softmax. Others scale differently: TextBrewer has no T^2, TinyBERT also
-averages over the classes (`tinybert.prediction`).
-"""
+averages over the classes (`tinybert.prediction`)."""
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid

@@ -2,7 +2,7 @@
 Answering", EMNLP, arXiv:2004.04906.
 
 Eq. 2, Sec. 3.2    in_batch    -log of the relevant passage's share among the passages
-of the batch
+                               of the batch
 
 Shapes: B texts, rows of a batch, which holds queries and passages; D dimensions of a
 sentence vector.
@@ -11,8 +11,7 @@ Deviations: the paper compares vectors by their dot product, and has an encoder 
 queries and another one for passages. Here one encoder makes both, and vectors are
 normalised; the temperature of 0.05 is 1 / `scale` of sentence-transformers'
 `MultipleNegativesRankingLoss`. The negatives are those of one batch; one that is split
-over processes or accumulated (`micro_batch`) uses those of its parts only.
-"""
+over processes or accumulated (`micro_batch`) uses those of its parts only."""
 
 import torch
 from torch import Tensor

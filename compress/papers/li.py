@@ -1,7 +1,7 @@
 """Li et al. 2017, "Pruning Filters for Efficient ConvNets", arXiv:1608.08710.
 
 Sec. 3.1  magnitude  units with small weights are cut first; neither gradients nor data
-are needed
+                     are needed
 
 Deviations
 - the paper sums the absolute weights that write a filter; here the norm of those that

@@ -4,7 +4,7 @@ ICML, ListNet.
 top one probability  P(j) = exp(s_j) / sum over k of exp(s_k): the chance of passage j
                      to be the first
 listwise loss        top_one    the cross entropy of these chances by a teacher's scores
-and by the student's
+                                and by the student's
                      relevance  the same, with the relevance in the data in place of the
                                 teacher's scores
 
@@ -13,8 +13,7 @@ Shapes: B pairs of a query and a passage, rows of a batch.
 Deviations: top_one subtracts the entropy of the teacher's chances, so that it is
 KL(teacher || student) and ends at 0; its gradient is the paper's. The temperature is
 Hinton's (arXiv:1503.02531, Sec. 2), with T^2 as there; the paper has none. A list
-consists of the passages of a query in the batch.
-"""
+consists of the passages of a query in the batch."""
 
 import torch
 from torch import Tensor

@@ -2,8 +2,8 @@
 Regularization", arXiv:1712.01312.
 
 Eq. 10, 11  drawn    a hard concrete gate: s = sigmoid((log u - log(1 - u) + log alpha)
-/ beta), u ~ U(0, 1), stretched
-                     to (gamma, zeta) and clamped to [0, 1]
+                     / beta), u ~ U(0, 1), stretched to (gamma, zeta) and clamped to [0,
+                     1]
 Eq. 12      active   P(z > 0) = sigmoid(log alpha - beta log(-gamma / zeta))
 Eq. 13      settled  the gate at test time: sigmoid(log alpha) stretched and clamped
 

@@ -2,7 +2,7 @@
 Cross-Architecture Knowledge Distillation", arXiv:2010.02666.
 
 Margin-MSE  margins  ((s(q, p+) - s(q, p-)) - (t(q, p+) - t(q, p-)))^2, mean over the
-pairs of passages
+                     pairs of passages
             vectors  the same, where s is `scale` times the cosine of two vectors, and t
                      is a score in the data
 

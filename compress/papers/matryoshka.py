@@ -85,9 +85,9 @@ def nested(
     """Sum the weighted loss `of` over vectors that are cut to their first dimensions
     and normalised again (Eq. 1).
 
-        {loss: matryoshka.nested, of: leaf.l2, sizes: [384, 192, 96]} {loss:
-        matryoshka.nested, of: {by: seed.own_similarities, temperature: 0.1}, sizes:
-        [1.0, 0.5, 0.25]}
+        {loss: matryoshka.nested, of: leaf.l2, sizes: [384, 192, 96]}
+        {loss: matryoshka.nested, of: {by: seed.own_similarities, temperature: 0.1},
+            sizes: [1.0, 0.5, 0.25]}
 
     of       a loss of sentence vectors, with its options
     sizes    numbers of dimensions, or shares up to 1 of the student's; whole vectors
@@ -95,8 +95,7 @@ def nested(
     weights  one for each size; by default 1
 
     Raises ObjectiveError for a size that the student's vectors do not have, and for
-    another number of weights.
-    """
+    another number of weights."""
     call = _find_inner(of)
     weights = [1.0] * len(sizes) if weights is None else weights
     if not sizes or len(weights) != len(sizes):

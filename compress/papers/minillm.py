@@ -4,12 +4,12 @@ arXiv:2306.08543.
 Eq. 1    L = KL(q || p) of whole sequences: student q, teacher p; y is sampled, r_t =
          log p(y_t) / q(y_t)
 Eq. 3    reverse_kl       the single-step term, exact over the vocabulary: KL(q(.|y_<t)
-|| p(.|y_<t))
+                          || p(.|y_<t))
 Eq. 4-7  policy_gradient  teacher-mixed sampling with importance weights w_t, the
-single-step term, and the long term
-                          R_{t+1} grad log q(y_t) with the length-normalised return
+                          single-step term, and the long term R_{t+1} grad log q(y_t)
+                          with the length-normalised return
 Alg. 1   PolicyGradient   all of it, PPO's clipping, and language modelling on the
-corpus (the step's objective)
+                          corpus (the step's objective)
 
 Shapes: B examples, L tokens, R sampled tokens of all examples in row order, V
 vocabulary.

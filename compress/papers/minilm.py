@@ -3,9 +3,9 @@ MiniLM v2: Wang et al. 2021, "Multi-Head Self-Attention Relation Distillation",
 arXiv:2012.15828.
 
 v1 Eq. 6    attention        KL of the attention distributions of one layer (the last),
-equal head counts
+                             equal head counts
 v1 Eq. 7-8  value_relation   KL of softmax(V V^T / sqrt d_k), equal head counts, any
-head size
+                             head size
 v2 Eq. 3-5  query_relations, key_relations, value_relations
                              KL of softmax(X X^T / sqrt d_r) over A_r relation heads:
                              any width, any head counts
@@ -16,8 +16,7 @@ Deviations: the authors never published the distillation code. Each sequence is 
 over its own heads and tokens, then sequences are averaged, as both papers' 1/(A |x|)
 says and as the Bloomberg re-implementation does, so long sequences do not outweigh
 short ones. Pads are neither keys nor queries in any relation. Where attention is local
-(ModernBERT), pairs that do not see each other are in no relation, which is ours.
-"""
+(ModernBERT), pairs that do not see each other are in no relation, which is ours."""
 
 import math
 

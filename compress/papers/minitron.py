@@ -2,11 +2,11 @@
 Distillation", arXiv:2407.14679.
 
 Sec. 2.2, Eq. 1-3  activation  heads by the norm of their outputs, neurons and widths by
-the size of their activations,
-                               over a calibration set; no gradients, no labels
+                               the size of their activations, over a calibration set; no
+                               gradients, no labels
 Sec. 2.2           activation  layers by block influence, 1 - cos(before, after) (Men et
-al. 2024, arXiv:2403.03853), or
-                               by the loss without them, the paper's perplexity
+                               al. 2024, arXiv:2403.03853), or by the loss without them,
+                               the paper's perplexity
 
 Shapes: B batch, L tokens, D hidden, U units, H heads, K head size.
 

@@ -9,12 +9,12 @@ Sec. 3.6  feature_maps      feature map transfer: MSE of the block outputs, norm
                             bert.next_sentence are the others
           WithoutDropout    the student of that stage has no dropout (authors' code)
 (theirs)  mean, variance    the two moments to which `feature_maps` is invariant, in the
-authors' code only
+                            authors' code only
 Sec. 3.7  Progressive       progressive knowledge transfer: one layer at a time, bottom
-to top
+                            to top
           from_teacher      embeddings, pooler and heads are the teacher's
 (ours)    from_bert         a student of an ordinary BERT, which has no 512-wide feature
-maps
+                            maps
 
 The teacher is `compress.models.ibbert`; the student is transformers' MobileBERT.
 Shapes: B examples, L tokens, D hidden, H heads, V vocabulary.

@@ -26,8 +26,7 @@ vocabulary is 1 / sqrt(E), which suits a head with default initial weights. SIF'
 step, removing the first principal component, is left out, as it is there. Unused
 places, such as the 994 at the beginning of BERT's vocabulary, have no ranks, as there
 (counting them as words costs 5 points of Spearman on STS-B, see docs/LOG.md); single
-characters and special tokens have, so that they are taken for frequent words.
-"""
+characters and special tokens have, so that they are taken for frequent words."""
 
 from typing import Any
 

@@ -4,7 +4,7 @@ Network Pruning", arXiv:1906.10771. Michel, Levy & Neubig 2019, "Are Sixteen Hea
 Really Better than One?", arXiv:1905.10650.
 
 2017, Sec. 2.2  taylor  |sum over a unit's activations of activation * dL/dactivation|,
-mean over examples
+                        mean over examples
 2019, Sec. 3.2  taylor  the same as a gate's gradient: |g dL/dg| at g = 1
 Michel, Eq. 1   taylor  of a head: |Att_h(x)^T dL/dAtt_h(x)|, mean over examples
 

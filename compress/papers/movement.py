@@ -3,7 +3,7 @@ arXiv:2005.07683. Lagunas, Charlaix, Sanh & Rush 2021, "Block Pruning For Faster
 Transformers", arXiv:2109.04838.
 
 Sanh, Sec. 4, Eq. 5   movement  S = -sum over steps of W * dL/dW, while W is fine-tuned:
-weights that grow matter
+                                weights that grow matter
 Lagunas, Sec. 3       movement  one score for each structure, the sum over its weights
 
 Shapes: U units of a group.

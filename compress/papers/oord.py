@@ -5,7 +5,7 @@ Predictive Coding", arXiv:1807.03748. In-batch negatives after Henderson et al. 
 out after Solatorio 2024, "GISTEmbed", arXiv:2402.16829.
 
 Eq. 4    infonce    the student's vector of a text must be nearer to the teacher's of
-that text than of the others
+                    that text than of the others
 
 Shapes: B examples, D dimensions of a sentence vector.
 
@@ -16,8 +16,7 @@ arXiv:1910.10699, which has a critic of its own and a memory. The temperature of
 out texts that the guide considers nearer than the positive; the positive here is the
 text itself, and nothing is nearer, hence a threshold. `hardest` is ours: the teacher
 chooses the negatives out of the batch. The negatives are those of one batch; one that
-is split over processes or accumulated (`micro_batch`) uses those of its parts only.
-"""
+is split over processes or accumulated (`micro_batch`) uses those of its parts only."""
 
 from typing import Annotated
 

@@ -3,7 +3,7 @@ arXiv:1908.09355.
 
 Eq. 4  soft_targets  KL of the softened class distributions
 Eq. 7  patience      squared distance of the normalised [CLS] states of intermediate
-layers
+                     layers
 
 PKD-Skip compares every k-th teacher layer (`layers: skip`), PKD-Last the last ones but
 the final (explicit pairs); the final layer is left out of both, as the logits represent

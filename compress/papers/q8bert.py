@@ -1,14 +1,14 @@
 """Zafrir et al. 2019, "Q8BERT: Quantized 8Bit BERT", arXiv:1910.06188.
 
 Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as
-the float it stands for
+                              the float it stands for
 Eq. 3     activations         the same for what a layer reads, its range an exponential
-moving average over training
+                              moving average over training
 Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with
-both, and embeddings are read from
-                              rounded tables; gradients pass the rounding. `requantise:
-                              true` rounds what a layer gives too, as the authors' code
-                              does by default (nlp_architect, nn/torch/quantization.py)
+                              both, and embeddings are read from rounded tables;
+                              gradients pass the rounding. `requantise: true` rounds
+                              what a layer gives too, as the authors' code does by
+                              default (nlp_architect, nn/torch/quantization.py)
 
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 

@@ -3,7 +3,7 @@ Knowledge Distillation", EMNLP, arXiv:2004.09813.
 
 Eq. 1    mse       squared error of a text's vector, student against teacher
 Eq. 1    parallel  the same of a text and of its translation, both against the teacher's
-vector of the text
+                   vector of the text
 
 Shapes: B examples, D dimensions of a sentence vector.
 
@@ -14,8 +14,7 @@ number is 2 D times `parallel`. The gradient's direction is the same.
 
 Parallel texts need no separate loss in a run: the authors' training files are rows of
 (text, vector), in which a translation has the teacher's vector of its source. Over such
-rows `mse` is `parallel` of the pairs. `parallel` is for custom training loops.
-"""
+rows `mse` is `parallel` of the pairs. `parallel` is for custom training loops."""
 
 import torch
 from torch import Tensor

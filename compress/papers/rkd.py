@@ -1,7 +1,7 @@
 """RKD: Park et al. 2019, "Relational Knowledge Distillation", CVPR, arXiv:1904.05068.
 
 Eq. 4-6  distances  Huber loss of the distances between two texts, each divided by the
-mean distance of its model
+                    mean distance of its model
 Eq. 7-8  angles     Huber loss of the cosine of the angle that two texts form at a third
 
 The authors weigh distances by 1 and angles by 2 for embeddings (README of their code).
@@ -14,8 +14,7 @@ these, as the weights 1 and 2 belong to the mean. The mean distance is that of t
 of different texts; theirs also leaves out distances of 0, which only identical texts
 have. The relations are those of one batch; one that is split over processes or
 accumulated (`micro_batch`) has those within its parts only. Angles need B^2 D and B^3
-numbers of memory.
-"""
+numbers of memory."""
 
 import torch
 from torch import Tensor

@@ -4,7 +4,7 @@ arXiv:1907.11692.
 Sec. 4.1  bert.mask       dynamic masking: a batch is masked anew each time it is seen
           static_mask     ten fixed maskings of every row, for comparison
 Sec. 4.2  segment_pairs   two segments of several sentences (BERT's), with next-sentence
-prediction
+                          prediction
           sentence_pairs  two natural sentences, with next-sentence prediction
           full_sentences  sentences in a row until the room is full, across documents;
                           no next-sentence prediction

@@ -4,9 +4,9 @@ Representation", ICLR, arXiv:2101.04731. CompRess: Koohpayegani, Tejankar & Pirs
 arXiv:2010.14713.
 
 SEED      similarities      KL of the softmax of similarities to the teacher's vectors,
-the text's own among them
+                            the text's own among them
 CompRess  own_similarities  KL of the softmax of similarities to the other texts, each
-model in its own space
+                            model in its own space
 
 Shapes: B examples, D dimensions of a sentence vector, O the examples compared with.
 
@@ -17,8 +17,7 @@ minimises the cross-entropy, which differs from the KL by the entropy of the tea
 distribution and has the same gradient. There is no factor T^2 in either paper, and none
 here; `DistillKLDivLoss` of sentence-transformers, the KL over a query's listed
 candidates, has it. Temperatures: SEED's code uses 0.2 for the student and far less for
-the teacher, CompRess 0.04 for both; both are for images.
-"""
+the teacher, CompRess 0.04 for both; both are for images."""
 
 import torch
 from torch import Tensor

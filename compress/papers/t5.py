@@ -2,10 +2,10 @@
 Text-to-Text Transformer", arXiv:1910.10683.
 
 Sec. 2.4    text_to_text     every task as text: "sst2 sentence: ..." -> "positive";
-numbers in steps of 0.2 as words
+                             numbers in steps of 0.2 as words
 App. D      prompt           what the examples look like
 Sec. 3.3.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by
-sentinels; the target is the spans
+                             sentinels; the target is the spans
 (ours)      answers          a model's answers to a task's examples, as logits
 
 Shapes: B examples, L tokens of the source, M of the target, C classes.

@@ -4,10 +4,10 @@ arXiv:2002.12620.
 Two losses that it takes over from vision, on relations within a layer rather than on
 its vectors.
 
-Huang & Wang 2017, arXiv:1707.01219, Sec. 3.3   token_grams     how alike the tokens are
-to each other, H H^T / D
-Yim et al. 2017, CVPR, Eq. 1-2                  feature_grams   how features go together
-over the tokens, H^T H / L
+Huang & Wang 2017, arXiv:1707.01219, Sec. 3.3   token_grams
+        how alike the tokens are to each other, H H^T / D
+Yim et al. 2017, CVPR, Eq. 1-2                  feature_grams
+        how features go together over the tokens, H^T H / L
 
 Shapes: B examples, L tokens, D hidden.
 
@@ -22,8 +22,7 @@ Deviations
   as in TextBrewer with a mask.
 
 Its attention cross entropy is `mobilebert.attention`, but for the student's mass on
-padding, which it counts.
-"""
+padding, which it counts."""
 
 from torch import Tensor
 

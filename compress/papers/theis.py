@@ -3,9 +3,9 @@ arXiv:1801.05787. Kwon et al. 2022, "A Fast Post-Training Pruning Framework for
 Transformers", arXiv:2204.09656.
 
 Theis, Sec. 2.1, Eq. 6-7  fisher  1/2N sum_n g_nu^2, g_nu = sum of activation *
-dL/dactivation of example n
+                                  dL/dactivation of example n
 Kwon, Sec. 4.1, Eq. 8     fisher  the diagonal of the Fisher information of masks on
-heads and neurons
+                                  heads and neurons
 
 Shapes: B examples, U units of a group.
 

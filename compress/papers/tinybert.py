@@ -4,13 +4,12 @@ arXiv:1909.10351.
 Eq. 7   attention   MSE of the unnormalised attention scores
 Eq. 8   hidden      MSE of the hidden states, the student's projected by a learned W_h
 Eq. 9   embeddings  MSE of the embedding outputs, the student's projected by a learned
-W_e
+                    W_e
 Eq. 10  prediction  soft cross entropy of the logits
         regression  squared error to the gold score, which replaces Eq. 10 on STS-B
                     (authors' code)
 Alg. 1  augment     words replaced by the candidates of a masked language model, or of
-word vectors; see its deviations
-                    in compress/training/augment.py
+                    word vectors; see its deviations in compress/training/augment.py
         near_words  the same by word vectors alone, which is ours
 
 Shapes: B examples, L tokens, D hidden, H heads, V classes.

@@ -2,15 +2,14 @@
 arXiv:1910.04732.
 
 Sec. 4.1  lagrangian   g = lambda_1 (s - t) + lambda_2 (s - t)^2, minimised over the
-model, maximised over the lambdas
+                       model, maximised over the lambdas
           Multipliers  the lambdas, by gradient ascent
           wanted       t, which grows linearly from 0
 
 Shapes: C constraints.
 
 Deviation: s is the share of the model that is pruned, as in CoFi; theirs is the share
-that remains.
-"""
+that remains."""
 
 import torch
 from torch import Tensor, nn

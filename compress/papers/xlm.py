@@ -1,11 +1,11 @@
 """Conneau & Lample 2019, "Cross-lingual Language Model Pretraining", arXiv:1901.07291.
 
 Sec. 3.3  distilbert.mask    masked language modelling of streams of any number of
-sentences; frequent tokens less often
+                             sentences; frequent tokens less often
 Sec. 3.4  translation_pairs  TLM: a sentence and its translation, each with positions
-from 0, and a language id
+                             from 0, and a language id
 Sec. 3.5  streams            both: translations become pairs, other text streams of
-sentences
+                             sentences
 
 With a corpus of several languages (data.documents.find_languages) batches of MLM and of
 TLM take turns, each of one language or pair, which is drawn by its share to the power

@@ -2,7 +2,7 @@
 Understanding", arXiv:1906.08237.
 
 Sec. 2.2, 2.3  permute  a factorisation order: which token the prediction of another may
-see
+                        see
 Eq. 3, 5                the loss is bert.masked_lm over the targets, each seeing the
                         context and the targets before it
 

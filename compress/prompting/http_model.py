@@ -8,8 +8,7 @@ described by a strict YAML file:
                               key itself is never stored
 
 The key is sent only in the header of requests to `url`: it is never written to files,
-logs or messages, and redirects are not followed.
-"""
+logs or messages, and redirects are not followed."""
 
 import json
 import math

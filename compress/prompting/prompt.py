@@ -2,9 +2,8 @@
 answer it. Strict YAML.
 
     template: |                            # Jinja2, sandboxed; `text`, `text_pair`
-                                           (pairs only), and `label` at the end
-      Review: {{ text }}
-      Sentiment: {{ label }}
+                                           (pairs only), and `label` at the end Review:
+                                           {{ text }} Sentiment: {{ label }}
     labels: {negative: Negative, positive: [Positive, Good]}
     examples: 4
 

@@ -3,13 +3,13 @@
 Removing a unit sets its activations to zero, so importance is computed from them. No
 model code is changed.
 
-    value       input of attention's output projection        (B, L, H K); of heads too
-    if they are cut whole
-    query, key  the two sides of the scores                   (B, L, H K)
-    ffn         input of the second feed-forward layer        (B, L, F)
-    hidden, embedding, bottleneck, shared    outputs of their norms, through which all
-    else reads them (B, L, D);
-                behind a pooling layer also the input of the last layer (B, D)
+    value       (B, L, H K): input of attention's output projection; of heads too if
+                they are cut whole
+    query, key  (B, L, H K): the two sides of the scores
+    ffn         (B, L, F): input of the second feed-forward layer
+    hidden, embedding, bottleneck, shared
+                (B, L, D): outputs of their norms, through which all else reads them;
+                behind a pooling layer also the input of the last layer, (B, D)
 
 DeBERTa's projections of positions belong to no row and are left out.
 

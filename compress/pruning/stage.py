@@ -5,7 +5,7 @@ stages/<name>/model/               the smaller model, a plain transformers check
 stages/<name>/model/kept.json      sizes before and after, and the units kept: of this
                                    stage's model, and (layers, hidden) of the teacher
 stages/<name>/model/importance.safetensors    a vector for each group of units, by its
-name
+                                              name
 stages/<name>/model/training.json  the seconds it took
 """
 

@@ -15,8 +15,7 @@ classifier, half of everything.
               tie; families with a slice plan: that is exact
 
 Other families are tried: either the result loads and computes the same as the cut
-model, or PruneError is raised.
-"""
+model, or PruneError is raised."""
 
 import copy
 import tempfile

@@ -212,8 +212,7 @@ def certify(
     max_drop  the allowed drop of the score, in its own unit: 0.005 is half a point
     method, split, data, kept, cost   fields of the certificate
     Raises DeviceError if the device fails, CompressError for logits that are not
-    finite.
-    """
+    finite."""
     files = (
         exact or bundle.path / BUNDLE_FILES["fp32"],
         bundle.path / BUNDLE_FILES[precision],

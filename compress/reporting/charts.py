@@ -440,8 +440,7 @@ def draw_lines(
     names  of the steps and of the values; tight: the scale shows only the range of the
            values; smooth: many values are
     drawn as their running mean over a faint line, and few without dots; level: a dashed
-    line
-    """
+    line"""
     values = [value for line in lines.values() for _, value in line] + (
         [] if level is None else [level]
     )

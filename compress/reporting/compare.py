@@ -294,8 +294,7 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
         commas: `browser, 32 tokens`
 
     Raises BundleError for paths that cannot be read, bundles of different tasks, and an
-    `at` that was not measured; DeviceError for an invalid result file.
-    """
+    `at` that was not measured; DeviceError for an invalid result file."""
     bundles, results = _read(paths)
     task = _check_task(bundles)
     devices, models, unmatched = _join(

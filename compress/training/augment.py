@@ -93,14 +93,12 @@ def augment(
                  that many times cheaper
     vectors      a GloVe text file, of which the first 100,000 rows are read
     classes_only vary tasks of classes only, no numbers, spans or tags: the paper's
-    prediction stage, which takes STS-B
-                 and SQuAD as they are
+                 prediction stage, which takes STS-B and SQuAD as they are
     limit        the most rows that get variants, chosen at random
 
     Only the texts and a batch of rows are held in memory. The same generator gives the
     same rows. Raises DataError for a model that cannot fill in masks, and for invalid
-    numbers.
-    """
+    numbers."""
     source = CandidateOptions(candidates, vectors, together=together, beside=beside)
     return _vary(
         split,
@@ -137,8 +135,7 @@ def near_words(
                  teacher answers
 
     This is not in the paper, which asks a language model first. It takes seconds, with
-    any encoder. Raises DataError.
-    """
+    any encoder. Raises DataError."""
     source = CandidateOptions(candidates, vectors, masked=False)
     varied = _vary(
         split,

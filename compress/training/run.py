@@ -10,10 +10,10 @@ moment.
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
     tensorboard/  the same for TensorBoard
     stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into
-    place when complete; they are
-                                                   removed when the run is finished
+                                                   place when complete; they are removed
+                                                   when the run is finished
     stages/<name>/model/                           the stage's result, written in the
-    same way
+                                                   same way
     bundle/, report.html                           the final results
 
 A stage is done when its `model/` exists and is intact; there is no other cursor.

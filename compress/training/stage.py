@@ -486,8 +486,7 @@ def run_stage(
 
     The seed is derived from the run's and the stage's name, so that a stage does the
     same whether or not the ones before it ran in this process. Returns the step's
-    student, which may be another model after the step has finished.
-    """
+    student, which may be another model after the step has finished."""
     if stage.head == "seq2seq":
         context = replace(context, collate=Seq2SeqCollate(context.tokenizer, student))
     seed = stage_seed(stage, run)

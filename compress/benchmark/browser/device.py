@@ -566,8 +566,7 @@ def browser(
     webgpu   run every operator that WebGPU supports on the GPU, the rest in WebAssembly
     name     the name of the device; more: facts about it beyond those of the browser
     Raises DeviceError if onnxruntime-web cannot be fetched, nobody opens the link, or
-    the browser lacks a feature.
-    """
+    the browser lacks a feature."""
     files = load_runtime(assets, webgpu=webgpu)
     offers: dict[str, Path | bytes] = {
         "worker.js": WEB / "worker.js",

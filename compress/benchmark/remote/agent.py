@@ -6,20 +6,18 @@ only Python 3.8.
 Prints one JSON line that describes the machine when ready, then answers each JSON line
 of input with one line:
 
-    {"do": "temperature"}                     {"celsius": 51.2}             null if
-    unknown
-    {"do": "versions", "of": ["numpy"]}       {"versions": {...}} or {"error": ...}
-    by importing them
-    {"do": "put", "name": ..., "bytes": n}    {"path": ...} or {"error": ...}          n
-    bytes follow the line
+    {"do": "temperature"}                     {"celsius": 51.2}, null if unknown
+    {"do": "versions", "of": ["numpy"]}       {"versions": {...}} or {"error": ...}, by
+                                              importing them
+    {"do": "put", "name": ..., "bytes": n}    {"path": ...} or {"error": ...}; n bytes
+                                              follow the line
     {"do": "start", "name": ..., "runner": ..., "job": {...}}    the runner's first line
     {"do": "ask", "name": ..., "line": {...}}                    the runner's answer
     {"do": "stop", "name": ...}               {}
 
 For a runner that has ended the answer is {"died": exit code, "words": its last line}.
 When the input ends, even in the middle of a run, every runner is killed and the agent
-exits: a lost connection leaves nothing running.
-"""
+exits: a lost connection leaves nothing running."""
 
 from __future__ import annotations
 

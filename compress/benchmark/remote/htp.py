@@ -7,13 +7,12 @@ ROWS holds each input of the file for all rows, (rows, tokens); ANSWERS receives
 output, (rows, ...), in the file's order. FOLDER is for the context binary. Prints one
 JSON line:
 
-    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2, "runtime":
-    "onnxruntime 1.31.1, ..."}
+    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2,
+     "runtime": "onnxruntime 1.31.1, ..."}
 
 `left` are the nodes that the HTP does not support, which run on the CPU; if there are
 none, the CPU fallback is off. `seconds` is the emulator's time per row, which does not
-predict that of a phone.
-"""
+predict that of a phone."""
 
 from __future__ import annotations
 

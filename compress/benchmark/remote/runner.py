@@ -2,9 +2,8 @@
 file's runtime.
 
     python runner.py '{"path": "model.onnx", "runtime": "onnxruntime", "options": {},
-    "entries": {}, "threads": 1,
-                       "affinity": [], "batch": 1, "seq": 128, "vocabulary": 30522,
-                       "warm_up": 5}'
+                       "entries": {}, "threads": 1, "affinity": [], "batch": 1,
+                       "seq": 128, "vocabulary": 30522, "warm_up": 5}'
 
 `options` are attributes of onnxruntime's SessionOptions, `entries` its session
 configuration for this file. Rows for a file of fixed length are padded, with
@@ -14,16 +13,15 @@ attention_mask 0, to the shortest length that holds them. A file that takes text
 Prints one JSON line when ready: init_ms (opening the file), first_ms (the first run;
 only with `seq`). Then it answers each line of input with one line:
 
-    {"runs": 15}    {"ms": [...], "peak_rss_mb": 81.2}     the milliseconds of each run,
-    the peak memory so far
-    {"seconds": 60} {"p50_ms": 3.1, "runs": 19021, ...}    as many runs as fit in the
-    time
-    {"rows": [...]} {"logits": [[shape, base64], ...]}     the logits of encoded texts,
-    each by itself
+    {"runs": 15}       {"ms": [...], "peak_rss_mb": 81.2}: the milliseconds of each
+                       run, the peak memory so far
+    {"seconds": 60}    {"p50_ms": 3.1, "runs": 19021, ...}: as many runs as fit in the
+                       time
+    {"rows": [...]}    {"logits": [[shape, base64], ...]}: the logits of encoded texts,
+                       each by itself
 
 Exits when its input ends, so that it never outlives its parent. If it refuses a job, it
-prints the reason on standard error and exits with code 3.
-"""
+prints the reason on standard error and exits with code 3."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@
                 in the weights; merged products
 
 The result is plain ONNX, so every quantiser and runtime reads it; measured in
-docs/export-speed.md.
-"""
+docs/export-speed.md."""
 
 from dataclasses import dataclass
 

@@ -1,15 +1,15 @@
 """Build one ONNX file that takes a text and gives its answer, with the tokenizer
 inside, of operators that every standard onnxruntime has.
 
-    bundle = text_model(Bundle.load(path))            # adds onnx/model_text.onnx, or
-    raises ExportError run_text(bundle.path / TEXT, ["a good film"])
+    # adds onnx/model_text.onnx, or raises ExportError
+    bundle = text_model(Bundle.load(path))
+    run_text(bundle.path / TEXT, ["a good film"])
 
 An app passes a string to the file and gets a label, the words of a text with their
 labels, or the answer to a question: no tokenizer library, no vocabulary file, no custom
 operators, and the same file runs in onnxruntime for Python, for mobile and for the web.
 A file is written only if it tokenises a list of hard texts, and all given texts,
-exactly as the bundle's own tokenizer does.
-"""
+exactly as the bundle's own tokenizer does."""
 
 import json
 import math

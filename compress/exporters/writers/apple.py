@@ -13,8 +13,7 @@ of Core ML from iOS 27 and macOS 27 on.
            would be minus infinity
     w8     weights int8, a scale per output, embedding tables too; computed in float16
     p6, p4 weights of 6 or 4 bits, which look up one of 64 or 16 values of each tensor,
-    found by k-means; computed in
-           float16
+           found by k-means; computed in float16
 """
 
 import json

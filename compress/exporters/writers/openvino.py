@@ -9,8 +9,7 @@ stay dynamic.
 
 The dynamic int8 ONNX file of a bundle is not used: OpenVINO expands its weights to
 float and is slower. It is slower, too, with a form of the graph that `tune` chose for
-onnxruntime: the files are made of the rows-first form (docs/export-speed.md).
-"""
+onnxruntime: the files are made of the rows-first form (docs/export-speed.md)."""
 
 import shutil
 from collections.abc import Sequence
