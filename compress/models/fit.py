@@ -26,7 +26,7 @@ from compress.models.tensors import (
     SavedTensors,
     TensorFit,
     compare,
-    is_computed,
+    list_unread,
 )
 
 New = Literal["nothing", "pooler", "head"]
@@ -120,15 +120,10 @@ def judge(
 ) -> frozenset[str]:
     """Return the tensors of the files that are dropped without harm. Raises
     TeacherError for any other misfit."""
-    unread = [
-        name for name in sorted(fit.unexpected) if not is_computed(name, saved, model)
-    ]
+    unread = list_unread(fit, saved, model)
     extra = drop_pretraining(unread, model.config, saved) if unread else []
-    extra = (
-        drop_heads_of_tasks(extra, model.config, saved)
-        if extra and drop_heads
-        else extra
-    )
+    if extra and drop_heads:
+        extra = drop_heads_of_tasks(extra, model.config, saved)
     head = list_head(model, fit.missing | fit.mismatched.keys())
     accepted = _list_accepted(fit, head, new)
     missing = sorted(fit.missing - accepted)

@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 import compress.models.own_classes  # noqa: F401  # registers our models with transformers
+from compress import kinds
 from compress.errors import TeacherError
-from compress.kinds import Kind, find
+from compress.kinds import Kind
 from compress.models import heads
 from compress.models.folder import ModelFolder, explain_load_errors
 from compress.models.tensors import (
@@ -20,25 +20,17 @@ from compress.models.tensors import (
     TensorFit,
     build_on_meta,
     compare,
-    is_computed,
-    list_taken,
+    list_unread,
 )
 
-TASK_CLASSES: Final[Mapping[str, str]] = {
-    "AutoModelForSequenceClassification": (
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
-    ),
-    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
-}
-LANGUAGE_CLASSES: Final[Mapping[str, str]] = {
-    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "AutoModelForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
-    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-}
-"""Auto classes of heads, and where transformers lists the classes that each of them
-serves."""
+LANGUAGE_CLASSES: Final = tuple(heads.OTHER_HEADS[head] for head in heads.LANGUAGE)
+"""The Auto classes of heads that predict tokens."""
+
+
+def _task_classes() -> list[str]:
+    """List transformers' Auto classes of the heads of all kinds of task."""
+    found = dict.fromkeys(kinds.find(kind).head for kind in kinds.names())
+    return [auto for auto in found if hasattr(transformers, auto)]
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class SavedHead:
 
     def serves(self, kind: Kind) -> bool:
         """Check whether it may be the head of this kind of task."""
-        return find(kind).head in self.autos
+        return kinds.find(kind).head in self.autos
 
 
 def find_head(
@@ -74,11 +66,10 @@ def find_head(
     have exactly. Raises TeacherError for damaged files.
     """
     name = source.architecture
-    autos = {**TASK_CLASSES, **LANGUAGE_CLASSES, "AutoModel": "MODEL_MAPPING_NAMES"}
     named = tuple(
         auto
-        for auto, listing in autos.items()
-        if name and name in _class_names(auto, listing, config)
+        for auto in (*_task_classes(), *LANGUAGE_CLASSES, "AutoModel")
+        if name and name in _class_names(auto, config)
     )
     if named:
         return SavedHead(name, _part_of(named), named)
@@ -91,18 +82,20 @@ def find_head(
 
 
 def _part_of(autos: Collection[str]) -> Literal["encoder", "language", "task"]:
-    if any(auto in TASK_CLASSES for auto in autos):
+    if set(_task_classes()) & set(autos):
         return "task"
     return "encoder" if "AutoModel" in autos else "language"
 
 
-def _class_names(auto: str, listing: str, config: PreTrainedConfig) -> set[str]:
+def _class_names(auto: str, config: PreTrainedConfig) -> set[str]:
     """List the classes of an Auto class, of any family of transformers, and ours for
     this config."""
+    auto_class = getattr(transformers, auto)
     names: set[str] = set()
-    for each in getattr(modeling_auto, listing).values():
+    # by config's names, as the classes themselves take seconds to import
+    for each in auto_class._model_mapping._model_mapping.values():
         names.update([each] if isinstance(each, str) else each)
-    own = heads.find_class(getattr(transformers, auto), config)
+    own = heads.find_class(auto_class, config)
     return names if own is None else names | {own.__name__}
 
 
@@ -111,25 +104,19 @@ def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHea
     and no others."""
     found: dict[str, str] = {}
     misfits: dict[str, int] = {}
-    for auto in ("AutoModel", *TASK_CLASSES, *_language_classes(config)):
+    tasks = _task_classes()
+    for auto in ("AutoModel", *tasks, *_language_classes(config)):
         model_class = heads.find_class(getattr(transformers, auto), config)
         if model_class is None:
             continue
-        model = build_on_meta(model_class, config)
-        fit = compare(model, saved.infos)
-        extra = [
-            name
-            for name in sorted(fit.unexpected)
-            if not is_computed(name, saved, model)
-        ]
+        extra, fit = _compare_class(model_class, config, saved)
         wrong = len(extra) + len(fit.missing) + len(fit.mismatched)
         misfits[f"{model_class.__name__} {_describe_misfit(extra, fit)}"] = wrong
         if wrong == 0:
             found[auto] = model_class.__name__
     if "AutoModel" in found:
         return SavedHead(found["AutoModel"], "encoder", ("AutoModel",))
-    tasks = tuple(auto for auto in found if auto in TASK_CLASSES)
-    others = tasks or tuple(found)
+    others = tuple(auto for auto in found if auto in tasks) or tuple(found)
     if others:
         return SavedHead(
             " or ".join(dict.fromkeys(found[auto] for auto in others)),
@@ -137,16 +124,21 @@ def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHea
             others,
         )
     base_class = heads.model_class(config, "encoder", None)
-    base = build_on_meta(base_class, config)
-    fit = compare(base, saved.infos)
-    extra = [
-        name for name in sorted(fit.unexpected) if not is_computed(name, saved, base)
-    ]
+    extra, _ = _compare_class(base_class, config, saved)
     left = drop_pretraining(extra, config, saved)
     if left:
         nearest = min(misfits, key=lambda each: misfits[each])
         return SavedHead(source.architecture, "unknown", (), tuple(left), nearest)
     return SavedHead(base_class.__name__, "language", ("AutoModelForPreTraining",))
+
+
+def _compare_class(
+    model_class: type[PreTrainedModel], config: Any, saved: SavedTensors
+) -> tuple[list[str], TensorFit]:
+    """Compare a class with the files; return the tensors that it has no use for too."""
+    model = build_on_meta(model_class, config)
+    fit = compare(model, saved.infos)
+    return list_unread(fit, saved, model), fit
 
 
 def _describe_misfit(extra: Collection[str], fit: TensorFit) -> str:
@@ -182,28 +174,32 @@ def drop_pretraining(
 
     Poolers and heads of pre-training are what a model for a task has no use for.
     """
-    left = sorted(names)
-    for auto in (
-        "AutoModel",
-        *_language_classes(config),
-        "AutoModelForNextSentencePrediction",
-    ):
-        model_class = heads.find_class(getattr(transformers, auto), config)
-        if left and model_class is not None:
-            taken = list_taken(model_class, config, left, saved.infos)
-            left = [name for name in left if name not in taken]
-    return left
+    autos = _language_classes(config)
+    return _drop_taken(
+        names, config, saved, "AutoModel", *autos, "AutoModelForNextSentencePrediction"
+    )
 
 
 def drop_heads_of_tasks(
     names: Collection[str], config: Any, saved: SavedTensors
 ) -> list[str]:
     """Return those of `names` that belong to no head of the family for another task."""
+    return _drop_taken(
+        names, config, saved, *_task_classes(), "AutoModelForMultipleChoice"
+    )
+
+
+def _drop_taken(
+    names: Collection[str], config: Any, saved: SavedTensors, *autos: str
+) -> list[str]:
+    """Return those of `names` that the family's classes of these Auto classes have no
+    place for."""
     left = sorted(names)
-    for auto in (*TASK_CLASSES, "AutoModelForMultipleChoice"):
+    for auto in autos:
         model_class = heads.find_class(getattr(transformers, auto), config)
         if left and model_class is not None:
-            taken = list_taken(model_class, config, left, saved.infos)
+            infos = {name: saved.infos[name] for name in left}
+            taken = compare(build_on_meta(model_class, config), infos).targets
             left = [name for name in left if name not in taken]
     return left
 
@@ -216,10 +212,7 @@ def check_saved_head(
 
     config: as it was read; no weights are read.
     """
-    saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
-    with explain_load_errors(source.path):
-        model = build_on_meta(heads.class_for(auto, config), config)
-        fit = compare(model, saved.infos)
+    model, fit = _compare_head(source, config, auto, allow_pickle=allow_pickle)
     wrong = list_head(model, fit.mismatched)
     if wrong:
         raise TeacherError(
@@ -231,11 +224,17 @@ def has_saved_head(
     source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False
 ) -> bool:
     """Check whether the files have every tensor of a head; no weights are read."""
+    model, fit = _compare_head(source, config, auto, allow_pickle=allow_pickle)
+    return not list_head(model, fit.missing | fit.mismatched.keys())
+
+
+def _compare_head(
+    source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool
+) -> tuple[PreTrainedModel, TensorFit]:
     saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
     with explain_load_errors(source.path):
         model = build_on_meta(heads.class_for(auto, config), config)
-        fit = compare(model, saved.infos)
-    return not list_head(model, fit.missing | fit.mismatched.keys())
+        return model, compare(model, saved.infos)
 
 
 def list_head(model: PreTrainedModel, names: Iterable[str]) -> set[str]:

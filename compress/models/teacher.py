@@ -195,11 +195,7 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
         return
     names: Any = model.config.id2label
     written = [str(names[index]) for index in range(task.outputs)]
-    theirs = list(task.standard_labels(written, f"teacher {name}"))
-    if theirs == list(task.labels):
-        model.config.id2label = dict(enumerate(theirs))
-        model.config.label2id = {label: i for i, label in enumerate(theirs)}
-        return
+    theirs = task.standard_labels(written, f"teacher {name}")
     order = _match(theirs, task.labels)
     if order is None:
         order = _match(
@@ -211,16 +207,16 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
             f"{', '.join(task.labels)}: they cannot be matched. Correct id2label in "
             "its config.json, or rename the data's labels"
         )
+    set_labels(model.config, task.labels)
+    if order == sorted(order):
+        return
     head = [
         m
         for m in model.modules()
         if isinstance(m, nn.Linear) and m.out_features == task.outputs
     ][-1]
-    head.weight.data = head.weight.data[order]
-    if head.bias is not None:
-        head.bias.data = head.bias.data[order]
-    model.config.id2label = dict(enumerate(task.labels))
-    model.config.label2id = {label: i for i, label in enumerate(task.labels)}
+    for weight in head.parameters():
+        weight.data = weight.data[order]
 
 
 def _fold(label: str) -> str:

@@ -321,7 +321,7 @@ COMPUTED: Final = (
 itself."""
 
 
-def is_computed(name: str, saved: SavedTensors, model: PreTrainedModel) -> bool:
+def _is_computed(name: str, saved: SavedTensors, model: PreTrainedModel) -> bool:
     """Check whether a tensor of the files is one that this model computes itself, with
     the same values."""
     family = model.config.model_type
@@ -333,15 +333,11 @@ def is_computed(name: str, saved: SavedTensors, model: PreTrainedModel) -> bool:
     return False
 
 
-def list_taken(
-    model_class: type[PreTrainedModel],
-    config: PreTrainedConfig,
-    names: Iterable[str],
-    infos: Mapping[str, TensorInfo],
-) -> set[str]:
-    """List those of `names` that a model of this class and config has a place for."""
-    return {
-        *compare(
-            build_on_meta(model_class, config), {name: infos[name] for name in names}
-        ).targets
-    }
+def list_unread(
+    fit: TensorFit, saved: SavedTensors, model: PreTrainedModel
+) -> list[str]:
+    """List the tensors of the files that a model has no place for and does not compute
+    itself."""
+    return [
+        name for name in sorted(fit.unexpected) if not _is_computed(name, saved, model)
+    ]
