@@ -124,12 +124,10 @@ def identify_kind(folder: Path) -> FolderKind:
         return "transformers"
     listed = list_modules(folder)
     late = [module.dotted for module in listed if module.dotted.startswith("pylate.")]
-    settings = (
-        read_json(folder / MODULE_SETTINGS)
-        if (folder / MODULE_SETTINGS).is_file()
-        else {}
+    settings = open_keys(folder / MODULE_SETTINGS)
+    saved_by = (
+        late[0] if late else settings.left.get("model_type", "SentenceTransformer")
     )
-    saved_by = late[0] if late else settings.get("model_type", "SentenceTransformer")
     if saved_by == "SentenceTransformer":
         return "sentence_encoder"
     types = [module.kind for module in listed]
@@ -149,7 +147,7 @@ def identify_kind(folder: Path) -> FolderKind:
             f"{folder / MODULES}: a cross-encoder of the modules {', '.join(types)} is "
             "not supported; expected one Transformer, a sequence classifier"
         )
-    _check_scores(JsonKeys(folder / MODULE_SETTINGS, settings))
+    _check_scores(settings)
     return "cross_encoder"
 
 
@@ -271,6 +269,12 @@ def read_json(path: Path) -> dict[str, Any]:
             "it again"
         )
     return content
+
+
+def open_keys(path: Path) -> JsonKeys:
+    """Open a JSON object to take its keys; of a missing file, an empty one. Raises
+    TeacherError."""
+    return JsonKeys(path, read_json(path) if path.is_file() else {})
 
 
 def _parse(path: Path) -> Any:
@@ -428,8 +432,7 @@ class ModelFolder:
     def tokenizer_settings(self) -> dict[str, Any]:
         """Return tokenizer_config.json as written, empty if there is none. Raises
         TeacherError for no object."""
-        path = self.encoder / "tokenizer_config.json"
-        return read_json(path) if path.is_file() else {}
+        return open_keys(self.encoder / "tokenizer_config.json").left
 
     def check(self) -> None:
         """Raise TeacherError for a folder that no command reads, as `identify_kind`
@@ -623,45 +626,46 @@ class ModelFolder:
 
 
 UNREAD_ENDS: Final = (
-    *(
-        ".safetensors",
-        ".bin",
-        ".pt",
-        ".pth",
-        ".ckpt",
-        ".h5",
-        ".msgpack",
-        ".onnx",
-        ".gguf",
-        ".tflite",
-    ),
-    *(
-        ".md",
-        ".png",
-        ".jpg",
-        ".jpeg",
-        ".gif",
-        ".svg",
-        ".pdf",
-        ".html",
-        ".log",
-        ".jsonl",
-        ".csv",
-        ".yaml",
-        ".yml",
-    ),
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".gguf",
+    ".tflite",
+    ".md",
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".gif",
+    ".svg",
+    ".pdf",
+    ".html",
+    ".log",
+    ".jsonl",
+    ".csv",
+    ".yaml",
+    ".yml",
 )
 """Endings of files that no loader reads, besides the weights that `find_weights`
 returns."""
 UNREAD_NAMES: Final = (
-    *("LICENSE", "LICENSE.txt", "NOTICE", ".gitattributes", ".gitignore", CHECKSUMS),
-    *(
-        "trainer_state.json",
-        "all_results.json",
-        "train_results.json",
-        "eval_results.json",
-    ),
-    *("manifest.json", "report.json", "export.json"),
+    "LICENSE",
+    "LICENSE.txt",
+    "NOTICE",
+    ".gitattributes",
+    ".gitignore",
+    CHECKSUMS,
+    "trainer_state.json",
+    "all_results.json",
+    "train_results.json",
+    "eval_results.json",
+    "manifest.json",
+    "report.json",
+    "export.json",
 )
 """Documentation, and what training and our own commands write beside a model."""
 

@@ -9,7 +9,6 @@ Shapes: B batch, L tokens, D width of a token, E width of the vectors, W any wid
 
 import copy
 import inspect
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,15 +16,19 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from compress.errors import StudentError, TeacherError
-from compress.models.folder import MODULES, PICKLED, SAFETENSORS
+from compress.models.folder import (
+    MODULES,
+    SAFETENSORS,
+    explain_load_errors,
+    find_weights,
+)
 from compress.models.sentence_folder import SentenceFolder, write
 from compress.models.sentence_modules import (
     TOKEN_FEATURE,
@@ -44,6 +47,7 @@ from compress.models.sentence_settings import (
     settings_of,
     with_projection,
 )
+from compress.models.tensors import SavedTensors
 from compress.slicing.shape import positions
 
 Features = dict[str, Tensor]
@@ -483,45 +487,18 @@ class AutoModelForSentenceEmbedding:
 
 def _load_weights(layer: nn.Module, place: Path, *, pickled: bool) -> None:
     """Load the weights of a module, in float32. Raises TeacherError for a file that is
-    missing or does not fit."""
-    path = place / SAFETENSORS
-    if not path.is_file() and (place / PICKLED).is_file():
-        path = place / PICKLED
-        if not pickled:
-            raise TeacherError(
-                f"{path}: is pickled, which can run code when loaded. Save it as "
-                "safetensors, or pass --allow-pickle if you trust its source (it is "
-                "then read with weights_only)"
-            )
-    if not path.is_file():
-        raise TeacherError(
-            f"{path}: no such file; expected the module's weights in safetensors"
-        )
-    try:
-        weights = (
-            load_file(path)
-            if path.name == SAFETENSORS
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise TeacherError(
-            f"{path}: is damaged, or holds more than tensors ({error}); download it "
-            "again"
-        ) from None
-    _check_shapes(path, weights, layer.state_dict())
-    layer.load_state_dict(weights)
-
-
-def _check_shapes(
-    path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> None:
-    """Raise TeacherError for tensors that are missing, unknown, or of another shape
+    missing or damaged, and for tensors that are missing, unknown, or of another shape
     than the module's config says."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    for name in sorted(found.keys() | shapes.keys()):
-        given = tuple(found[name].shape) if name in found else None
-        if given != shapes.get(name):
-            raise TeacherError(
-                f"{path}: tensor {name!r} is {given or 'missing'}; its config.json "
-                f"expects {shapes.get(name, 'none')}: download both again"
-            )
+    files = find_weights(place, allow_pickle=pickled)
+    saved = SavedTensors(files)
+    shapes = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+    with explain_load_errors(place):
+        found = {name: info.shape for name, info in saved.infos.items()}
+        for name in sorted(found.keys() | shapes.keys()):
+            if found.get(name) != shapes.get(name):
+                raise TeacherError(
+                    f"{files.files[0]}: tensor {name!r} is "
+                    f"{found.get(name, 'missing')}; its config.json expects "
+                    f"{shapes.get(name, 'none')}: download both again"
+                )
+        layer.load_state_dict({name: saved.read(name) for name in shapes})

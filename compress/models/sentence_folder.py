@@ -27,7 +27,7 @@ from compress.models.folder import (
     ModuleEntry,
     identify_kind,
     list_modules,
-    read_json,
+    open_keys,
 )
 from compress.models.json_keys import JsonKeys
 from compress.models.sentence_modules import (
@@ -196,9 +196,9 @@ class SentenceFolder:
         Raises TeacherError, with the name of the setting, for anything that is not
         supported.
         """
-        if not (folder / MODULES).is_file():
-            return cls.plain(folder)
         where = folder / MODULES
+        if not where.is_file():
+            return cls(folder, EncoderSettings(), TOKENS_ONLY, ())
         listed = list_modules(folder)
         for entry in listed:
             _check_class(where, entry)
@@ -206,7 +206,7 @@ class SentenceFolder:
         encoder = _read_encoder(folder, listed[0].path, _TASKS["sentence_encoder"])
         modules = tuple(
             MODULE_CLASSES[entry.kind].from_config(
-                _open(folder / entry.path / "config.json", optional=True)
+                open_keys(folder / entry.path / "config.json")
             )
             for entry in listed[1:]
         )
@@ -223,12 +223,6 @@ class SentenceFolder:
             replace(settings, max_length=encoder.max_length),
             tuple(entry.path for entry in listed[1:]),
         )
-
-    @classmethod
-    def plain(cls, folder: Path) -> Self:
-        """Return the folder of a plain encoder, or of a model with another head,
-        whatever modules it lists."""
-        return cls(folder, EncoderSettings(), TOKENS_ONLY, ())
 
     @property
     def is_listed(self) -> bool:
@@ -313,12 +307,8 @@ def _is_known(entry: ModuleEntry) -> bool:
     """Check whether the path of a class is one under which sentence-transformers has
     it."""
     own = _MODULE_HOMES.get(entry.kind, ())
-    homes = (
-        {"models", f"models.{entry.kind}", "sentence_transformer.modules", *own}
-        if own
-        else set()
-    )
-    return entry.dotted in {
+    homes = ("models", f"models.{entry.kind}", "sentence_transformer.modules", *own)
+    return bool(own) and entry.dotted in {
         f"sentence_transformers.{home}.{entry.kind}" for home in homes
     }
 
@@ -345,15 +335,13 @@ def _check_class(where: Path, entry: ModuleEntry) -> None:
             f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
     if entry.kind in _OTHER_MODULES or not _is_known(entry):
-        why = _explain(entry.kind) or " is no module of sentence-transformers 6.2"
+        why = "is no module of sentence-transformers 6.2"
+        if entry.kind in _OTHER_MODULES:
+            why = f"cannot be read: {_OTHER_MODULES[entry.kind]}"
         raise TeacherError(
-            f"{where}: {entry.dotted}:{why or ''}; expected modules of the kinds "
+            f"{where}: {entry.dotted}: {why}; expected modules of the kinds "
             f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
-
-
-def _explain(kind: str) -> str:
-    return f" cannot be read: {_OTHER_MODULES[kind]}" if kind in _OTHER_MODULES else ""
 
 
 def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSettings:
@@ -363,11 +351,8 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
             f"{folder / place / 'config.json'}: no such file; {MODULES} names this "
             "folder for the encoder"
         )
-    keys = JsonKeys(folder / place / ENCODER_FILES[0], {})
-    for name in ENCODER_FILES:
-        keys = _open(folder / place / name, optional=True)
-        if keys.left:
-            break
+    opened = [open_keys(folder / place / name) for name in ENCODER_FILES]
+    keys = next((each for each in opened if each.left), opened[-1])
     max_length = keys.take(
         "max_seq_length",
         (int, type(None)),
@@ -443,14 +428,14 @@ def _read_model_options(keys: JsonKeys) -> None:
 def _read_tokenizer_options(keys: JsonKeys) -> dict[str, Any]:
     """Read the arguments of the tokenizer."""
     accepted = (
-        *(
-            "model_max_length",
-            "padding_side",
-            "truncation_side",
-            "do_lower_case",
-            "strip_accents",
-        ),
-        *("tokenize_chinese_chars", "add_prefix_space", "clean_up_tokenization_spaces"),
+        "model_max_length",
+        "padding_side",
+        "truncation_side",
+        "do_lower_case",
+        "strip_accents",
+        "tokenize_chinese_chars",
+        "add_prefix_space",
+        "clean_up_tokenization_spaces",
     )
     given = dict(_take_either(keys, "tokenizer_args", "processor_kwargs"))
     given.pop("trust_remote_code", None)
@@ -505,7 +490,7 @@ def _read_processing(keys: JsonKeys) -> int | None:
 
 def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSettings:
     """Read the settings of the whole model."""
-    keys = _open(path, optional=True)
+    keys = open_keys(path)
     keys.take("__version__", dict, {})
     keys.refuse(
         "model_type",
@@ -570,13 +555,6 @@ def _check_requirements(keys: JsonKeys) -> None:
             raise TeacherError(
                 f"{keys.path}: requires {package} {specifier}; {found} is installed"
             )
-
-
-def _open(path: Path, *, optional: bool = False) -> JsonKeys:
-    """Open a JSON object; an optional one that is missing is empty."""
-    if optional and not path.is_file():
-        return JsonKeys(path, {})
-    return JsonKeys(path, read_json(path))
 
 
 def _write_json(path: Path, content: object) -> None:

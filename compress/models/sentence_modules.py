@@ -61,16 +61,6 @@ ELEMENTWISE_ACTIVATIONS: Final = frozenset(
 """The activations of torch.nn that need no argument, have no weights, and change each
 number by itself."""
 
-MODES: Final = (
-    "cls",
-    "max",
-    "mean",
-    "mean_sqrt_len_tokens",
-    "weightedmean",
-    "lasttoken",
-)
-"""The ways to pool tokens, in the order in which their older flags are joined."""
-
 _POOLING_FLAGS: Final[Mapping[str, str]] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -80,8 +70,8 @@ _POOLING_FLAGS: Final[Mapping[str, str]] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
-Widths = Mapping[str, int]
-"""The width of every feature that has been computed, by its name."""
+MODES: Final = tuple(_POOLING_FLAGS.values())
+"""The ways to pool tokens, in the order in which their older flags are joined."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +79,10 @@ class SentenceModule:
     """Describe a module after the encoder: the base of `Pooling`, `Dense`, `Normalize`,
     `LayerNorm` and `Dropout`.
 
-    kind          its class in sentence-transformers
-    has_weights   whether its folder holds tensors
+    kind   its class in sentence-transformers
     """
 
     kind: ClassVar[str]
-    has_weights: ClassVar[bool] = False
 
     @classmethod
     def from_config(cls, config: JsonKeys) -> Self:
@@ -216,7 +204,6 @@ class Dense(SentenceModule):
     read, mapped if it is wider or narrower."""
 
     kind = "Dense"
-    has_weights = True
 
     read_width: int
     written_width: int
@@ -308,7 +295,6 @@ class LayerNorm(SentenceModule):
     """Normalise the numbers of a vector, as torch.nn.LayerNorm does."""
 
     kind = "LayerNorm"
-    has_weights = True
 
     read_width: int
 

@@ -203,12 +203,9 @@ def resize(settings: SentenceSettings, before: int, hidden: int) -> SentenceSett
     modules = list(settings.modules)
     pooled = hidden
     for number, module in enumerate(modules[: last + 1]):
-        modules[number] = module.resized(
-            hidden if module.reads == TOKEN_FEATURE else pooled
-        )
-        pooled = modules[number].width(
-            hidden if module.reads == TOKEN_FEATURE else pooled
-        )
+        width = hidden if module.reads == TOKEN_FEATURE else pooled
+        modules[number] = module.resized(width)
+        pooled = modules[number].width(width)
     return replace(settings, modules=tuple(modules))
 
 
@@ -234,21 +231,10 @@ def settings_of(config: Any) -> SentenceSettings:
 
 def set_settings(config: Any, settings: SentenceSettings) -> None:
     """Give sentence encoders of this config these settings."""
-    setattr(
-        config, SETTINGS_KEY, settings.to_plain() | {"hidden": int(config.hidden_size)}
-    )
+    plain = settings.to_plain() | {"hidden": int(config.hidden_size)}
+    setattr(config, SETTINGS_KEY, plain)
 
 
 def width_of(config: Any) -> int:
     """Return the width of a sentence encoder's vectors."""
     return settings_of(config).width(int(config.hidden_size))
-
-
-def stay_in_space(config: Any, taught: Any) -> None:
-    """Give a student of this config the modules of its teacher, so that its vectors lie
-    in the same space."""
-    setattr(
-        config,
-        SETTINGS_KEY,
-        settings_of(taught).to_plain() | {"hidden": int(taught.hidden_size)},
-    )

@@ -31,7 +31,7 @@ from compress.models.loader import (
     load_model,
     load_tokenizer,
 )
-from compress.models.sentence_settings import SETTINGS_KEY, stay_in_space
+from compress.models.sentence_settings import SETTINGS_KEY
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
@@ -47,6 +47,7 @@ _SHARED = (
     "id2label",
     "label2id",
     "problem_type",
+    SETTINGS_KEY,  # so that its vectors lie in the same space
 )
 """Settings that a student of another family takes from its teacher."""
 _SIZES = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
@@ -79,8 +80,6 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
         _set_groups(config, teacher, given="num_key_value_heads" in spec.config)
     _apply_settings(config, spec)
     shape = Shape.from_config(config)
-    if hasattr(teacher, SETTINGS_KEY):
-        stay_in_space(config, teacher)
     if getattr(config, "layer_types", None):
         config.layer_types = _choose_layer_types(spec, teacher, config, shape)
     # DeBERTa's second name for the same width
