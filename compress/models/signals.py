@@ -75,26 +75,33 @@ class LayerAttention:
         """Return what the layer takes the softmax of, before the mask: (B, H, L, L)."""
         if self.scores_BHLL is not None:
             return self.scores_BHLL
-        return _score(
-            self.query_BHLK, self.key_BHLK, self.scale, self.cap, self.bias_BHLL
+        scale = self.query_BHLK.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores_BHLL = (self.query_BHLK * scale) @ self.key_BHLK.mT
+        if self.cap is not None:
+            scores_BHLL = self.cap * (scores_BHLL / self.cap).tanh()
+        if self.bias_BHLL is not None:
+            scores_BHLL = scores_BHLL + self.bias_BHLL
+        return scores_BHLL
+
+    def average(self, dropout: float) -> Tensor:
+        """Average the values by the softmax of the scores, which is computed in
+        float32: (B, L, H, K)."""
+        scores_BHLL = self.scores()
+        tokens = scores_BHLL.shape[-1]
+        masked_BHLL = scores_BHLL.to(
+            torch.promote_types(scores_BHLL.dtype, torch.float32)
         )
-
-
-def _score(
-    query_BHLK: Tensor,
-    key_BHLK: Tensor,
-    scale: float | None,
-    cap: float | None,
-    bias_BHLL: Tensor | None,
-) -> Tensor:
-    """Compute Q K^T times the scale, within the cap, plus the bias."""
-    scale = 1 / math.sqrt(query_BHLK.shape[-1]) if scale is None else scale
-    scores_BHLL = (query_BHLK * scale) @ key_BHLK.mT
-    if cap is not None:
-        scores_BHLL = cap * (scores_BHLL / cap).tanh()
-    if bias_BHLL is not None:
-        scores_BHLL = scores_BHLL + bias_BHLL
-    return scores_BHLL
+        if self.seen_BLL is not None:
+            lowest = torch.finfo(torch.float32).min
+            hidden_BLL = torch.zeros(
+                self.seen_BLL.shape, device=scores_BHLL.device
+            ).masked_fill_(~self.seen_BLL, lowest)
+            masked_BHLL = masked_BHLL + hidden_BLL[:, None]
+        filled = max(0, LANES - tokens)
+        padded_BHLL = pad(masked_BHLL, (0, filled), value=-math.inf)
+        weights_BHLL = padded_BHLL.softmax(-1)[..., :tokens]
+        weights_BHLL = drop(weights_BHLL.to(self.value_BHLK.dtype), dropout)
+        return (weights_BHLL @ self.value_BHLK).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,8 @@ class Signals:
 _SCORED_BY = frozenset(
     {"dropout", "is_causal", "position_bias", "scaling", "sliding_window", "softcap"}
 )
-"""Settings of attention that `_record` accounts for; of a window, the mask tells."""
+"""Settings of attention that a `LayerAttention` accounts for; of a window, the mask
+tells."""
 _WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -203,32 +211,35 @@ def _tap(
     Raises ObjectiveError for a setting that changes the scores in a way that is not
     known here.
     """
-    explicit = query.device.type == "cpu" and (
-        tap is not None or settings.get("dropout")
-    )
-    computed = None
-    if settings.get("softcap") is not None:
-        computed = _attend_capped(
-            module, query, key, value, attention_mask, settings=settings
-        )
-    elif explicit:
-        computed = _attend(module, query, key, value, attention_mask, **settings)
-    if tap is not None:
-        scores_BHLL = computed[1] if computed else None
-        tap.append(
-            _record(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                settings=settings,
-                scores_BHLL=scores_BHLL,
-            )
-        )
-    if computed:
-        return computed[0], None
+    dropout = settings.get("dropout") or 0.0
+    capped = settings.get("softcap") is not None
+    tapped = tap is not None
+    slow = dropout or (tapped and key.shape[2] <= SDPA_FASTER)
+    explicit = capped or (query.device.type == "cpu" and slow)
+    if tapped or capped:
+        _check_settings(module, settings)
+    if tapped or explicit:
+        layer = _record(module, query, key, value, attention_mask, settings=settings)
+        if explicit:
+            layer = replace(layer, scores_BHLL=layer.scores())
+        if tap is not None:
+            tap.append(layer)
+        if explicit:
+            return layer.average(dropout), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+
+
+def _check_settings(module: nn.Module, settings: Mapping[str, Any]) -> None:
+    """Raise ObjectiveError for settings under which attention is another function of
+    queries and keys."""
+    given = {name for name, value in settings.items() if value is not None}
+    unknown = sorted(given - _SCORED_BY - _WITHOUT_EFFECT)
+    if unknown:
+        raise _unreadable(
+            f"{type(module).__name__} computes its attention with "
+            f"{', '.join(unknown)}, so that it is not the softmax of the scores of "
+            "queries and keys"
+        )
 
 
 def _record(
@@ -239,18 +250,8 @@ def _record(
     mask_BLL: Tensor | None,
     *,
     settings: Mapping[str, Any],
-    scores_BHLL: Tensor | None = None,
 ) -> LayerAttention:
-    """Record what a layer's attention has been told, and its scores where they have
-    been computed."""
-    given = {name for name, value in settings.items() if value is not None}
-    unknown = sorted(given - _SCORED_BY - _WITHOUT_EFFECT)
-    if unknown:
-        raise _unreadable(
-            f"{type(module).__name__} computes its attention with "
-            f"{', '.join(unknown)}, so that it is not the softmax of the scores of "
-            "queries and keys"
-        )
+    """Record what a layer's attention has been told."""
     bias_BHLL = settings.get("position_bias")
     seen_BLL = None
     if (
@@ -276,16 +277,18 @@ def _record(
             )
         seen_BLL = seen_BHLL[:, 0].expand(-1, query_BHLK.shape[2], -1)
     group = query_BHLK.shape[1] // key_BHLK.shape[1]
+    if group > 1:
+        key_BHLK = key_BHLK.repeat_interleave(group, dim=1)
+        value_BHLK = value_BHLK.repeat_interleave(group, dim=1)
     return LayerAttention(
         query_BHLK,
-        key_BHLK.repeat_interleave(group, dim=1),
-        value_BHLK.repeat_interleave(group, dim=1),
-        scores_BHLL,
-        seen_BLL,
-        settings.get("scaling"),
-        settings.get("softcap"),
-        bias_BHLL,
-        getattr(module, "layer_idx", None),
+        key_BHLK,
+        value_BHLK,
+        seen_BLL=seen_BLL,
+        scale=settings.get("scaling"),
+        cap=settings.get("softcap"),
+        bias_BHLL=bias_BHLL,
+        number=getattr(module, "layer_idx", None),
     )
 
 
@@ -299,85 +302,6 @@ SDPA_FASTER = 32
 LANES = 16
 """Float32 numbers in a vector register: torch's softmax over fewer is not vectorised,
 and 8 times as slow."""
-
-
-def _attend(
-    module: nn.Module,
-    query_BHLK: Tensor,
-    key_BHLK: Tensor,
-    value_BHLK: Tensor,
-    mask_BLL: Tensor | None,
-    *,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor] | None:
-    """Return softmax(Q K^T / sqrt d + mask) V as (B, L, H, K), and the scores; None if
-    SDPA is needed, or faster.
-
-    `mask_BLL`, (B, 1, L, L), is true for visible tokens. The softmax is computed in
-    float32.
-    """
-    tokens = key_BHLK.shape[2]
-    scale = query_BHLK.shape[-1] ** -0.5
-    causal = mask_BLL is None and _looks_back(module, is_causal)
-    biased = position_bias is not None or (
-        mask_BLL is not None and mask_BLL.dtype != torch.bool
-    )
-    other = (
-        biased
-        or causal
-        or key_BHLK.shape[1] != query_BHLK.shape[1]
-        or scaling not in (None, scale)
-    )
-    if other or (tokens > SDPA_FASTER and not dropout):
-        return None
-    scores_BHLL = (query_BHLK * scale) @ key_BHLK.mT
-    return _average(scores_BHLL, value_BHLK, mask_BLL, dropout), scores_BHLL
-
-
-def _attend_capped(
-    module: nn.Module,
-    query_BHLK: Tensor,
-    key_BHLK: Tensor,
-    value_BHLK: Tensor,
-    mask_BLL: Tensor | None,
-    *,
-    settings: Mapping[str, Any],
-) -> tuple[Tensor, Tensor]:
-    """Return softmax(scores + mask) V as (B, L, H, K), and the scores, which are
-    capped."""
-    layer = _record(
-        module, query_BHLK, key_BHLK, value_BHLK, mask_BLL, settings=settings
-    )
-    scores_BHLL = layer.scores()
-    seen_B1LL = None if layer.seen_BLL is None else layer.seen_BLL[:, None]
-    return _average(
-        scores_BHLL, layer.value_BHLK, seen_B1LL, settings.get("dropout") or 0.0
-    ), scores_BHLL
-
-
-def _average(
-    scores_BHLL: Tensor, value_BHLK: Tensor, seen_B1LL: Tensor | None, dropout: float
-) -> Tensor:
-    """Average the values by the softmax of the scores, which is computed in float32:
-    (B, L, H, K)."""
-    tokens = scores_BHLL.shape[-1]
-    masked_BHLL = scores_BHLL.to(torch.promote_types(scores_BHLL.dtype, torch.float32))
-    if seen_B1LL is not None:
-        lowest = torch.finfo(torch.float32).min
-        hidden_B1LL = torch.zeros(
-            seen_B1LL.shape, device=seen_B1LL.device
-        ).masked_fill_(~seen_B1LL, lowest)
-        masked_BHLL = masked_BHLL + hidden_B1LL
-    filled = max(0, LANES - tokens)
-    weights_BHLL = pad(masked_BHLL, (0, filled), value=-math.inf).softmax(-1)[
-        ..., :tokens
-    ]
-    weights_BHLL = drop(weights_BHLL.to(value_BHLK.dtype), dropout)
-    return (weights_BHLL @ value_BHLK).transpose(1, 2).contiguous()
 
 
 def _whole_mask(*sizes: Any, **settings: Any) -> Tensor | None:
