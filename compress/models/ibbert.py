@@ -30,25 +30,23 @@ from transformers import (
     PreTrainedConfig,
 )
 from transformers.activations import ACT2FN
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mobilebert.modeling_mobilebert import (
     MobileBertEmbeddings,
+    MobileBertEncoder,
     MobileBertForMaskedLM,
     MobileBertForPreTraining,
     MobileBertForQuestionAnswering,
     MobileBertForSequenceClassification,
     MobileBertForTokenClassification,
+    MobileBertModel,
     MobileBertOnlyMLMHead,
     MobileBertPooler,
     MobileBertPreTrainedModel,
     MobileBertPreTrainingHeads,
     eager_attention_forward,
 )
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 
 class IBBertConfig(PreTrainedConfig):
@@ -189,12 +187,7 @@ class IBBertEncoder(nn.Module):
             IBBertLayer(config) for _ in range(config.num_hidden_layers)
         )
 
-    def forward(
-        self, stream_BLD: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> Tensor:
-        for layer in self.layer:
-            stream_BLD = layer(stream_BLD, attention_mask, **kwargs)
-        return stream_BLD
+    forward = MobileBertEncoder.forward
 
 
 class IBBertModel(IBBertPreTrainedModel):
@@ -211,35 +204,7 @@ class IBBertModel(IBBertPreTrainedModel):
         self.pooler = MobileBertPooler(config) if add_pooling_layer else None
         self.post_init()
 
-    @merge_with_config_defaults  # type: ignore[untyped-decorator]
-    @capture_outputs  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPooling:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        embedded_BLD = self.embeddings(
-            input_ids=input_ids,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-        )
-        mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=embedded_BLD,
-            attention_mask=attention_mask,
-        )
-        last_BLD = self.encoder(embedded_BLD, mask, **kwargs)
-        pooled_BD = self.pooler(last_BLD) if self.pooler is not None else None
-        return BaseModelOutputWithPooling(
-            last_hidden_state=last_BLD, pooler_output=pooled_BD
-        )
+    forward = MobileBertModel.forward
 
 
 class _WithHead(IBBertPreTrainedModel):
