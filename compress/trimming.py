@@ -17,6 +17,7 @@ remaining ones. Single characters (and bytes) are kept, with and without a prefi
 """
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,9 +46,6 @@ from compress.progress import show_progress
 from compress.slicing.shape import positions
 
 TEXTS_PER_CHUNK: Final = 1000
-BYTE: Final = 6
-"""Length of the token of a byte, such as <0x0A>, if bytes stand in for unknown
-characters."""
 
 
 def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> NDArray[np.int64]:
@@ -90,10 +88,9 @@ def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
     )
     # in byte BPE, single characters are bytes
     kept |= {number for token, number in ids.items() if len(token) == 1}
+    # such as <0x0A>, where bytes stand in for unknown characters
     byte_tokens = {
-        number
-        for token, number in ids.items()
-        if len(token) == BYTE and token.startswith("<0x") and token[-1] == ">"
+        number for token, number in ids.items() if re.fullmatch("<0x..>", token)
     }
     if model["type"] == "WordPiece":
         prefix = model["continuing_subword_prefix"]
@@ -219,14 +216,12 @@ def _renumber(
             for token, each in post["special_tokens"].items()
         }
         return {**post, "special_tokens": special}
-    return {
-        **post,
-        **{
-            name: [post[name][0], new[post[name][1]]]
-            for name in ("cls", "sep")
-            if name in post
-        },
+    ends = {
+        name: [post[name][0], new[post[name][1]]]
+        for name in ("cls", "sep")
+        if name in post
     }
+    return {**post, **ends}
 
 
 @dataclass(frozen=True)
@@ -411,14 +406,12 @@ def compare_files(
     kept."""
     new = {old: index for index, old in enumerate(kept)}
     encoder = TextEncoder.from_folder(before.path)
-    rows = []
-    renumbered = []
-    for row in encoder.encode(list(islice(texts, PROBED)), before.manifest.max_length):
-        if all(number in new for number in row["input_ids"]):
-            rows.append(row)
-            renumbered.append(
-                {**row, "input_ids": [new[number] for number in row["input_ids"]]}
-            )
+    encoded = encoder.encode(list(islice(texts, PROBED)), before.manifest.max_length)
+    rows = [row for row in encoded if new.keys() >= set(row["input_ids"])]
+    renumbered = [
+        {**row, "input_ids": [new[number] for number in row["input_ids"]]}
+        for row in rows
+    ]
     for precision, name in BUNDLE_FILES.items():
         if name not in before.manifest.files or not rows:
             continue
@@ -452,7 +445,7 @@ def check_outputs(
     outputs over the vocabulary are compared for the kept tokens."""
     new = {old: index for index, old in enumerate(kept)}
     for row, before in zip(rows, expected, strict=True):
-        if any(number not in new for number in row):
+        if not new.keys() >= set(row):
             continue
         after = first_output(model, [new[number] for number in row])
         wanted = before[..., list(kept)] if after.shape != before.shape else before

@@ -2,7 +2,6 @@
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pkgutil import iter_modules
 
 from compress.families.family import Family
@@ -17,28 +16,18 @@ def find(model_type: str) -> Family:
 
     The file of `deberta-v2` is `deberta_v2.py`.
     """
-    name = f"{FAMILIES_PACKAGE}.{model_type.replace('-', '_')}"
-    if (
-        model_type.isascii()
-        and model_type.replace("-", "_").isidentifier()
-        and find_spec(name) is not None
-    ):
-        family = _read(name)
-        if family is not None and family.name == model_type:
-            return family
+    module = model_type.replace("-", "_")
+    family = _read(module) if module in _modules() else None
+    if family is not None and family.name == model_type:
+        return family
     return Family(model_type)
 
 
 def known() -> list[Family]:
     """List the families that have a file, by name."""
-    found = (
-        _read(f"{FAMILIES_PACKAGE}.{module.name}")
-        for module in iter_modules(import_module(FAMILIES_PACKAGE).__path__)
-    )
-    return sorted(
-        (family for family in found if family is not None),
-        key=lambda family: family.name,
-    )
+    found = [_read(module) for module in _modules()]
+    families = [family for family in found if family is not None]
+    return sorted(families, key=lambda family: family.name)
 
 
 def names(fact: str) -> str:
@@ -46,7 +35,13 @@ def names(fact: str) -> str:
     return ", ".join(family.name for family in known() if getattr(family, fact))
 
 
+def _modules() -> list[str]:
+    folders = import_module(FAMILIES_PACKAGE).__path__
+    return [module.name for module in iter_modules(folders)]
+
+
 def _read(module: str) -> Family | None:
     """Return what a module defines as FAMILY; None if it is no family's."""
-    family: Family | None = getattr(import_module(module), "FAMILY", None)
+    found = import_module(f"{FAMILIES_PACKAGE}.{module}")
+    family: Family | None = getattr(found, "FAMILY", None)
     return family

@@ -201,6 +201,20 @@ def _check(folder: Path, allow_pickle: bool) -> Path:
     return folder
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Hide the progress bars of transformers while open."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
     """Save model and tokenizer, unchanged, in a form that transformers loads from
     version 4 on.
@@ -209,8 +223,6 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     this model takes: a student may have the tokenizer of a teacher of another family.
     Raises BundleError if its files alone do not encode as it does.
     """
-    from transformers.utils import logging
-
     from compress.data.encoder import (
         TOKENIZER_CONFIG,
         TOKENIZER_JSON,
@@ -218,14 +230,9 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         check_saved,
     )
 
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with without_progress_bars():
         model.save_pretrained(folder)
         save_tokenizer(folder, tokenizer, max_length)
-    finally:
-        if bars:
-            logging.enable_progress_bar()
     accepted = inspect.signature(
         getattr(model, "encoder_class", model).forward
     ).parameters

@@ -255,10 +255,8 @@ def tables(
     positions = source[LayerWeight("positions", None, "weight")].double()
     kept = source.get(LayerWeight("types", None, "weight"))
     types = torch.zeros_like(words[:1]) if kept is None else kept.double()
+    positions = positions[first_position(teacher.config) :]
     for name, module in teacher.named_modules():
-        if name.endswith("position_embeddings") and module.padding_idx is not None:
-            # RoBERTa's begin after the padding index
-            positions = positions[module.padding_idx + 1 :]
         if name.endswith("task_type_embeddings"):
             # ERNIE's is 0 unless the caller says otherwise
             types = types + module.weight.data[0].to(types)

@@ -32,15 +32,15 @@ KEY_AXIS = "key"
 """An axis outside the plan: the keys that a block's `query` rows are multiplied
 with."""
 _NORMS = (
-    *(
-        "embedding_norm",
-        "attention_norm",
-        "ffn_norm",
-        "final_norm",
-        "convolution_norm",
-        "lm_norm",
-    ),
-    *("narrow_norm", "narrow_attention_norm", "widen_norm"),
+    "embedding_norm",
+    "attention_norm",
+    "ffn_norm",
+    "final_norm",
+    "convolution_norm",
+    "lm_norm",
+    "narrow_norm",
+    "narrow_attention_norm",
+    "widen_norm",
 )
 _READ_INPUTS = ("attention_out", "ffn_out")
 _WRITTEN = ("query", "key", "qkv", *_NORMS)

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object, reduce
+from accelerate.utils import gather_object, reduce
 from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -45,6 +45,7 @@ from compress.progress import show_progress
 from compress.pruning.hooks import KEY_AXIS, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
+from compress.training.run import from_first
 
 Targets = Literal["labels", "teacher", "drawn"]
 
@@ -77,38 +78,38 @@ def answer_loss(
             "targets: labels: these rows have no labels; use targets: drawn, or teacher"
         )
     signals = read(student, batch, answer_signal(student))
-    if signals.logits is None and targets == "labels":
+    logits = signals.logits
+    if logits is None and targets == "labels":
         raise PruneError(
             f"targets: labels: {type(student).__name__} has no head for them; use "
             "targets: drawn"
         )
     per_token = _is_per_token(student, signals)
-    labelled = (
-        labels is not None
-        and signals.logits is not None
-        and labels.shape == signals.logits.shape[:2]
-    )
-    chosen_BL = (
-        labels != IGNORE_INDEX
-        if labels is not None and labelled and per_token
-        else signals.mask_BL.bool()
-    )
+    chosen_BL = signals.mask_BL.bool()
+    if (
+        per_token
+        and labels is not None
+        and logits is not None
+        and labels.shape == logits.shape[:2]
+    ):
+        chosen_BL = labels != IGNORE_INDEX
     student_RV = _answers(student, signals, chosen_BL)
     if targets == "labels":
         assert labels is not None
         if per_token:
-            labels = labels[labels != IGNORE_INDEX]
-        elif signals.logits is not None and signals.logits.dim() == 3:
+            labels = labels[chosen_BL]
+        elif logits is not None and logits.dim() == 3:
             labels = labels.flatten()  # starts and ends of spans
         # a batch may hold parts of queries
         own = "monobert.relevance" if "query" in batch else "bert.labels"
         return find(own)(student_RV, labels, None) * len(student_RV)
-    is_number = getattr(
-        student.config, "problem_type", None
-    ) == "regression" or isinstance(student, SentenceEncoder)
-    is_number = is_number or signals.logits is None or student_RV.shape[-1] == 1
-    is_multilabel = (
-        getattr(student.config, "problem_type", None) == "multi_label_classification"
+    problem = getattr(student.config, "problem_type", None)
+    is_multilabel = problem == "multi_label_classification"
+    is_number = (
+        problem == "regression"
+        or isinstance(student, SentenceEncoder)
+        or logits is None
+        or student_RV.shape[-1] == 1
     )
     if targets == "teacher":
         assert teacher is not None
@@ -119,27 +120,30 @@ def answer_loss(
         soft = "soft_labels" if is_multilabel else "soft_targets"
         loss = find("hinton.matched_logits" if is_number else f"hinton.{soft}")
         return loss(student_RV, teacher_RV, None) * len(student_RV)
-    counts = (
-        chosen_BL.sum(-1).tolist()
-        if per_token
-        else [len(student_RV) // len(chosen_BL)] * len(chosen_BL)
-    )
-    width = 1 if not is_number and not is_multilabel else student_RV.shape[-1]
-    draw = torch.randn if is_number else torch.rand
-    drawn_RV = _random(draw, batch["input_ids"], signals.mask_BL, counts, width)
-    answers_RV = student_RV.detach()
-    # 1/2 (z - y)^2 of y ~ N(z, 1); else -log p(y) of one y per answer, drawn from p
+    per_row = len(student_RV) // len(chosen_BL)
+    counts = chosen_BL.sum(-1).tolist() if per_token else [per_row] * len(chosen_BL)
     if is_number:
-        return 0.5 * (student_RV - answers_RV - drawn_RV).pow(2).sum()
-    if is_multilabel:
-        targets_R = (drawn_RV < answers_RV.sigmoid()).float()
-    else:
-        targets_R = (
-            (answers_RV.softmax(-1).cumsum(-1) < drawn_RV)
-            .sum(-1)
-            .clamp_max(student_RV.shape[-1] - 1)
-        )
+        # 1/2 (z - y)^2 of y ~ N(z, 1)
+        noise_RV = _random(torch.randn, batch, counts, student_RV.shape[-1])
+        return 0.5 * (student_RV - student_RV.detach() - noise_RV).pow(2).sum()
+    # -log p(y) of one y per answer, drawn from p
+    draw = _draw_labels if is_multilabel else _draw_classes
+    targets_R = draw(student_RV.detach(), batch, counts)
     return find("bert.labels")(student_RV, targets_R, None) * len(student_RV)
+
+
+def _draw_labels(
+    logits_RV: Tensor, batch: Mapping[str, Tensor], counts: Sequence[int]
+) -> Tensor:
+    drawn_RV = _random(torch.rand, batch, counts, logits_RV.shape[-1])
+    return (drawn_RV < logits_RV.sigmoid()).float()
+
+
+def _draw_classes(
+    logits_RV: Tensor, batch: Mapping[str, Tensor], counts: Sequence[int]
+) -> Tensor:
+    below_RV = logits_RV.softmax(-1).cumsum(-1) < _random(torch.rand, batch, counts, 1)
+    return below_RV.sum(-1).clamp_max(logits_RV.shape[-1] - 1)
 
 
 def answer_signal(student: PreTrainedModel) -> frozenset[str]:
@@ -172,17 +176,16 @@ def _answers(student: PreTrainedModel, signals: Signals, chosen_BL: Tensor) -> T
 
 def _random(
     draw: Callable[..., Tensor],
-    ids_BL: Tensor,
-    mask_BL: Tensor,
+    batch: Mapping[str, Tensor],
     counts: Sequence[int],
     width: int,
 ) -> Tensor:
     """Draw (R, width) numbers, `counts` rows for each example, seeded by the example's
     tokens alone."""
     rows = []
-    for ids_L, mask_L, count in zip(
-        ids_BL.cpu(), mask_BL.bool().cpu(), counts, strict=True
-    ):
+    ids_BL = batch["input_ids"]
+    mask_BL = batch["attention_mask"].bool()
+    for ids_L, mask_L, count in zip(ids_BL.cpu(), mask_BL.cpu(), counts, strict=True):
         # of integers: the same in every process
         seed = hash(tuple(ids_L[mask_L].tolist())) % 2**63
         rows.append(draw(count, width, generator=torch.Generator().manual_seed(seed)))
@@ -308,14 +311,12 @@ def compute_importance(
         rows, collate, min(batch, len(rows)), device, bf16, teacher_model, console
     )
     entry = home() / "importance" / _key(call, model, rows, batches, teacher)
-    means = _from_first(
-        load_file(entry / RATED)
-        if PartialState().is_main_process and is_whole(entry)
-        else None
-    )
+    # others may have another disk, or sums with other bits
+    means = from_first(lambda: load_file(entry / RATED) if is_whole(entry) else None)
     if means is None:
         sums = call.function(model, batches, plan, **call.options)
-        means = _from_first(_mean(sums, plan, len(rows), call))
+        own = _mean(sums, plan, len(rows), call)
+        means = from_first(lambda: own)
         if PartialState().is_main_process:
             load_or_create(entry, lambda folder: save_file(means, folder / RATED))
     return {Group(*name.partition(".")[::2]): vector for name, vector in means.items()}
@@ -390,17 +391,6 @@ def _key(
         batches.size,
     ]
     return io.hash_value([*key, batches.bf16, teacher and teacher.digest])[:24]
-
-
-Computed = TypeVar("Computed")
-
-
-def _from_first(value: Computed) -> Computed:
-    """Return the first process's value on every process: others may have another disk,
-    or sums with other bits."""
-    values = [value]
-    broadcast_object_list(values)
-    return values[0]
 
 
 SAME = 1e-6

@@ -285,22 +285,12 @@ class Gates(nn.Module):
         )
 
 
-def normed_group(plan: SlicePlan, module: str) -> Group | None:
-    """Return the group whose units a norm runs over; None for any other module."""
-    cut = plan.cuts.get(f"{module}.weight")
-    return (
-        cut.slices[0].groups[0]
-        if cut is not None and cut.role.endswith("norm")
-        else None
-    )
-
-
 def norms(plan: SlicePlan) -> Mapping[str, Group]:
     """Return the norms over the residual stream or the embedding, with their groups."""
-    names = plan.modules(
-        *{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")}
-    )
-    groups = {name: normed_group(plan, name) for name in names}
+    roles = {cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")}
+    groups = {
+        name: cut.slices[0].groups[0] for name, cut in plan.modules(*roles).items()
+    }
     return {
         name: group for name, group in groups.items() if group in (HIDDEN, EMBEDDING)
     }

@@ -34,7 +34,7 @@ from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
 from compress.slicing.select import Kept, check_layers, choose
-from compress.slicing.sizes import Sizes, select_layers
+from compress.slicing.sizes import Sizes, is_whole_factor, select_layers
 from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.stage import Trained
@@ -120,13 +120,9 @@ def interpolate_sizes(
             if end[stream] <= heads * size
             and (size == begin["head_size"] or end["head_size"] != begin["head_size"])
             if not rotary
-            or size in (begin["head_size"], end["head_size"])
             or (
-                size % 2 == 0
-                and all(
-                    not (size % each and each % size)
-                    for each in (begin["head_size"], end["head_size"])
-                )
+                is_whole_factor(begin["head_size"], size)
+                and is_whole_factor(end["head_size"], size)
             )
         )
         between |= min(

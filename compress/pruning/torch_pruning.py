@@ -34,6 +34,7 @@ from transformers.utils import logging
 
 from compress import families
 from compress.errors import PruneError, TeacherError
+from compress.models.checkpoints import without_progress_bars
 from compress.models.loader import load_model
 from compress.slicing.shape import find_setting, setting_name
 
@@ -300,14 +301,10 @@ def _quiet() -> Iterator[None]:
     """Silence the library's warnings and transformers' report of a failed load, which
     our error repeats."""
     verbosity = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with without_progress_bars(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

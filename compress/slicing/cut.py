@@ -72,8 +72,6 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     config = resize_config(model.config, kept.sizes, layers=kept.layers)
     if VOCABULARY in kept.indices:
         config.vocab_size = len(kept.indices[VOCABULARY])
-    if kinds := getattr(model.config, "layer_types", None):
-        config.layer_types = [kinds[layer] for layer in kept.layers]
     with init_empty_weights(include_buffers=False):
         small = type(model)(config)
     with torch.no_grad():

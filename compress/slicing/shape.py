@@ -95,13 +95,11 @@ class Shape:
 
 
 _POSITIONS = (
-    *(
-        "position_embeddings",
-        "position_embedding",
-        "char_position_embeddings",
-        "embed_positions",
-        "positions_embed",
-    ),
+    "position_embeddings",
+    "position_embedding",
+    "char_position_embeddings",
+    "embed_positions",
+    "positions_embed",
     "wpe",
 )
 """The last parts of the names of tables of positions."""

@@ -198,7 +198,13 @@ def fits_rotary(config: Any, head_size: int) -> bool:
         (each or {}).get("rope_type") == "default"
         for each in (config.rope_parameters or {}).values()
     )
-    return plain and head_size % 2 == 0 and not (own % head_size and head_size % own)
+    return plain and is_whole_factor(own, head_size)
+
+
+def is_whole_factor(size: int, other: int) -> bool:
+    """Return whether rotary heads of one size can contain those of the other: each row
+    turns with another one, so that sizes are even."""
+    return size == other or (other % 2 == 0 and not (size % other and other % size))
 
 
 def _fit_rotary(

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.pruning.l0 import normed_group
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.select import Kept
 
@@ -24,9 +23,10 @@ def masked(model: PreTrainedModel, kept: Kept) -> Iterator[None]:
     with ExitStack() as restored:
         for name, parameter in parameters_of(model).items():
             _mask_weight(parameter, plan, name, kept, restored)
-        for name, module in model.named_modules():
-            group = normed_group(plan, name)
-            if group is not None and group in kept.indices:
+        for name in [name for name, cut in plan.cuts.items() if cut.role.endswith("norm")]:
+            (group,) = plan.cuts[name].slices[0].groups
+            if name.endswith(".weight") and group in kept.indices:
+                module: Any = model.get_submodule(name.removesuffix(".weight"))
                 restored.callback(setattr, module, "forward", module.forward)
                 module.forward = _norm_over(module, kept.indices[group])
         restored.enter_context(_only_layers(model, plan, kept))
