@@ -102,6 +102,8 @@ def test_an_encoder_decoder_starts_answers_with_padding() -> None:
             "a bert model cannot begin as a modernbert model; expected modernbert",
         ),
         ("modernbert", StudentSpec(layers=2, config={"layer_types": [G]}), "names 1 layers; the student has 2"),
+        ("mobilebert", StudentSpec(family="bert", init="teacher"), "cannot begin as a mobilebert model; expected mob"),
+        ("llama", StudentSpec(heads=1), "heads: 1: 2 heads share"),
     ],
 )
 def test_invalid_students(family: str, spec: StudentSpec, message: str) -> None:

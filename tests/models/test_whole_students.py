@@ -96,11 +96,10 @@ def test_a_narrower_copy_of_t5() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", *tiny.LIKE_LLAMA])
-@pytest.mark.parametrize("init", ["teacher", "auto"])
-def test_a_narrower_decoder_equals_its_masked_teacher(family: str, init: str) -> None:
+def test_a_narrower_decoder_equals_its_masked_teacher(family: str) -> None:
     teacher = families.model(family, layers=4, head=AutoModelForCausalLM)
     heads = 3 if family == "gpt2" else 2  # whose heads fill its width
-    spec = StudentSpec(layers=2, hidden=24, ffn=40, heads=heads, copy_layers="last", init=init)
+    spec = StudentSpec(layers=2, hidden=24, ffn=40, heads=heads, copy_layers="last", init="auto")
     kept = choose_units(spec, teacher)
     assert kept is not None and kept.layers == (2, 3)
     student = build(spec, teacher, head="causal_lm", kind=None).eval()
@@ -139,12 +138,6 @@ def test_grouped_heads(asked: dict[str, Any], found: tuple[int, int, int]) -> No
             build(StudentSpec(**asked, init="teacher"), teacher, head="causal_lm", kind=None)
 
 
-def test_groups_of_heads_cannot_be_split() -> None:
-    teacher = tiny.model("llama").config
-    with pytest.raises(StudentError, match=r"heads: 1: 2 heads share .*; expected a multiple of 2"):
-        config_for(StudentSpec(heads=1), teacher)
-
-
 def test_a_llama_student_of_a_gpt2() -> None:
     student, _ = made("gpt2", StudentSpec(family="llama", layers=1, hidden=16, heads=2, ffn=24))
     config = student.config
@@ -171,13 +164,12 @@ def test_another_head_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("family", ["albert", "mobilebert", "deberta", "xlnet", "xlm", "mpnet", "camembert"])
-@pytest.mark.parametrize("init", ["teacher", "auto"])
-def test_whole_layers_of_any_family(family: str, init: str) -> None:
+def test_whole_layers_of_any_family(family: str) -> None:
     """A student of layers 1 and 3 equals its teacher without the others; those of ALBERT are all the same."""
     xlm = XLMConfig(vocab_size=45, emb_dim=32, n_layers=4, n_heads=4, num_labels=3, pad_index=0, init_std=0.2)
     config = xlm if family == "xlm" else tiny.config(family, layers=4)
     teacher = AutoModelForSequenceClassification.from_config(config).eval()
-    student = build(StudentSpec(layers=2, copy_layers=(1, 3), init=init), teacher).eval()
+    student = build(StudentSpec(layers=2, copy_layers=(1, 3), init="auto"), teacher).eval()
     assert Shape.from_config(student.config).layers == 2
     for module in teacher.modules():
         for name, stack in module.named_children():
@@ -187,11 +179,6 @@ def test_whole_layers_of_any_family(family: str, init: str) -> None:
     encoder = teacher.base_model.encoder if family == "albert" else teacher.base_model
     encoder.config.num_hidden_layers = encoder.n_layers = 2  # XLM and ALBERT count
     assert torch.equal(families.logits(student), families.logits(teacher))
-
-
-def test_a_student_of_another_family_has_nothing_to_copy() -> None:
-    with pytest.raises(StudentError, match="a bert model cannot begin as a mobilebert model; expected mobilebert"):
-        build(StudentSpec(family="bert", init="teacher"), tiny.model("mobilebert"))
 
 
 def test_layers_that_cannot_be_told_are_refused() -> None:

@@ -115,7 +115,7 @@ def test_low_precision_ranks_alike() -> None:
     assert not torch.equal(*pairs)
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", ["bert", "mobilebert", "llama"])
 def test_li_magnitude_is_magnitude(family: str) -> None:
     model = families.model(family)
     found, expected = measured.rated("li.magnitude", model), magnitude(model)

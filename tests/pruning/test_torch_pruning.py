@@ -1,4 +1,7 @@
-"""Pruning with torch-pruning: families listed as working load and compute the same; all others raise PruneError."""
+"""Pruning with torch-pruning: families listed as working load and compute the same; all others raise PruneError.
+
+Here are a few of each; `tests/campaign/test_torch_pruning.py` tries all.
+"""
 
 import inspect
 import warnings
@@ -73,23 +76,31 @@ def batch_for(family: str) -> dict[str, Tensor]:
 BATCH = tiny.batch((6, 6))
 
 
-@pytest.mark.parametrize("family", WORKING)
+@pytest.mark.parametrize("family", ["flaubert", "roformer", "vit", "xmod"])
 def test_a_working_family_is_pruned(family: str, tmp_path: Path) -> None:
+    check_working(family, tmp_path)
+
+
+def check_working(family: str, folder: Path) -> None:
     whole, batch = model(family), batch_for(family)
     before = whole(**batch).logits
     small = prune_generic(whole, batch, share=0.5)
     assert type(small) is type(whole)
     assert small.num_parameters() < 0.55 * whole.num_parameters()
     assert (small.config.hidden_size, small.config.num_attention_heads) == (16, 2)
-    small.save_pretrained(tmp_path)
-    again = type(whole).from_pretrained(tmp_path).eval()
+    small.save_pretrained(folder)
+    again = type(whole).from_pretrained(folder).eval()
     torch.testing.assert_close(again(**batch).logits, small(**batch).logits, rtol=0, atol=0)
     assert small(**batch).logits.shape == before.shape
     torch.testing.assert_close(whole(**batch).logits, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", ["deberta", "convbert", "big_bird", "mpnet"])
 def test_other_families_are_refused(family: str) -> None:
+    check_refused(family)
+
+
+def check_refused(family: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole, batch = model(family), batch_for(family)

@@ -17,6 +17,8 @@ from compress import families
 from tests import tiny
 
 FAMILIES = [family.name for family in families.known() if family.rules]
+DISTINCT = ("bert", "electra", "deberta-v2", "albert", "mobilebert", "t5", "gpt2", "modernbert", "llama", "qwen3")
+"""Families with rules, or an attention, of their own; the others have those of one of them, under other names."""
 AXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "layers": {"layers": 2},
@@ -39,12 +41,13 @@ FACTORISED = ("electra", "albert", "mobilebert")
 
 
 def ways() -> list[tuple[str, str]]:
-    """Every family with every axis that it has."""
+    """Every distinct family with every axis that it has, and the others along all axes at once."""
     return [
         (family, axis)
         for family in FAMILIES
         for axis in AXES
-        if (axis != "embedding" or family in FACTORISED)
+        if (family in DISTINCT or axis in ("everything", "smaller heads"))
+        and (axis != "embedding" or family in FACTORISED)
         and (axis != "bottleneck" or family == "mobilebert")
         # MobileBERT's heads fill its bottleneck
         and (axis != "heads and hidden" or family not in ("mobilebert", *tiny.LIKE_LLAMA))
