@@ -1,15 +1,28 @@
-"""Find the kinds of task by name: each is a module of `compress.tasks`.
+"""Find the kinds of task by name: each is a module of `compress.tasks`, or one of the
+user's own, by its dotted path.
 
-Only the standard library is imported, and a kind's module when it is asked for.
+Only the standard library is imported, and a kind's module when it is asked for. A
+module of the user's is not imported here: the user has imported it, or a command does
+where that is allowed (`config.user_code`).
 """
 
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Annotated, Any
 
 from compress.errors import DataError, did_you_mean
 from compress.values import ArgumentCheck, choice
+
+IMPORT_OWN: ContextVar[Callable[[str], ModuleType] | None] = ContextVar(
+    "import_own", default=None
+)
+"""The function of a running command that imports a module of the user's; None where
+nothing of theirs may run."""
 
 
 def names() -> tuple[str, ...]:
@@ -18,14 +31,41 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in iter_modules(folders)))
 
 
+def is_own(kind: str) -> bool:
+    """Check whether a name is the dotted path of a module, `my_package.my_kind`."""
+    parts = kind.split(".")
+    return len(parts) > 1 and all(map(str.isidentifier, parts))
+
+
 def find(kind: str) -> Any:
     """Return the class of a kind of task, a subclass of `data.task.Task`. Raises
-    DataError if there is no such kind."""
-    if kind not in names():
+    DataError if there is no such kind, or if it is the user's own and may not run."""
+    if kind in names():
+        module = import_module(f"compress.tasks.{kind}")
+    elif is_own(kind):
+        module = _find_own(kind)
+    else:
         raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, names())}")
-    module = import_module(f"compress.tasks.{kind}")
-    return next(
-        each for each in vars(module).values() if getattr(each, "kind", None) == kind
+    for each in vars(module).values():
+        if isinstance(each, type) and getattr(each, "kind", None) == kind:
+            return each
+    raise DataError(
+        f"the kind of task {kind!r}: its module has no class of this kind; expected a "
+        "subclass of compress.data.task.Task with `kind = __name__`"
+    )
+
+
+def _find_own(kind: str) -> ModuleType:
+    """Return the user's module if it is imported, or may be."""
+    if kind in sys.modules:
+        return sys.modules[kind]
+    if (load := IMPORT_OWN.get()) is not None:
+        return load(kind)
+    raise DataError(
+        f"the kind of task {kind!r} is code of your own, which runs only where you "
+        "name the folder above its package: --allow-code FOLDER; in Python import "
+        f"{kind} first, or RunOptions(allow_code=FOLDER). Kinds that need no code: "
+        f"{', '.join(names())}"
     )
 
 
@@ -39,6 +79,8 @@ class KindCheck(ArgumentCheck):
         return isinstance(value, str)
 
     def take(self, value: Any, name: str) -> Any:
+        if self.fits(value) and is_own(value):
+            return value
         return choice(names()).take(value, name)
 
 

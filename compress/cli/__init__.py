@@ -38,6 +38,23 @@ COMMANDS = {
 """The module of each command, and its line in the list of commands."""
 
 
+READS_BUNDLES = frozenset(
+    [
+        "inspect",
+        "export",
+        "quantize",
+        "trim",
+        "push",
+        "predict",
+        "demo",
+        "bench",
+        "gate",
+        "report",
+    ]
+)
+"""The commands that read bundles, and have no other option that allows code."""
+
+
 class CommandsOnDemand(Mapping[str, Any]):
     """Map names to commands: a command is imported, and its options are read, when it
     is looked up."""
@@ -58,10 +75,13 @@ def _build(name: str) -> Any:
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(cls=Command)(with_verbosity(getattr(module, name)))
-    command = typer.main.get_command(app)
-    command.name = name
-    return command
+        command = with_verbosity(
+            getattr(module, name), reads_bundles=name in READS_BUNDLES
+        )
+        app.command(cls=Command)(command)
+    built = typer.main.get_command(app)
+    built.name = name
+    return built
 
 
 class RootGroup(CommandGroup):

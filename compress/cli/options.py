@@ -264,8 +264,29 @@ Version = Annotated[
 ]
 
 
-def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say how much it prints."""
+OwnCode = Annotated[
+    str | None,
+    typer.Option(help="Let a kind of task of your own run from this folder."),
+]
+
+
+@contextmanager
+def _allow_kinds(folder: str | None) -> Iterator[None]:
+    """Let the user's own kinds of task run from this folder, if there is one."""
+    if folder is None:
+        yield
+        return
+    from compress.config import user_code
+
+    with user_errors(), user_code.allow_kinds(folder):
+        yield
+
+
+def with_verbosity(
+    command: Callable[..., None], *, reads_bundles: bool = False
+) -> Callable[..., None]:
+    """Give a command the options that say how much it prints; and one that reads
+    bundles, whose kind of task may be code of the user's, one that allows it."""
 
     parameters = signature(command, eval_str=True).parameters.values()
     names = {parameter.name: _option_name(parameter) for parameter in parameters}
@@ -286,7 +307,10 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
         try:
             with separate_results() if as_json else nullcontext(sys.stdout) as results:
                 _OUTPUT.set(replace(output, results=results))
-                command(**arguments)
+                with _allow_kinds(arguments.get("allow_code")):
+                    if reads_bundles:
+                        del arguments["allow_code"]
+                    command(**arguments)
         except BaseException as error:
             if not isinstance(error, typer.Exit) or error.exit_code in (
                 USER_ERROR,
@@ -301,11 +325,13 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
             for print_last in output.last:
                 print_last()
 
-    options = {
+    options: dict[str, tuple[Any, Any]] = {
         "quiet": (Quiet, False),
         "log_level": (LogLevel, "info"),
         "version": (Version, False),
     }
+    if reads_bundles:
+        options["allow_code"] = (OwnCode, None)
     shared = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in options.items()

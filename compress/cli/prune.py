@@ -54,7 +54,14 @@ def prune(
         from compress.commands import preflight
 
         loaded = preflight.load_recipe(recipe, options.overrides, length)
-        preflight.check(loaded, teacher=model, out=out, data=data, options=options)
+        preflight.check(
+            loaded,
+            teacher=model,
+            out=out,
+            data=data,
+            kind=columns.kind,
+            options=options,
+        )
         from compress.commands.prune import prune as run  # takes seconds: torch
         from compress.commands.prune import set_target
 

@@ -124,7 +124,14 @@ def search(
         from compress.nas.config import Space
 
         loaded = Space.load(space, options.overrides or [])
-        preflight.check(loaded, teacher=teacher, out=out, data=data, options=options)
+        preflight.check(
+            loaded,
+            teacher=teacher,
+            out=out,
+            data=data,
+            kind=columns.kind,
+            options=options,
+        )
         from compress.commands.search import search as run  # takes seconds: torch
         from compress.nas.config import Budget
 

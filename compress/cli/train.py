@@ -61,6 +61,7 @@ def distill(
             data=data,
             corpus=corpus,
             answers=True,
+            kind=columns.kind,
             options=options,
         )
         arguments: dict[str, Any] = {

@@ -12,6 +12,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
+from compress import kinds
 from compress.arguments import NameLike, PathName, name_of
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
@@ -89,12 +90,14 @@ def check(
     data: str | None = None,
     corpus: str | None = None,
     answers: bool = False,
+    kind: str | None = None,
     options: RunOptions = RunOptions(),
 ) -> None:
     """Raise a CompressError for anything wrong with these that can be found without
     importing torch.
 
     settings   a recipe, several to choose from, or a space
+    kind       the kind of task, if it is not detected
     answers    whether `teacher` may be the file of an endpoint or of vectors
     """
     check_tracker(options.track)
@@ -104,6 +107,8 @@ def check(
         else [settings]
     ):
         user_code.check(each, options.allow_code)
+    if kind is not None and options.allow_code is None:
+        kinds.find(kind)  # which refuses one of the user's own
     if answers and teacher.endswith((".yaml", ".yml", *vectors.VECTOR_FILES)):
         if not Path(teacher).is_file():
             raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
@@ -130,6 +135,7 @@ def check_request(request: DistillRequest) -> None:
         data=request.data,
         corpus=request.corpus,
         answers=True,
+        kind=request.columns.kind,
         options=request.options,
     )
 

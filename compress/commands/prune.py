@@ -67,7 +67,14 @@ def prune(
     model = teacher_path(model)
     data = data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
-    preflight.check(recipe, teacher=model, out=out, data=data, options=options)
+    preflight.check(
+        recipe,
+        teacher=model,
+        out=out,
+        data=data,
+        kind=columns.kind,
+        options=options,
+    )
     recipe = load_functions(recipe, join_processes().num_processes, options.allow_code)
     recipe = set_target(recipe, asdict(target), asdict(setting))
     if recipe.target.limits_time and recipe.target.device.partition(":")[0] not in (
@@ -85,7 +92,7 @@ def prune(
         columns=columns,
         max_drop=max_drop,
         length=length.minutes_alone,
-        options=replace(options, overrides=None, allow_code=None),
+        options=replace(options, overrides=None),
         console=console,
     )
 

@@ -97,6 +97,7 @@ def search(
         teacher=request.teacher,
         out=request.out,
         data=request.data,
+        kind=request.columns.kind,
         options=options,
     )
     config = request.make_config()
@@ -175,6 +176,7 @@ def forecast_search(
         teacher=request.teacher,
         out=request.out,
         data=request.data,
+        kind=request.columns.kind,
         options=options,
     )
     config = request.make_config()

@@ -10,7 +10,7 @@ import torch.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,7 +49,7 @@ AllowPickle = Annotated[
 ]
 AllowCode = Annotated[
     str | None,
-    training(help="Let the recipe run your code in this folder."),
+    training(help="Let recipe and kind run your code in this folder."),
     NAME_CHECK,
 ]
 OnWeakTeacher = Annotated[
@@ -67,12 +67,13 @@ TextColumns = Annotated[
 LabelOption = Annotated[
     str | None, data_option(help="Name the label column, or several: a,b.")
 ]
-if TYPE_CHECKING:
-    KindName = str
-else:
-    KindName = Literal[kinds.names()]  # the command line's help lists them
 TaskKind = Annotated[
-    KindName | None, data_option(help="Name the kind of task"), kinds.KindCheck()
+    str | None,
+    data_option(
+        help=f"Name the kind of task: {', '.join(kinds.names())}, or your module.",
+        autocompletion=kinds.names,
+    ),
+    kinds.KindCheck(),
 ]
 Metric = Annotated[
     str | None, data_option(help="Choose the best checkpoint by this score.")

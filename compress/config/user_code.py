@@ -1,10 +1,10 @@
-"""Import the user's own functions that a recipe names: last, and only from where the
-user allows it.
+"""Import the user's own functions that a recipe names, and their own kinds of task:
+last, and only from where the user allows it.
 
-A recipe that names `module.function` is a program. None of it runs until everything
-else about a command has been checked, and then only modules under the folder, or of the
-installed package, that the user named. This module imports neither torch nor
-transformers.
+A recipe that names `module.function` is a program, and so is a kind of task that is a
+module of the user's. None of it runs until everything else about a command has been
+checked, and then only modules under the folder, or of the installed package, that the
+user named. This module imports neither torch nor transformers.
 """
 
 import importlib
@@ -12,13 +12,16 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from compress import io
+from compress import io, kinds
 from compress.config.reference import Call, describe_unknown, source_files
 from compress.config.term import Term
 from compress.errors import RecipeError, did_you_mean
@@ -55,9 +58,7 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
     lines = dict(_find_unresolved(settings))
     if allowed is None or not lines:
         return settings
-    root = _find_root(allowed)
-    if Path(allowed).expanduser().is_dir() and str(root) not in sys.path:
-        sys.path.append(str(root))  # at the end, where it shadows nothing
+    root = _open_root(allowed)
     functions = dict[str, Callable[..., Any]]()
     problems = list[str]()
     for where, line in lines.items():
@@ -73,14 +74,38 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
     return resolved
 
 
-def digests(settings: BaseModel) -> dict[str, str] | None:
-    """Return a digest of the file of each of the user's functions in a recipe; None if
-    it has none."""
-    lines = {
+@contextmanager
+def allow_kinds(allowed: str | Path | None) -> Iterator[None]:
+    """Let kinds of task be imported from this folder, or installed package, when they
+    are first needed; None: nothing may run."""
+    load = None
+    if allowed is not None:
+        load = partial(_import_module, root=_open_root(allowed))
+    before = kinds.IMPORT_OWN.set(load)
+    try:
+        yield
+    finally:
+        kinds.IMPORT_OWN.reset(before)
+
+
+def load_kind(kind: str | None, allowed: str | Path | None) -> None:
+    """Import the module of a kind of task that is the user's own. Raises a
+    CompressError as `load` does."""
+    if kind is not None and allowed is not None:
+        with allow_kinds(allowed):
+            kinds.find(kind)
+
+
+def digests(settings: BaseModel, kind: str | None = None) -> dict[str, str] | None:
+    """Return a digest of the file of each of the user's functions in a recipe, and of
+    their kind of task; None if there are none."""
+    lines: dict[str, Callable[..., Any]] = {
         line.name: line.code
         for _, line in _find_lines(settings)
         if line.code is not None
     }
+    if kind is not None and kinds.is_own(kind):
+        lines[kind] = kinds.find(kind)
     return {
         name: io.hash_files(source_files(code)) for name, code in sorted(lines.items())
     } or None
@@ -88,18 +113,7 @@ def digests(settings: BaseModel) -> dict[str, str] | None:
 
 def _import(address: str, root: Path) -> Callable[..., Any]:
     module, _, name = address.rpartition(".")
-    _check_place(module, root)
-    try:
-        function = getattr(importlib.import_module(module), name, None)
-    except (Exception, SystemExit) as error:
-        # a module may raise anything, and must not end the process
-        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise RecipeError(
-            [
-                f"{address!r}: importing {module} failed: "
-                f"{problem}{_describe_line(error, root)}"
-            ]
-        ) from error
+    function = getattr(_import_module(module, root), name, None)
     if not callable(function):
         known = [
             each
@@ -113,6 +127,26 @@ def _import(address: str, root: Path) -> Callable[..., Any]:
             ]
         )
     return cast("Callable[..., Any]", function)
+
+
+def _import_module(module: str, root: Path) -> ModuleType:
+    _check_place(module, root)
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        # a module may raise anything, and must not end the process
+        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise RecipeError(
+            [f"{module!r}: importing it failed: {problem}{_describe_line(error, root)}"]
+        ) from error
+
+
+def _open_root(allowed: str | Path) -> Path:
+    """Return the folder whose modules may run, from which Python then imports them."""
+    root = _find_root(allowed)
+    if Path(allowed).expanduser().is_dir() and str(root) not in sys.path:
+        sys.path.append(str(root))  # at the end, where it shadows nothing
+    return root
 
 
 def _check_place(module: str, root: Path) -> None:

@@ -42,7 +42,8 @@ class Task:
             (a number), tagging (one of `labels` for every word), qa (a span of the
             context that answers the question), embedding (a vector, near those of texts
             with a similar meaning), ranking (a number for a query and a passage;
-            passages of a query rank by it, highest first)
+            passages of a query rank by it, highest first); or the dotted path of the
+            user's own module
     text    the names of the one or two text columns in the source
     label   the name of the label column in the source; several 0/1 columns are joined
             by commas
@@ -79,7 +80,8 @@ class Task:
 
     def __new__(cls, kind: str = "", *_: object, **__: object) -> Task:
         """Make an object of the kind's own class, which `__init__` then fills."""
-        if cls is Task and isinstance(kind, str) and kind in kinds.names():
+        known = isinstance(kind, str) and (kind in kinds.names() or kinds.is_own(kind))
+        if cls is Task and known:
             return super().__new__(kinds.find(kind))
         return super().__new__(cls)  # `__init__` refuses what is no kind
 

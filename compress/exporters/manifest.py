@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from compress.data.task import Task
-from compress.errors import BundleError
+from compress.errors import BundleError, CompressError
 from compress.io import atomic_file
-from compress.kinds import Kind, names
+from compress.kinds import Kind, is_own, names
 from compress.provenance import versions
 
 MANIFEST_FILE = "manifest.json"
@@ -90,7 +90,7 @@ class Manifest:
     def _check_task(self, task: Task) -> None:
         """Raise ValueError for a task that no model can have; a task that was read from
         JSON becomes one of its kind's class."""
-        if task.kind not in names():
+        if task.kind not in names() and not is_own(task.kind):
             raise ValueError(f"task: no kind {task.kind!r} among {', '.join(names())}")
         own = Task(**vars(task))
         object.__setattr__(self, "task", own)
@@ -130,6 +130,8 @@ class Manifest:
         )
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+        except CompressError as error:  # of the user's own kind of task
+            raise BundleError(f"{path}: {error}") from error
         except FileNotFoundError:
             raise BundleError(
                 f"{folder}: has no {MANIFEST_FILE}; expected the folder of a bundle"
@@ -235,7 +237,9 @@ def kind_of_bundle(folder: Path) -> Kind | None:
     None otherwise."""
     place = find_bundle(folder, "task")
     task = Manifest.read(place).task if place else None
-    return task.kind if task is not None and not task.shows else None
+    if task is None or (task.shows and not is_own(task.kind)):
+        return None
+    return task.kind
 
 
 def stamp_files(folder: Path) -> dict[str, Stamp]:

@@ -42,7 +42,7 @@ class DistillRequest:
             "seed": self.options.seed,
             "precision": number_format,
             "columns": list(astuple(self.columns)),
-            "code": user_code.digests(recipe),
+            "code": user_code.digests(recipe, self.columns.kind),
             "command": command_line(),
             "processes": processes,
         }

@@ -508,7 +508,9 @@ class SearchConfig(Frozen):
         }
 
     def with_code(self, allow_code: str | Path | None) -> "SearchConfig":
-        """Load the user's own functions that the space names. Raises RecipeError."""
+        """Load the user's own functions that the space names, and their kind of task.
+        Raises a CompressError."""
+        user_code.load_kind(self.columns.kind, allow_code)
         return self.model_copy(update={"space": user_code.load(self.space, allow_code)})
 
     def plain(self) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class SearchRequest:
         device = self.device
         study = self.study
         options = self.options
+        user_code.load_kind(self.columns.kind, options.allow_code)
         if any(stage.max_length == "auto" for stage in space.stages.values()):
             space = space.with_length(self._fitting_length())
         if join_processes().num_processes > 1:
@@ -138,7 +139,7 @@ class SearchRequest:
             "columns": list(astuple(config.columns)),
             "sampler": self.study.sampler,
             "storage": None if storage is None else redact(storage),
-            "code": user_code.digests(config.space),
+            "code": user_code.digests(config.space, config.columns.kind),
             "command": command_line(),
         }
 

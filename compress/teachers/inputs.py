@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from accelerate import PartialState
 from rich.console import Console
 
+from compress.config import user_code
 from compress.config.choices import CandidateRecipes
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
@@ -152,6 +153,7 @@ def open_job(
     if isinstance(chosen, CandidateRecipes):
         chosen = choose_recipe(chosen, request)
     chosen = load_functions(chosen, state.num_processes, options.allow_code)
+    user_code.load_kind(request.columns.kind, options.allow_code)
     kind = request.columns.kind or chosen.only_kind
     request = replace(request, columns=replace(request.columns, kind=kind))
     source = open_teacher(request.teacher, chosen, request.prompt, options)

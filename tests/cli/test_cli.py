@@ -28,7 +28,7 @@ from tests.command import Shelf
 
 OPTIONS = {
     "doctor": "--json",
-    "inspect": "thing --as --teacher --text --label --kind --metric --json",
+    "inspect": "thing --as --teacher --text --label --kind --metric --allow-code --json",
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
         "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes --plan --track"
@@ -46,11 +46,12 @@ OPTIONS = {
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
-        "--assets --max-drop --data --text --label --pair --pool --normalise --max-length --allow-pickle --wide --json"
+        "--assets --max-drop --data --text --label --pair --pool --normalise --max-length --allow-pickle --wide "
+        "--allow-code --json"
     ),
     "quantize": (
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
-        "--lan --timeout --python --assets --text --label --set --seed --plan --wide --json"
+        "--lan --timeout --python --assets --text --label --set --seed --plan --wide --allow-code --json"
     ),
     "search": (
         "--teacher --data --out --space --set --max-latency-ms --speedup --max-params --max-file-mb --min-score "
@@ -59,22 +60,23 @@ OPTIONS = {
         "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --plan --json --track"
     ),
     "search show": "study trial --bundle --train --allow-code --wide --json",
-    "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
-    "push": "bundle repo --public --dry-run --json",
+    "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --allow-code --json",
+    "push": "bundle repo --public --dry-run --allow-code --json",
     "predict": (
         "bundle texts... --input --output --text --pair --against --top --vectors --prompt-name --precision --on-error "
-        "--json"
+        "--allow-code --json"
     ),
-    "demo": "bundle --out --serve --no-open --precision --lan --assets --json",
+    "demo": "bundle --out --serve --no-open --precision --lan --assets --allow-code --json",
     "bench": (
         "bundles... --formats --data --device --precision --threads --batch --seq --rounds --runs --sustain --visitors "
-        "--affinity --lan --timeout --python --native --assets --webgpu --out --wide --json"
+        "--affinity --lan --timeout --python --native --assets --webgpu --out --wide --allow-code --json"
     ),
     "gate": (
         "old new --max-slower --max-drop --max-larger --data --text --label --precision --device --lan --timeout "
-        "--python --affinity --native --assets --webgpu --threads --batch --seq --minutes --markdown --junit --json"
+        "--python --affinity --native --assets --webgpu --threads --batch --seq --minutes --markdown --junit "
+        "--allow-code --json"
     ),
-    "report": "inputs... --html --at --budget-ms --max-mb --min-score --open --wide --json",
+    "report": "inputs... --html --at --budget-ms --max-mb --min-score --open --wide --allow-code --json",
     "recipes": "name --json",
     "students": "teacher --wide --json",
     "clean": "run --dry-run --unfinished --json",

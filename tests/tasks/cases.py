@@ -1,15 +1,32 @@
 """Tiny data of every kind of task, and the logits of a model that knows the answers."""
 
 import random
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from compress.data.constants import IGNORE_INDEX
 from compress.evaluation.evaluator import Evaluator
 from tests import marked, tiny
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-kind.md"
+TOY = "pages.count"
+"""A kind of the user's own: the one of the page, which is imported here."""
+
+
+def page_code() -> str:
+    """Return the file of a kind that the page shows."""
+    blocks = re.findall("```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    return str(next(block for block in blocks if "class" in block))
+
+
+sys.modules[TOY] = ModuleType(TOY)
+exec(page_code(), vars(sys.modules[TOY]))
 
 
 @dataclass(frozen=True)
@@ -87,5 +104,5 @@ CASES: Mapping[str, Case] = {
     "ranking": Case(
         lambda folder: marked.rankings(folder / "train.tsv", count=40), lambda exam: exam.candidates.label_R[:, None]
     ),
-    "count": Case(table("text label", lambda draw, n: (words(draw), n % 4)), lambda exam: exam.labels[:, None]),
+    TOY: Case(table("text label", lambda draw, n: (words(draw), n % 4)), lambda exam: exam.labels[:, None]),
 }

@@ -1,7 +1,6 @@
 """What holds for every kind of task."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from compress.models.sentence_settings import width_of
 from compress.papers import t5
 from compress.quantization.certify import compare_logits
 from tests import tiny
-from tests.tasks.cases import CASES
+from tests.tasks.cases import CASES, TOY
 
 LENGTH = 32
 
@@ -63,7 +62,7 @@ def bundle(data: TaskData, model: Any, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_every_kind_has_a_case() -> None:
-    assert set(kinds.names()) == set(CASES)
+    assert {*kinds.names(), TOY} == set(CASES)
 
 
 def test_a_kind_is_detected_or_requested(data: TaskData, exam: Evaluator) -> None:
@@ -209,8 +208,3 @@ def test_only_one_word_answers_are_written_as_text(exam: Evaluator) -> None:
     else:
         with pytest.raises(DataError, match="no one-word answer"):
             list(t5.text_to_text(rows, exam.task, tiny.tokenizer(), max_length=LENGTH))
-
-
-def test_a_path_is_no_kind(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no kind of task"):
-        kinds.find(str(tmp_path))
