@@ -283,40 +283,31 @@ def _flatten(table: pa.Table) -> pa.Table:
     return table
 
 
+def _is_one_of(kind: pa.DataType, *names: str) -> bool:
+    """Check whether a type is one of these, by the names of `pyarrow.types`."""
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
+
+
 def _is_text(kind: pa.DataType) -> bool:
     """Check for text: a string, or bytes, of any of Arrow's types."""
-    strings = (
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-    )
+    strings = _is_one_of(kind, "string", "large_string", "string_view")
     return strings or _is_binary(kind)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    binary = (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
+    return _is_one_of(
+        kind, "binary", "large_binary", "binary_view", "fixed_size_binary"
     )
-    return binary or pa.types.is_fixed_size_binary(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    lists = (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
+    return _is_one_of(
+        kind, "list", "large_list", "fixed_size_list", "list_view", "large_list_view"
     )
-    return lists or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_floating(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_decimal(kind)
-    )
+    return _is_one_of(kind, "floating", "integer", "decimal")
 
 
 def _is_readable(kind: pa.DataType) -> bool:
@@ -326,8 +317,8 @@ def _is_readable(kind: pa.DataType) -> bool:
         return not pa.types.is_nested(kind.value_type) and _is_readable(kind.value_type)
     if pa.types.is_dictionary(kind):
         return _is_readable(kind.value_type)
-    plain = pa.types.is_boolean(kind) or pa.types.is_null(kind)
-    return plain or _is_text(kind) or _is_number(kind) or pa.types.is_temporal(kind)
+    plain = _is_one_of(kind, "boolean", "null", "temporal")
+    return plain or _is_text(kind) or _is_number(kind)
 
 
 def _kind(kind: pa.DataType) -> CellKind | None:

@@ -203,7 +203,33 @@ class LengthGrouped(Sampler[int]):
         return iter([*batches[order].reshape(-1).tolist(), *rest.tolist()])
 
 
-class TokenBudget(Sampler[list[int]]):
+class BatchOrder(Sampler[list[int]]):
+    """Make batches of rows in an order that depends only on (seed, epoch). A subclass
+    makes those of an epoch; they are kept, as loops need their number many times."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches = self._batches()
+
+    def __len__(self) -> int:
+        """Count the batches of this epoch; other epochs may have a few more or less."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def _batches(self) -> list[list[int]]:
+        raise NotImplementedError
+
+    def _random(self, *more: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.epoch, *more])
+
+
+class TokenBudget(BatchOrder):
     """Make batches of at most `tokens` tokens, including padding, in an order that
     depends only on (seed, epoch).
 
@@ -216,28 +242,14 @@ class TokenBudget(Sampler[list[int]]):
     ) -> None:
         self.lengths = np.asarray(lengths)
         self.tokens = tokens
-        self.seed = seed
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches = self._batches()  # once, as loops need the length many times
-
-    def __len__(self) -> int:
-        """Count the batches of this epoch; other epochs may have a few more or less."""
-        return len(self.batches)
+        super().__init__(seed)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = self.batches
-        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(
-            len(batches)
-        )
-        return iter([batches[at] for at in order])
+        order = self._random(1).permutation(len(self.batches))
+        return iter([self.batches[at] for at in order])
 
     def _batches(self) -> list[list[int]]:
-        rows = np.random.default_rng([self.seed, self.epoch]).permutation(
-            len(self.lengths)
-        )
+        rows = self._random().permutation(len(self.lengths))
         stretch = np.cumsum(self.lengths[rows]) // (self.tokens * BATCHES_PER_SORT)
         rows = rows[np.lexsort((-self.lengths[rows], stretch))]
         batches: list[list[int]] = []
@@ -251,7 +263,7 @@ class TokenBudget(Sampler[list[int]]):
         return batches
 
 
-class LanguageSampled(Sampler[list[int]]):
+class LanguageSampled(BatchOrder):
     """Make batches of one language, or of one pair of languages, in an order that
     depends only on (seed, epoch).
 
@@ -281,7 +293,6 @@ class LanguageSampled(Sampler[list[int]]):
         lengths = np.asarray(lengths)
         self.power = power
         self.passes = passes
-        self.seed = seed
         self.turns = [
             [
                 (rows, TokenBudget(lengths[rows], budgets[kind], seed=seed))
@@ -293,20 +304,10 @@ class LanguageSampled(Sampler[list[int]]):
         self.steps = -(
             -sum(len(order) for turn in self.turns for _, order in turn) // passes
         )
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches = self._batches()
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
+        super().__init__(seed)
 
     def _batches(self) -> list[list[int]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
+        rng = self._random()
         shares = [
             np.array([len(rows) for rows, _ in turn]) ** self.power
             for turn in self.turns
@@ -332,7 +333,7 @@ class LanguageSampled(Sampler[list[int]]):
             yield from (rows[batch].tolist() for batch in order)
 
 
-class QueryGrouped(Sampler[list[int]]):
+class QueryGrouped(BatchOrder):
     """Make batches of whole queries with at most `rows` rows, in an order that depends
     only on (seed, epoch).
 
@@ -354,30 +355,19 @@ class QueryGrouped(Sampler[list[int]]):
         self.lengths = np.asarray(lengths)
         self.relevant = np.asarray(relevance) > 0
         self.rows = rows
-        self.seed = seed
         places = np.unique(np.asarray(query), return_inverse=True)[1]
         order = np.argsort(places, kind="stable")
         self.queries = np.split(order, np.cumsum(np.bincount(places))[:-1])
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches = self._batches()
-
-    def __len__(self) -> int:
-        """Count the batches of this epoch; other epochs may have a few more or less."""
-        return len(self.batches)
+        super().__init__(seed)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(
-            len(self.batches)
-        )
+        order = self._random(1).permutation(len(self.batches))
         longest = int(np.argmax([self.lengths[self.batches[at]].max() for at in order]))
         order[[0, longest]] = order[[longest, 0]]
         return iter([self.batches[at] for at in order])
 
     def _batches(self) -> list[list[int]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
+        rng = self._random()
         queries = [
             self._draw(self.queries[n], rng) for n in rng.permutation(len(self.queries))
         ]
@@ -403,5 +393,5 @@ class QueryGrouped(Sampler[list[int]]):
         return np.sort(np.concatenate([relevant, others[: self.rows - len(relevant)]]))
 
 
-Order = LengthGrouped | TokenBudget | LanguageSampled | QueryGrouped
+Order = LengthGrouped | BatchOrder
 """A sampler of rows or batches."""

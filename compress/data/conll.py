@@ -214,24 +214,18 @@ def read_table(split: Table, columns: tuple[str, str]) -> Examples:
     out. Raises DataError."""
     sentences = list[list[str]]()
     tagged = list[list[str]]()
-    numbers = list[int]()
-    at = split.first
-    for batch in split.read(columns):
-        for cells in zip(
-            *(column.to_pylist() for column in batch.columns), strict=True
-        ):
-            words, tags = (cell or [] for cell in cells)
-            if len(words) != len(tags) or None in (*words, *tags):
-                raise DataError(
-                    f"{split.place}, row {at}: {len(words)} {columns[0]} but "
-                    f"{len(tags)} {columns[1]}; expected a tag for each word. Correct "
-                    "or remove the row."
-                )
-            if words:
-                sentences.append(words)
-                tagged.append(tags)
-                numbers.append(at)
-            at += 1
+    places = list[str]()
+    for place, cells in split.cells(columns):
+        words, tags = (cell or [] for cell in cells)
+        if len(words) != len(tags) or None in (*words, *tags):
+            raise DataError(
+                f"{place}: {len(words)} {columns[0]} but {len(tags)} {columns[1]}; "
+                "expected a tag for each word. Correct or remove the row."
+            )
+        if words:
+            sentences.append(words)
+            tagged.append(tags)
+            places.append(place)
     if columns[1] not in split.classes and all(
         tag.isdigit() for tags in tagged for tag in tags
     ):
@@ -243,14 +237,12 @@ def read_table(split: Table, columns: tuple[str, str]) -> Examples:
     try:
         return _examples(sentences, tagged, split.name)
     except TagError as error:
-        row = next(
-            number
-            for number, tags in zip(numbers, tagged, strict=True)
+        place = next(
+            place
+            for place, tags in zip(places, tagged, strict=True)
             if error.tag in tags
         )
-        raise DataError(
-            f"{split.place}, row {row}, column {columns[1]!r}: {error}"
-        ) from None
+        raise DataError(f"{place}, column {columns[1]!r}: {error}") from None
 
 
 def _examples(words: list[list[str]], tags: list[list[str]], name: str) -> Examples:

@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from compress.config.reference import source_files
 from compress.data import cache, documents, pydoc, sources
 from compress.data.masking import Frame, Template
 from compress.data.text_files import reading
-from compress.data.tokenize import RowMapping, fingerprint, row_batches, source_files
+from compress.data.tokenize import RowMapping, fingerprint, row_batches
 from compress.errors import DataError, did_you_mean
 from compress.progress import Progress
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -381,11 +380,7 @@ def _read_table(
     numbers = [label] if label else usual
     columns, _ = schema.choose_text(split, text, numbers[:1])
     if len(columns) == 1:
-        return _read_texts(
-            cell
-            for batch in split.read(columns)
-            for cell in batch[columns[0]].to_pylist()
-        )
+        return _read_texts(cell for _, (cell,) in split.cells(columns))
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
     if numbers[0] != judgement:
@@ -396,7 +391,7 @@ def _read_table(
 def _read_pairs(split: Table, one: str, other: str, number: str) -> EmbeddingTexts:
     """Read rows of two texts and their similarity."""
     part = EmbeddingTexts()
-    for place, (*texts, cell) in _rows(split, [one, other, number]):
+    for place, (*texts, cell) in split.cells([one, other, number]):
         value = _number(cell, place, number, "similarity of the two texts")
         first, second = map(part.add, texts)
         if first is not None and second is not None:
@@ -415,7 +410,7 @@ def _read_judgements(
         relevance: "relevance of the passage, 0 if it is irrelevant",
         scores: "teacher's score of the passage",
     }
-    for place, (asked, found, *cells) in _rows(split, [query, passage, *names]):
+    for place, (asked, found, *cells) in split.cells([query, passage, *names]):
         values = [
             _number(cell, place, name, about[name])
             for name, cell in zip(names, cells, strict=True)
@@ -434,18 +429,6 @@ def _read_judgements(
         for one, others in part.scores.items():
             part.judged[one][max(others, key=others.__getitem__)] = 1.0
     return part
-
-
-def _rows(
-    split: Table, columns: Sequence[str]
-) -> Iterator[tuple[str, list[str | None]]]:
-    """Yield the place and the cells of each row."""
-    rows = (
-        zip(*(batch[name].to_pylist() for name in columns), strict=True)
-        for batch in split.read(columns)
-    )
-    for row, cells in enumerate(chain.from_iterable(rows), split.first):
-        yield f"{split.place}, row {row}", list(cells)
 
 
 def _number(cell: str | None, place: str, name: str, expected: str) -> float:
@@ -470,20 +453,16 @@ def _read_queries(
 ) -> EmbeddingTexts:
     """Read rows of a query, relevant passages and irrelevant ones."""
     part = EmbeddingTexts()
-    columns = [query, *positives, *negatives]
-    for batch in split.read(columns):
-        for first, *others in zip(
-            *(batch[name].to_pylist() for name in columns), strict=True
-        ):
-            one = part.add(first)
-            for at, cell in enumerate(others):
-                for text in cell if isinstance(cell, list) else [cell]:
-                    passage = part.add(text)
-                    if passage is None or one is None:
-                        continue
-                    part.passages.add(passage)
-                    if at < len(positives) or passage not in part.judged.get(one, ()):
-                        part.judge(one, passage, float(at < len(positives)))
+    for _, (first, *others) in split.cells([query, *positives, *negatives]):
+        one = part.add(first)
+        for at, cell in enumerate(others):
+            for text in cell if isinstance(cell, list) else [cell]:
+                passage = part.add(text)
+                if passage is None or one is None:
+                    continue
+                part.passages.add(passage)
+                if at < len(positives) or passage not in part.judged.get(one, ()):
+                    part.judge(one, passage, float(at < len(positives)))
     return part
 
 

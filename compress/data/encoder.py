@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -174,11 +174,15 @@ def _cleans_up(settings: Mapping[str, Any], backend: Tokenizer | None) -> bool:
     return True
 
 
-class Encoder(Protocol):
-    """Turn texts into rows of tokens: a `TextEncoder`, or a `SlowEncoder`."""
+@dataclass(frozen=True)
+class Encoder:
+    """Turn texts into rows of tokens: a `TextEncoder`, or a `SlowEncoder`.
 
-    @property
-    def settings(self) -> TokenizerSettings: ...
+    name  of the tokenizer, for errors
+    """
+
+    settings: TokenizerSettings
+    name: str
 
     def encode(
         self, texts: Sequence[Text], max_length: int | None = None
@@ -192,49 +196,77 @@ class Encoder(Protocol):
         for a `max_length` without room for a text, and for what is no text, such as a
         lone surrogate.
         """
-        ...
+        raise NotImplementedError
 
     def questions(
         self, questions: Sequence[str], contexts: Sequence[str], max_length: int
     ) -> list[list[QuestionWindow]]:
         """Encode questions, each with windows of its context: see
-        `windows.read_questions`."""
-        ...
+        `windows.read_questions`. Raises DataError without the places of tokens."""
+        raise self._lacks_places("questions")
 
     def words(
         self, sentences: Sequence[Sequence[str]], max_length: int
     ) -> list[list[WordWindow]]:
-        """Encode windows of words: see `windows.read_words`."""
-        ...
+        """Encode windows of words: see `windows.read_words`. Raises DataError without
+        the places of tokens."""
+        raise self._lacks_places("words")
 
     def row(self, window: Window) -> TextRow:
         """Make the row of a window."""
-        ...
+        return self._make_row(window.ids, window.types)
 
     def special_ids(self) -> frozenset[int]:
         """Return the ids of all special tokens."""
-        ...
+        raise NotImplementedError
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of whole texts, without special tokens."""
-        ...
+        raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Hash everything that determines the tokens of a text."""
-        ...
+        raise NotImplementedError
+
+    def _make_row(self, ids: list[int], types: list[int]) -> TextRow:
+        if not ids:
+            if self.settings.pad_token_id is None:
+                raise DataError(
+                    f"{self.name}: a text has no tokens, and the tokenizer has no "
+                    "padding token to stand for it. Leave empty texts out, or set "
+                    f"pad_token in its {TOKENIZER_CONFIG}"
+                )
+            ids = [self.settings.pad_token_id]
+            types = [0]
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        if self.settings.token_types:
+            row["token_type_ids"] = types
+        return row
+
+    def _check_room(self, max_length: int, special: int, pair: bool) -> None:
+        if max_length - special < 1 + pair:
+            texts = "two texts" if pair else "a text"
+            raise DataError(
+                f"{self.name}: max_length {max_length} has no room for {texts} beside "
+                f"{special} special tokens; expected at least {special + 1 + pair}: "
+                "raise it; if none was given, it is model_max_length of "
+                f"{TOKENIZER_CONFIG}"
+            )
+
+    def _lacks_places(self, what: str) -> DataError:
+        return DataError(
+            f"{self.name}: this tokenizer does not report which characters its tokens "
+            f"come from, which {what} need; expected a fast tokenizer, as "
+            "AutoTokenizer returns for all common models."
+        )
 
 
 @dataclass(frozen=True)
-class TextEncoder:
+class TextEncoder(Encoder):
     """Encode with the backend of a fast tokenizer; from several threads, if all encode
-    for the same task and length.
-
-    name  of the tokenizer, for errors
-    """
+    for the same task and length."""
 
     backend: Tokenizer
-    settings: TokenizerSettings
-    name: str
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextEncoder:
@@ -277,7 +309,7 @@ class TextEncoder:
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = settings.split_special_tokens
-        return cls(backend, settings, name)
+        return cls(settings, name, backend)
 
     def encode(
         self, texts: Sequence[Text], max_length: int | None = None
@@ -323,9 +355,6 @@ class TextEncoder:
                 self.backend, sentences, max_length, side=self.settings.truncation_side
             )
 
-    def row(self, window: Window) -> TextRow:
-        return self._make_row(window.ids, window.types)
-
     def special_ids(self) -> frozenset[int]:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
@@ -343,9 +372,8 @@ class TextEncoder:
     def check_truncation(self, max_length: int, *, pair: bool) -> None:
         """Raise DataError for a length without room for a text, and for a pair that is
         not truncated as transformers truncates one."""
-        _check_room(
-            max_length, self.backend.num_special_tokens_to_add(pair), pair, self.name
-        )
+        special = self.backend.num_special_tokens_to_add(pair)
+        self._check_room(max_length, special, pair)
         if pair and self.settings.truncation_strategy != LONGEST_FIRST:
             raise DataError(
                 f"{self.name}: truncation_strategy of its tokenizer is "
@@ -371,18 +399,14 @@ class TextEncoder:
         if self.backend.truncation != wanted:  # another thread may be using it
             self.backend.enable_truncation(**wanted)
 
-    def _make_row(self, ids: list[int], types: list[int]) -> TextRow:
-        return _make_row(ids, types, self.settings, self.name)
-
 
 @dataclass(frozen=True)
-class SlowEncoder:
+class SlowEncoder(Encoder):
     """Encode with a tokenizer of transformers that is not a file of `tokenizers`: one
     written in Python (XLM, FlauBERT, CANINE), or one whose class encodes in a way of
     its own. It cannot be saved in a bundle."""
 
     tokenizer: PreTrainedTokenizerBase
-    settings: TokenizerSettings
 
     def encode(
         self, texts: Sequence[Text], max_length: int | None = None
@@ -394,10 +418,9 @@ class SlowEncoder:
             if isinstance(texts[0], str)
             else list(map(list, zip(*texts, strict=True)))
         )
-        name = tokenizer_name(self.tokenizer)
         if max_length is not None:
             special = self.tokenizer.num_special_tokens_to_add(pair=len(columns) > 1)
-            _check_room(max_length, special, len(columns) > 1, name)
+            self._check_room(max_length, special, len(columns) > 1)
         with _explain_wrong_texts(texts):
             found = self.tokenizer(
                 *columns,
@@ -408,25 +431,12 @@ class SlowEncoder:
                 verbose=False,
             )
         rows = zip(found["input_ids"], found["token_type_ids"], strict=True)
-        return [_make_row(ids, types, self.settings, name) for ids, types in rows]
+        return [self._make_row(ids, types) for ids, types in rows]
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         with _explain_wrong_texts(texts):
             found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
         return list(found["input_ids"])
-
-    def questions(
-        self, questions: Sequence[str], contexts: Sequence[str], max_length: int
-    ) -> list[list[QuestionWindow]]:
-        raise self._lacks_positions("questions")
-
-    def words(
-        self, sentences: Sequence[Sequence[str]], max_length: int
-    ) -> list[list[WordWindow]]:
-        raise self._lacks_positions("words")
-
-    def row(self, window: Window) -> TextRow:
-        raise self._lacks_positions("windows")
 
     def special_ids(self) -> frozenset[int]:
         return frozenset(self.tokenizer.all_special_ids)
@@ -439,26 +449,17 @@ class SlowEncoder:
             )
         return _hash(f"{type(self.tokenizer).__name__} {files}", self.settings)
 
-    def _lacks_positions(self, what: str) -> DataError:
-        return DataError(
-            f"{tokenizer_name(self.tokenizer)}: {type(self.tokenizer).__name__} does "
-            f"not report which characters its tokens come from, which {what} need; "
-            "expected a fast tokenizer, as AutoTokenizer returns for all common models."
-        )
-
 
 def encoder_of(tokenizer: PreTrainedTokenizerBase | Encoder) -> Encoder:
     """Return the encoder of a tokenizer of transformers, which shares its backend; an
     encoder is returned as it is."""
-    if isinstance(tokenizer, TextEncoder | SlowEncoder):
+    if isinstance(tokenizer, Encoder):
         return tokenizer
-    plain = cast("PreTrainedTokenizerBase", tokenizer)
-    settings = TokenizerSettings.from_tokenizer(plain)
-    if not plain.is_fast or _calls_its_own(type(plain)):
-        return SlowEncoder(plain, settings)
-    return TextEncoder.from_backend(
-        plain.backend_tokenizer, settings, tokenizer_name(plain)
-    )
+    settings = TokenizerSettings.from_tokenizer(tokenizer)
+    name = tokenizer_name(tokenizer)
+    if not tokenizer.is_fast or _calls_its_own(type(tokenizer)):
+        return SlowEncoder(settings, name, tokenizer)
+    return TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, name)
 
 
 def text_encoder_of(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
@@ -537,34 +538,6 @@ def clean_up(text: str) -> str:
     for ending in ("n't", "'m", "'s", "'ve", "'re"):
         text = text.replace(f" {ending}", ending)
     return text
-
-
-def _make_row(
-    ids: list[int], types: list[int], settings: TokenizerSettings, name: str
-) -> TextRow:
-    if not ids:
-        if settings.pad_token_id is None:
-            raise DataError(
-                f"{name}: a text has no tokens, and the tokenizer has no padding token "
-                "to stand for it. Leave empty texts out, or set pad_token in its "
-                f"{TOKENIZER_CONFIG}"
-            )
-        ids = [settings.pad_token_id]
-        types = [0]
-    row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
-    if settings.token_types:
-        row["token_type_ids"] = types
-    return row
-
-
-def _check_room(max_length: int, special: int, pair: bool, name: str) -> None:
-    if max_length - special < 1 + pair:
-        texts = "two texts" if pair else "a text"
-        raise DataError(
-            f"{name}: max_length {max_length} has no room for {texts} beside {special} "
-            f"special tokens; expected at least {special + 1 + pair}: raise it; if "
-            f"none was given, it is model_max_length of {TOKENIZER_CONFIG}"
-        )
 
 
 @contextmanager

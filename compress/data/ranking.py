@@ -307,54 +307,48 @@ def _rows(split: Table, columns: _Columns) -> Iterator[Pair]:
     score that is not a number."""
     names = (columns.query, *columns.passages, *columns.numbers)
     schema.refuse_unknown(split, names)
-    row = split.first - 1
-    for batch in split.read(names):
-        for query, *passages in zip(
-            *(column.to_pylist() for column in batch.columns), strict=True
-        ):
-            row += 1
-            place = f"{split.place}, row {row}"
-            numbers = dict[str, float]()
-            for name in reversed(columns.numbers):
-                cell = passages.pop()
-                value = number(cell) if isinstance(cell, str) else None
-                if value is None or not abs(value) <= LARGEST_FLOAT:
-                    expected = (
-                        "the relevance of the passage, a number, 0 if it is irrelevant"
-                    )
-                    expected = (
-                        "the teacher's score of the passage, a number"
-                        if name == columns.teacher
-                        else expected
-                    )
-                    raise DataError(
-                        f"{place}: {name!r} is {cell!r}; expected {expected}. Correct "
-                        "or remove the row."
-                    )
-                numbers[name] = value
-            relevance = 1.0 if columns.label is None else numbers[columns.label]
-            score = None if columns.teacher is None else numbers[columns.teacher]
-            if not isinstance(query, str) or not query.strip():
-                raise DataError(
-                    f"{place}: the query {columns.query!r} is empty. Remove the row."
+    for place, (query, *passages) in split.cells(names):
+        numbers = dict[str, float]()
+        for name in reversed(columns.numbers):
+            cell = passages.pop()
+            value = number(cell) if isinstance(cell, str) else None
+            if value is None or not abs(value) <= LARGEST_FLOAT:
+                expected = (
+                    "the relevance of the passage, a number, 0 if it is irrelevant"
                 )
-            for name, cell in zip(columns.passages, passages, strict=True):
-                cells = [
-                    text.strip()
-                    for text in (cell if isinstance(cell, list) else [cell])
-                    if text
-                ]
-                if name not in columns.negatives and not any(cells):
-                    raise DataError(
-                        f"{place}: the passage {name!r} is empty. Remove the row."
-                    )
-                for passage in filter(None, cells):
-                    yield Pair(
-                        query.strip(),
-                        passage,
-                        0.0 if name in columns.negatives else relevance,
-                        score,
-                    )
+                expected = (
+                    "the teacher's score of the passage, a number"
+                    if name == columns.teacher
+                    else expected
+                )
+                raise DataError(
+                    f"{place}: {name!r} is {cell!r}; expected {expected}. Correct "
+                    "or remove the row."
+                )
+            numbers[name] = value
+        relevance = 1.0 if columns.label is None else numbers[columns.label]
+        score = None if columns.teacher is None else numbers[columns.teacher]
+        if not isinstance(query, str) or not query.strip():
+            raise DataError(
+                f"{place}: the query {columns.query!r} is empty. Remove the row."
+            )
+        for name, cell in zip(columns.passages, passages, strict=True):
+            cells = [
+                text.strip()
+                for text in (cell if isinstance(cell, list) else [cell])
+                if text
+            ]
+            if name not in columns.negatives and not any(cells):
+                raise DataError(
+                    f"{place}: the passage {name!r} is empty. Remove the row."
+                )
+            for passage in filter(None, cells):
+                yield Pair(
+                    query.strip(),
+                    passage,
+                    0.0 if name in columns.negatives else relevance,
+                    score,
+                )
 
 
 def _judge_by_teacher(rows: Sequence[Pair]) -> list[Pair]:

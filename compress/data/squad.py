@@ -145,35 +145,33 @@ def _read_rows(split: Table) -> Iterator[_Question]:
     others = [
         name for name in ("id", "title", "is_impossible") if name in split.columns
     ]
-    at = split.first
-    for batch in split.read([*COLUMNS, *others]):
-        for row in batch.to_pylist():
-            question, context, texts, starts = (row[name] for name in COLUMNS)
-            texts = texts or []
-            starts = starts or []
-            whole_numbers = all(
-                start is not None and start.removeprefix("-").isdigit()
-                for start in starts
+    names = (*COLUMNS, *others)
+    for place, cells in split.cells(names):
+        row = dict(zip(names, cells, strict=True))
+        question, context, texts, starts = cells[: len(COLUMNS)]
+        texts = texts or []
+        starts = starts or []
+        whole_numbers = all(
+            start is not None and start.removeprefix("-").isdigit() for start in starts
+        )
+        if (
+            not question
+            or not context
+            or None in texts
+            or len(texts) != len(starts)
+            or not whole_numbers
+        ):
+            raise DataError(
+                f"{place}: expected a question, a context, and as "
+                "many answers.text as answers.answer_start; found "
+                f"{str(row)[:200]}. Correct or remove the row."
             )
-            if (
-                not question
-                or not context
-                or None in texts
-                or len(texts) != len(starts)
-                or not whole_numbers
-            ):
-                raise DataError(
-                    f"{split.place}, row {at}: expected a question, a context, and as "
-                    "many answers.text as answers.answer_start; found "
-                    f"{str(row)[:200]}. Correct or remove the row."
-                )
-            answers = list(zip(texts, map(int, starts), strict=True))
-            impossible = row.get("is_impossible") == "true"
-            article = row.get("title") or context
-            yield _Question(
-                row.get("id"), question, context, answers, impossible, article, context
-            )
-            at += 1
+        answers = list(zip(texts, map(int, starts), strict=True))
+        impossible = row.get("is_impossible") == "true"
+        article = row.get("title") or context
+        yield _Question(
+            row.get("id"), question, context, answers, impossible, article, context
+        )
 
 
 def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples | None:
@@ -188,14 +186,11 @@ def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples
         if each.answers and not each.impossible and not answers:
             lost += 1
             continue
-        row = {
-            "id": each.id or str(len(rows)),
-            "question": each.question,
-            "context": each.context,
-        }
         rows.append(
             {
-                **row,
+                "id": each.id or str(len(rows)),
+                "question": each.question,
+                "context": each.context,
                 "answers": [text for text, _ in answers],
                 "starts": [start for _, start in answers],
             }

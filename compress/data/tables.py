@@ -108,6 +108,16 @@ class Table:
             return self.batches(columns)
         return self._to_batches(columns)
 
+    def cells(self, columns: Sequence[str]) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Read rows one by one: the place of each in messages, and its cells. Raises
+        DataError for one that cannot be read."""
+        number = self.first
+        for batch in self.read(columns):
+            listed = (column.to_pylist() for column in batch.columns)
+            for cells in zip(*listed, strict=True):
+                yield f"{self.place}, row {number}", cells
+                number += 1
+
     def _to_batches(self, names: Sequence[str]) -> Iterator[RecordBatch]:
         """Write the rows as Arrow batches. Raises DataError for rows with errors, and
         for columns that mix texts and lists."""

@@ -303,6 +303,8 @@ class Task:
         """Read the answer of a text file."""
         from compress.data.answers import Prediction
 
+        if cls.has_labels:
+            return Prediction.from_graph(outputs, labels)
         return Prediction("", float(outputs["score"]), {})
 
     # What scores are computed over. `exam` is an `evaluation.evaluator.Evaluator`: a
@@ -316,6 +318,8 @@ class Task:
     """What the baseline `majority` does."""
     ranks: ClassVar[bool] = False
     """Whether only the order of the answers to the rows of a query counts."""
+    linear: ClassVar[bool] = False
+    """Whether linear models can be fitted to the labels: see `fit_linear`."""
 
     @classmethod
     def scored_unit(cls, metric: str) -> str:
@@ -353,7 +357,8 @@ class Task:
 
     def select(self, exam: Any, examples: Array) -> tuple[Dataset, Array]:
         """Select examples; return them as a split, and the numbers of their rows."""
-        return exam.split.select(examples), examples
+        rows = exam.rows_of(examples) if self.tokenwise else examples
+        return exam.split.select(examples), rows
 
     def scores(
         self, exam: Any, logits: Array, threshold: float | None
@@ -404,8 +409,8 @@ class Task:
 
     def distance(self, exam: Any, student: Array, teacher: Array) -> float:
         """Measure how far the student's logits are from the teacher's; smooth, where
-        `agreement` counts."""
-        raise NotImplementedError
+        `agreement` counts. By default the mean squared difference."""
+        return float(((student - teacher) ** 2).mean())
 
     def list_answers(
         self, exam: Any, logits: Array, threshold: float | None
@@ -436,8 +441,14 @@ class Task:
         return 0.0
 
     def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-        """Score predictions without a neural model, by the name that tables show."""
-        return {"majority": self.majority(data, split)}
+        """Score predictions without a neural model, by the name that tables show: the
+        constant one, and that of a bag of words where `fit_linear` learns one."""
+        from compress.evaluation.baselines import bag_of_words
+
+        found = {"majority": self.majority(data, split)}
+        if self.linear and "label" in data.train.column_names:
+            found["bag of words"] = bag_of_words(data, split)
+        return found
 
     def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
         """Score a constant prediction, which the labelled split determines."""

@@ -292,14 +292,15 @@ def parse_json(
 
 
 def json_objects(
-    lines: Iterable[str], place: str, expected: str = " Expected one object per line."
+    lines: Iterable[str], place: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the JSON object of each line that is not blank. DataError for
     anything else."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{place}, line {number}"
-            yield where, json_object(parse_json(line, place, number, expected), where)
+            value = parse_json(line, place, number, " Expected one object per line.")
+            yield where, json_object(value, where)
 
 
 def json_object(value: object, place: str) -> dict[str, Any]:

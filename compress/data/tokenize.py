@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from compress.config.reference import source_files
 from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
 from compress.data.encoder import Encoder, encoder_of
@@ -152,13 +151,6 @@ def encode_task(
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash everything that determines the tokens of a text."""
     return encoder_of(tokenizer).fingerprint()
-
-
-def source_files(function: Callable[..., Any]) -> list[Path]:
-    """Return the source file of a function, if there is one: part of the cache keys of
-    its results."""
-    source = inspect.getsourcefile(inspect.unwrap(function))
-    return [Path(source)] if source and Path(source).is_file() else []
 
 
 def row_batches(

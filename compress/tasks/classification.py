@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compress.data.answers import Prediction
-from compress.data.task import Task, TaskData
+from compress.data.task import Task
 from compress.evaluation import metrics
 from compress.kinds import find
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from compress.arrays import Array
     from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
@@ -35,6 +32,7 @@ class Classification(Task):
     problem = "single_label_classification"
     one_label = True
     one_word = True
+    linear = True
     form = "label"
     columns = ("prediction_score",)
     json_columns = ("prediction_scores",)
@@ -74,12 +72,6 @@ class Classification(Task):
         scores = dict(zip(self.labels, values, strict=True))
         best = max(scores, key=lambda label: scores[label])
         return Prediction(best, scores[best], scores)
-
-    @classmethod
-    def read_graph(
-        cls, text: Any, outputs: Mapping[str, Any], labels: Sequence[str]
-    ) -> Prediction:
-        return Prediction.from_graph(outputs, labels)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
@@ -143,11 +135,6 @@ class Classification(Task):
             f"Its labels are in another order: with {pairs} it scores "
             f"{matched:.3f}. Correct id2label in its config.json"
         )
-
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-        from compress.evaluation import baselines
-
-        return baselines.of_labels(data, split)
 
     def constant(self, labels: Array) -> Array:
         """Return the most frequent class."""

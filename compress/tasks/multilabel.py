@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.answers import Prediction
-from compress.data.task import Task, TaskData
+from compress.data.task import Task
 from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
 
@@ -33,6 +32,7 @@ class Multilabel(Task):
     has_labels = True
     problem = "multi_label_classification"
     many_labels = True
+    linear = True
     form = "labels"
     columns = ("prediction_score",)
     json_columns = ("prediction_scores",)
@@ -65,12 +65,6 @@ class Multilabel(Task):
         scores = dict(zip(self.labels, values.tolist(), strict=True))
         likely = ", ".join(label for label in scores if scores[label] >= 0.5)
         return Prediction(likely, max(scores.values()), scores)
-
-    @classmethod
-    def read_graph(
-        cls, text: Any, outputs: Mapping[str, Any], labels: Sequence[str]
-    ) -> Prediction:
-        return Prediction.from_graph(outputs, labels)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from sklearn.metrics import f1_score
@@ -126,11 +120,6 @@ class Multilabel(Task):
         import torch
 
         return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
-
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-        from compress.evaluation import baselines
-
-        return baselines.of_labels(data, split)
 
     def constant(self, labels: Array) -> Array:
         """Return the labels that more than half of the rows have."""

@@ -194,9 +194,6 @@ class Qa(Task):
     def distributions(cls, logits: Tensor, mask_BL: Tensor) -> Tensor:
         return cls.spread(logits, mask_BL)
 
-    def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:
-        return exam.split.select(examples), exam.rows_of(examples)
-
     def scores(
         self, exam: Evaluator, logits: Array, threshold: float | None
     ) -> dict[str, float]:
@@ -226,10 +223,6 @@ class Qa(Task):
                 for text, without in zip(texts, unspaced, strict=True)
             ]
         )
-
-    def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
-        """Measure the mean squared difference."""
-        return float(np.square(student - teacher).mean())
 
     def example_scores(
         self, exam: Evaluator, logits: Array, threshold: float | None

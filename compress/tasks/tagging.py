@@ -188,9 +188,6 @@ class Tagging(Task):
     def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
         return standard_labels(names, place)
 
-    def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:
-        return exam.split.select(examples), exam.rows_of(examples)
-
     def scores(
         self, exam: Evaluator, logits: Array, threshold: float | None
     ) -> dict[str, float]:

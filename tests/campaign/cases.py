@@ -21,6 +21,15 @@ def sample(everything: Sequence[T], count: int, *, quick: Sequence[T] | None = N
     return [chosen[at] for at in sorted(draw("sample").sample(range(len(chosen)), count))]
 
 
+def one_of_each(everything: Sequence[T], kind: Callable[[T], object]) -> list[T]:
+    """Return all cases in the whole campaign, else one that is drawn of each kind, in their order."""
+    if WHOLE:
+        return list(everything)
+    drawn = draw("sample").sample(range(len(everything)), len(everything))
+    chosen = {kind(everything[at]): at for at in drawn}
+    return [everything[at] for at in sorted(chosen.values())]
+
+
 def draw(*of: object) -> random.Random:
     """Return random numbers for one purpose, which do not depend on what else is drawn."""
     return random.Random("/".join(map(str, (SEED, *of))))

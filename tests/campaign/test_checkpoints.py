@@ -31,7 +31,7 @@ from compress.models import teacher as teachers
 from tests import tiny
 from tests.campaign.cases import WHOLE, Record, draw, record
 
-COUNT = 1000 if WHOLE else 60
+COUNT = 1000 if WHOLE else 40
 HEADS: Mapping[str, Any] = {
     "none": AutoModel,
     "language": AutoModelForMaskedLM,

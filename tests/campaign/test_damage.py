@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaign import process, works
 from tests.campaign.accidents import Dies
-from tests.campaign.cases import WHOLE, Record, draw, record, sample
+from tests.campaign.cases import WHOLE, Record, draw, one_of_each, record, sample
 from tests.campaign.reference import Reference
 from tests.campaign.works import AFTER, WORKS
 
@@ -72,7 +72,12 @@ def chosen(files: Sequence[Path], most: int, *of: object) -> list[Path]:
 CASES = [(name, damage) for name in SUBJECTS for damage in DAMAGES]
 
 
-@pytest.mark.parametrize(("name", "damage"), sample(CASES, 8, quick=[case for case in CASES if case[0] != "search"]))
+QUICK = ("run", "caches", "corpus", "answers")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), one_of_each([case for case in CASES if WHOLE or case[0] in QUICK], lambda case: case[0])
+)
 def test_damaged_works(
     reference: Reference, tmp_path: Path, name: str, damage: Callable[[Path], None], record_property: Record
 ) -> None:
@@ -102,7 +107,7 @@ def test_damaged_works(
     record(record_property, f"damaged: {name}", len(tried), faults)
 
 
-@pytest.mark.parametrize("damage", sample(DAMAGES, 2))
+@pytest.mark.parametrize("damage", sample(DAMAGES, 1))
 def test_damaged_bundles(
     reference: Reference, tmp_path: Path, damage: Callable[[Path], None], record_property: Record
 ) -> None:

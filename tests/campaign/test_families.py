@@ -85,7 +85,7 @@ def readable(model: Any, tokens: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("family", "head"), sample(CASES, 10))
+@pytest.mark.parametrize(("family", "head"), sample(CASES, 5))
 def test_a_family_is_exported_exactly_or_refused_in_a_line(
     family: str, head: str, tmp_path: Path, record_property: Record, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_family_is_exported_exactly_or_refused_in_a_line(
     assert {where: value for where, value in apart.items() if not value < MOST} == {}
 
 
-@pytest.mark.parametrize(("family", "head"), sample(CASES, 12))
+@pytest.mark.parametrize(("family", "head"), sample(CASES, 8))
 def test_a_model_reads_as_many_tokens_as_it_has_positions_for_and_no_more(
     family: str, head: str, record_property: Record
 ) -> None:

@@ -35,8 +35,8 @@ from tests import tiny
 from tests.campaign import cases, foreign
 from tests.campaign.cases import Record
 
-MODELS = 300 if cases.WHOLE else 40
-PARTS = 8
+MODELS = 300 if cases.WHOLE else 15
+PARTS = 8 if cases.WHOLE else 1
 TEXTS = 3
 TOLERANCE = 1e-4
 KINDS = ("classifier", "classifier", "pairs", "multilabel", "cross-encoder", "tagger")

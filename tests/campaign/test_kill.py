@@ -19,10 +19,10 @@ KILLS = {
     "export-ort": 3, "trim": 5,
 }  # fmt: skip
 CASES = [(name, number) for name, count in KILLS.items() for number in range(count)]
-QUICK = [case for case in CASES if case[0] in ("distill", "label", "export", "trim")]
+QUICK = [("distill", 3), ("label", 0), ("export", 1)]
 
 
-@pytest.mark.parametrize(("name", "number"), sample(CASES, 8, quick=QUICK))
+@pytest.mark.parametrize(("name", "number"), sample(CASES, 3, quick=QUICK))
 def test_killed(reference: Reference, tmp_path: Path, name: str, number: int, record_property: Record) -> None:
     """Every second one at an event; a quarter are killed again when they continue."""
     record_property("campaign", f"killed: {name}")

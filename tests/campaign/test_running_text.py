@@ -16,7 +16,7 @@ from transformers import ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerBase
 from compress.data.corpus import Corpus, encode_corpus, iterate_documents
 from tests.campaign.cases import SEED, WHOLE, Record, draw, record
 
-DOCUMENTS = 250 if WHOLE else 25
+DOCUMENTS = 250 if WHOLE else 8
 """Documents for each tokenizer."""
 
 WORDS = (

@@ -28,9 +28,9 @@ from tests.campaign import cases, sentence_folders
 from tests.campaign.cases import Record
 from tests.campaign.sentence_folders import POSITIONS, TEXTS, Drawn
 
-FOLDERS = 3000 if cases.WHOLE else 300
-EXPORTED = 300 if cases.WHOLE else 30
-PARTS = 10
+FOLDERS = 3000 if cases.WHOLE else 100
+EXPORTED = 300 if cases.WHOLE else 10
+PARTS = 10 if cases.WHOLE else 1
 TOLERANCE = 1e-4
 BEYOND = ("index out of range", "must match the size", "is out of bounds")
 """Errors of torch for more tokens than a model has positions."""

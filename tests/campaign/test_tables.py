@@ -24,7 +24,7 @@ from compress.data.task import Task, TaskData
 from compress.exporters.row_files import predict_file
 from tests.campaign.cases import WHOLE, Record, draw, record
 
-TABLES = 750 if WHOLE else 75
+TABLES = 750 if WHOLE else 40
 """Tables of each family of formats."""
 ROWS = 24
 WORDS = ("film", "a", "plot", "Größe", "映画", "naïve", "so-so", "2020", "don't", "the", "l'amour", "#1", "x=y", "😀")

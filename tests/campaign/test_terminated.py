@@ -14,7 +14,7 @@ from tests.campaign.reference import Reference
 from tests.campaign.works import WORKS
 
 CASES = [(name, number) for name in WORKS for number in range(3)]
-QUICK = [("label", 0), ("trim", 0)]
+QUICK = [("label", 0)]
 HINTS = {
     "label": "Answers are saved. Run the same command again to continue.",
     "quantize": "The bundle was not changed.",
@@ -23,7 +23,7 @@ HINTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "number"), sample(CASES, 2, quick=QUICK))
+@pytest.mark.parametrize(("name", "number"), sample(CASES, 1, quick=QUICK))
 def test_terminated(reference: Reference, tmp_path: Path, name: str, number: int, record_property: Record) -> None:
     record_property("campaign", f"terminated: {name}")
     whole, work, out, home = reference.whole(name), WORKS[name], tmp_path / "out", tmp_path / "home"

@@ -15,8 +15,8 @@ from compress.models.checkpoints import save_checkpoint
 from tests.campaign import cases, foreign
 from tests.campaign.cases import Record
 
-TOKENIZERS = 3000 if cases.WHOLE else 300
-PARTS = 10
+TOKENIZERS = 3000 if cases.WHOLE else 80
+PARTS = 10 if cases.WHOLE else 2
 TEXTS = 6
 """Of each kind: fixed ones, and ones that are drawn."""
 

@@ -50,41 +50,11 @@ def perfect(exam: Evaluator) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def test_perfect_tags_at_any_window_length(words: TaskData) -> None:
-    for length in (6, LENGTH, 64):
-        test = exam(words, length)
-        assert len(test.rows) >= len(test)
-        found = test.scores(perfect(test))
-        assert found == {"f1": 1.0, "precision": 1.0, "recall": 1.0, "accuracy": 1.0}
-        assert [[words.task.labels[n] for n in tags] for tags in words.train["tags"]] == test.tags(perfect(test))
-
-
-def test_perfect_spans_at_any_window_length(asked: TaskData) -> None:
-    for length in (16, 64):
-        test = exam(asked, length)
-        found = test.scores(perfect(test))
-        assert (found["f1"], found["exact"], found["f1_answerable"], found["no_answer"]) == (1.0, 1.0, 1.0, 1.0)
-        assert test.texts(perfect(test)) == [(answers or [""])[0] for answers in asked.train["answers"]]
-
-
 def test_words_without_tokens_are_outside() -> None:
     split = Dataset.from_dict({"words": [["\u200b", "good"]], "tags": [[1, 1]]})
     task = Task("tagging", ("words",), "tags", ("O", "B-x"), "f1")
     test = Evaluator.from_split(task, split, tiny.tokenizer(), 8)
     assert test.tags(np.array([[0.0, 1.0]] * 3)) == [["O", "B-x"]]
-
-
-def test_subsample(words: TaskData, asked: TaskData) -> None:
-    for data, length in ((words, 6), (asked, 16)):
-        whole = exam(data, length)
-        few = whole.subsample(7)
-        assert len(few) == 7
-        assert few.split[6] == data.train[len(data.train) - 1]
-        assert few.scores(perfect(few))["f1"] == 1.0
-        assert len(whole.subsample(10_000)) == len(whole)
-    labelled = Dataset.from_dict({"label": [0, 1, 1]})
-    few = Evaluator(Task("classification", ("t",), "l", ("a", "b"), "f1"), labelled, labelled).subsample(2)
-    assert few.scores(np.array([[1.0, 0.0], [0.0, 1.0]]))["accuracy"] == 1.0
 
 
 def test_agreement(words: TaskData, asked: TaskData) -> None:

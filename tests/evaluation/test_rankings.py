@@ -1,8 +1,5 @@
-"""Score rankings and distil rerankers, from a table of queries and passages to a certified bundle."""
+"""Score rankings, and train on whole queries."""
 
-import json
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +7,24 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 
 import compress
 from compress.data import load_task
-from compress.data.task import Task
-from compress.data.tokenize import encode
-from compress.errors import ObjectiveError, RecipeError
-from compress.evaluation import metrics
+from compress.errors import ObjectiveError
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.ranking import query_scores
-from compress.exporters.artifact import Bundle
 from compress.papers import monobert
 from compress.pruning.importance import answer_loss
-from compress.records.run_report import Report
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
-from tests import command, learning, marked, tiny
-
-TEACHER = ("teacher.steps=150", "teacher.batch=20", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
-FEW = ("teacher.steps=4", "teacher.max_length=32", "stages.0.steps=4", "stages.0.max_length=32", "stages.0.batch=20")
-QUICK = ("stages.0.steps=60", "stages.0.max_length=32", "stages.0.batch=20", "stages.0.lr=5e-3")
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("rankings")
-    for n, (split, count) in enumerate({"train": 60, "dev": 24, "test": 20}.items()):
-        marked.rankings(folder / "data" / f"{split}.tsv", count=count, seed=n)
-    return {"data": str(folder / "data"), "home": str(folder / "home"), "teacher": tiny.checkpoint(folder / "teacher")}
+from tests import learning, marked, tiny
 
 
 @pytest.fixture
-def data(places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("COMPRESS_HOME", places["home"])
-    return load_task(places["data"], kind="ranking")
-
-
-def distilled(places: dict[str, str], recipe: str, out: Path, *overrides: str) -> Any:
-    return tiny.call(
-        compress.distill,
-        teacher=places["teacher"],
-        recipe=recipe,
-        data=places["data"],
-        kind="ranking",
-        out=out,
-        overrides=[*TEACHER, *(overrides or QUICK)],
-        precision="fp32",
-    )
+def data(tmp_path: Path) -> Any:
+    for n, (split, count) in enumerate({"train": 60, "dev": 24, "test": 20}.items()):
+        marked.rankings(tmp_path / "data" / f"{split}.tsv", count=count, seed=n)
+    return load_task(str(tmp_path / "data"), kind="ranking")
 
 
 @pytest.fixture
@@ -178,103 +145,3 @@ def test_importance() -> None:
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     expected = 6 * monobert.relevance(logits, batch["labels"], None)
     assert answer_loss(model, batch, "labels", None).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_distil_a_reranker(places: dict[str, str], data: Any, tmp_path: Path, hastened: None) -> None:
-    bundle = distilled(places, "margin-mse", tmp_path / "run")
-    assert bundle.task == Task("ranking", ("query", "passage"), "relevance", (), "ndcg@10")
-    report = Report.from_json(bundle.path / "report.json")
-    assert (report.kind, report.metric, report.split, report.split_rows, report.unit) == (
-        "ranking", "ndcg@10", "test", 20, "queries",
-    )  # fmt: skip
-    random, words, teacher, fp32, int8 = report.rows
-    assert (random.name, words.name) == ("random order", "BM25")
-    assert teacher.score["ndcg@10"] > 0.95 and int8.score["ndcg@10"] > 0.9  # type: ignore[operator]
-    assert min(each.score["ndcg@10"] for each in (fp32, int8)) > max(  # type: ignore[type-var]
-        each.score["ndcg@10"] for each in (random, words)
-    )
-    assert fp32.agreement is not None and 0 < fp32.agreement < 1
-    (proof,) = report.certificates
-    assert (proof.metric, proof.certified, proof.rows) == ("ndcg@10", True, 24)
-    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert any("eval_ndcg@10" in line and "eval_agreement" in line for line in log)
-    assert any("margin_mse.margins" in line for line in log)
-    assert any("lce.relevance" in line for line in log)
-    right, wrong = bundle.predict([("a film ?", "a good plot"), ("a film ?", "a the plot")])
-    assert right.score > wrong.score
-    told = command.run("predict", str(bundle.path), "a film ?", "--pair", "a good plot", "--precision", "fp32")
-    (answer,) = bundle.predict([("a film ?", "a good plot")], precision="fp32")
-    assert told.out.split("\t")[0].strip() == f"{answer.score:.4f}"
-    card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert "pipeline_tag: text-ranking" in card
-    assert "a query (query) and a passage (passage)" in card
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    scores = library.CrossEncoder(str(bundle.path)).predict([("a film ?", "a good plot")])
-    assert float(scores[0]) == pytest.approx(answer.score, abs=1e-5)
-
-
-def test_scores_in_the_data_teach_what_their_model_teaches(
-    places: dict[str, str], data: Any, tmp_path: Path, hastened: None
-) -> None:
-    model = tiny.bert(1, initializer_range=0.1).eval()
-    teacher = tiny.checkpoint(tmp_path / "teacher", model)
-    for name in ("train", "dev", "test"):
-        lines = (Path(places["data"]) / f"{name}.tsv").read_text().splitlines()
-        (tmp_path / "one.tsv").write_text("\n".join(lines))
-        split = load_task(f"train={tmp_path / 'one.tsv'},validation={tmp_path / 'one.tsv'}", kind="ranking").train
-        scores = metrics.logits(model, encode(split, tiny.tokenizer(), 32), learning.collate())[:, 0]
-        scored = [f"{line}\t{cell}" for line, cell in zip(lines, ["teacher_score", *scores.tolist()], strict=True)]
-        (tmp_path / "scored").mkdir(exist_ok=True)
-        (tmp_path / "scored" / f"{name}.tsv").write_text("\n".join(scored))
-
-    def distil(source: str | Path, out: str, *changes: str) -> Bundle:
-        return tiny.call(
-            compress.distill, teacher=teacher, recipe="margin-mse", data=str(source), out=tmp_path / out,
-            overrides=[*QUICK, "stages.0.steps=8", *changes], precision="fp32", gate="warn",
-        )  # fmt: skip
-
-    live, recorded = distil(places["data"], "live"), distil(tmp_path / "scored", "recorded")
-    weights = [load_file(bundle.path / "model.safetensors") for bundle in (live, recorded)]
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, atol=1e-4, rtol=1e-3)
-    row = recorded.report().teacher_row
-    assert (row.name, row.parameters) == ("the scores in scored", None)
-    assert row.score == pytest.approx(live.report().teacher_row.score)
-    assert recorded.report().shipped.agreement == pytest.approx(live.report().shipped.agreement, abs=0.01)
-    with pytest.raises(RecipeError, match="this teacher has only logits"):
-        distil(tmp_path / "scored", "hidden", "stages.0.objective=[{loss: tinybert.hidden, layers: uniform}]")
-
-
-@pytest.mark.slow
-def test_commands_of_the_page(
-    places: dict[str, str], data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hastened: None
-) -> None:
-    """As they stand there, on a small folder of BEIR's layout, with a tiny teacher and few steps."""
-    marked.beir(tmp_path / "beir" / "scifact")
-    checkpoint = tiny.checkpoint(tmp_path / "minilm")
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "reranker.md").read_text(encoding="utf-8")
-    lines = [
-        line.replace("--teacher minilm", f"--teacher {checkpoint}") for line in re.findall("^compress .+", page, re.M)
-    ]
-    assert [line.split()[1] for line in lines] == ["inspect", "distill", "quantize", "predict"]
-    short = [word for each in FEW for word in ("--set", each)]
-    for line in lines:
-        more = [*short, "--gate", "warn"] if "distill" in line else []
-        told = command.run(*shlex.split(line)[1:], *more)
-        assert told.code == 0, told.err
-    assert re.match(r"-?\d+\.\d{4}", told.out)
-    (code,) = re.findall("```python\n(.+?)```", page, re.S)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert names["best"] in names["passages"]
-    report = Report.from_json(tmp_path / "runs" / "reranker" / "bundle" / "report.json")
-    assert (report.data, report.kind, report.unit) == ("scifact", "ranking", "queries")
-
-
-@pytest.mark.parametrize("recipe", ["listnet", "hinton"])
-def test_other_recipes(recipe: str, places: dict[str, str], data: Any, tmp_path: Path, hastened: None) -> None:
-    bundle = distilled(places, recipe, tmp_path / "run")
-    report = Report.from_json(bundle.path / "report.json")
-    student = report.of_role("student")[0]
-    assert student.score["ndcg@10"] > 0.9  # type: ignore[operator]

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from compress.data import load_task
-from compress.data.conll import entities
 from compress.data.windows import WORD_PATTERN
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
@@ -69,23 +68,6 @@ def test_the_probability_of_an_answer_is_over_its_context_and_none(written: Writ
     first, last = (logits[0, possible].softmax(0)[1:] for logits in (out.start_logits, out.end_logits))
     best = max(float(first[i] * last[j]) for i in range(3) for j in range(i, 3))
     assert answer.score == pytest.approx(best, abs=1e-5)
-
-
-def test_marks_are_the_evaluators_entities(written: Written) -> None:
-    bundle, _, evaluator = written("tagging", 6)
-    tags = evaluator.tags(bundle.logits(evaluator.rows, precision="fp32"))
-    texts = [" ".join(words) for words in evaluator.split["words"]]
-    found = bundle.predict(texts, precision="fp32", threads=2)
-    assert sum(len(each.marks) for each in found) > 5
-    for text, each, expected in zip(texts, found, tags, strict=True):
-        words = text.split(" ")
-        assert [(mark.label, mark.text) for mark in each.marks] == [
-            (label, " ".join(words[first:last])) for label, first, last in entities(expected)
-        ]
-        for mark in each.marks:
-            assert text[mark.start : mark.end] == mark.text
-            assert 1 / evaluator.task.outputs < mark.score <= 1
-    assert bundle.predict([""])[0].marks == ()
 
 
 @pytest.mark.parametrize(

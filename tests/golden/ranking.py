@@ -13,7 +13,7 @@ import bm25s
 import numpy as np
 import pytrec_eval
 
-from compress.evaluation.ranking import mix
+from compress.evaluation.ranking import rank_candidates
 
 TEXTS = (
     "The cat sat on the mat; the dog did not.",
@@ -42,7 +42,8 @@ def cases() -> list[dict[str, dict[str, float]]]:
 
 
 def trec_eval(case: dict[str, dict[str, float]]) -> dict[str, float]:
-    name = {c: f"{2**64 - 1 - int(mix(np.array([int(c)]))[0]):020d}" for c in {**case["found"], **case["judged"]}}
+    order = rank_candidates(dict.fromkeys(map(int, {**case["found"], **case["judged"]}), 0.0))
+    name = {str(c): f"{len(order) - place:020d}" for place, c in enumerate(order)}
     run = {name[c]: score for c, score in case["found"].items()}
     truth = {"q": {name[c]: int(relevance) for c, relevance in case["judged"].items()}}
     names = {"ndcg_cut_10": "ndcg@10", "map": "map", "recall_10": "recall@10", "recall_100": "recall@100"}

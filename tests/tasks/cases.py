@@ -33,12 +33,14 @@ exec(page_code(), vars(sys.modules[TOY]))
 class Case:
     """Data of a kind, and what a model that knows the answers gives for them.
 
-    write   writes a training file into a new folder
-    truth   evaluator -> logits of its rows
+    write    writes a training file into a new folder
+    truth    evaluator -> logits of its rows
+    length   tokens of a row; of words and questions, so few that texts take several rows
     """
 
     write: Callable[[Path], object]
     truth: Callable[[Evaluator], np.ndarray]
+    length: int = 32
 
 
 def table(
@@ -96,8 +98,8 @@ CASES: Mapping[str, Case] = {
     "regression": Case(
         table("text label", lambda draw, n: (words(draw), n % 7 + 0.5)), lambda exam: exam.labels[:, None]
     ),
-    "tagging": Case(lambda folder: marked.sentences(folder / "train.conll", count=60), tagged),
-    "qa": Case(lambda folder: marked.questions(folder / "train.json", count=60), spans),
+    "tagging": Case(lambda folder: marked.sentences(folder / "train.conll", count=60), tagged, 6),
+    "qa": Case(lambda folder: marked.questions(folder / "train.json", count=60), spans, 16),
     "embedding": Case(
         table("one other similarity", lambda draw, n: (f"{words(draw)} a{n}", f"{words(draw)} b{n}", n % 2)), pointing
     ),
