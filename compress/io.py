@@ -7,6 +7,7 @@ damage is detected before use.
 
 import errno
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -376,3 +377,18 @@ def hash_value(value: Any) -> str:
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, default=str).encode()
     ).hexdigest()
+
+
+def source_files(function: Callable[..., Any] | None) -> list[Path]:
+    """List the file in which a function is defined, if it has one."""
+    if function is None:
+        return []
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:  # a callable object, or a function written in C
+        file = (
+            inspect.getsourcefile(type(function))
+            if type(function).__module__ != "builtins"
+            else None
+        )
+    return [Path(file)] if file and Path(file).is_file() else []

@@ -37,6 +37,11 @@ def is_own(kind: str) -> bool:
     return len(parts) > 1 and all(map(str.isidentifier, parts))
 
 
+def is_kind(name: str) -> bool:
+    """Check whether a name is that of a kind of ours, or may be one of the user's."""
+    return name in names() or is_own(name)
+
+
 def find(kind: str) -> Any:
     """Return the class of a kind of task, a subclass of `data.task.Task`. Raises
     DataError if there is no such kind, or if it is the user's own and may not run."""

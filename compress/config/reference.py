@@ -11,7 +11,6 @@ import keyword
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -137,21 +136,6 @@ def describe_unknown(name: str) -> str:
         "its folder: --allow-code FOLDER; in Python allow_code=FOLDER, or "
         "Term(function)"
     )
-
-
-def source_files(function: Callable[..., Any] | None) -> list[Path]:
-    """List the file in which a function is defined, if it has one."""
-    if function is None:
-        return []
-    try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
-    except TypeError:  # a callable object, or a function written in C
-        file = (
-            inspect.getsourcefile(type(function))
-            if type(function).__module__ != "builtins"
-            else None
-        )
-    return [Path(file)] if file and Path(file).is_file() else []
 
 
 def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

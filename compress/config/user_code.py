@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 
 from compress import io, kinds
-from compress.config.reference import Call, describe_unknown, source_files
+from compress.config.reference import Call, describe_unknown
 from compress.config.term import Term
 from compress.errors import RecipeError, did_you_mean
 
@@ -75,12 +75,10 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
 
 
 @contextmanager
-def allow_kinds(allowed: str | Path | None) -> Iterator[None]:
+def allow_kinds(allowed: str | Path) -> Iterator[None]:
     """Let kinds of task be imported from this folder, or installed package, when they
-    are first needed; None: nothing may run."""
-    load = None
-    if allowed is not None:
-        load = partial(_import_module, root=_open_root(allowed))
+    are first needed."""
+    load = partial(_import_module, root=_open_root(allowed))
     before = kinds.IMPORT_OWN.set(load)
     try:
         yield
@@ -107,7 +105,8 @@ def digests(settings: BaseModel, kind: str | None = None) -> dict[str, str] | No
     if kind is not None and kinds.is_own(kind):
         lines[kind] = kinds.find(kind)
     return {
-        name: io.hash_files(source_files(code)) for name, code in sorted(lines.items())
+        name: io.hash_files(io.source_files(code))
+        for name, code in sorted(lines.items())
     } or None
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.arrays import spaced
 from compress.data.encoder import encoder_of
 from compress.data.task import Task, TaskData
 from compress.errors import DataError
@@ -251,12 +252,8 @@ def measure_coverage(
 ) -> Coverage:
     """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS_AUDITED
     of them, evenly spaced."""
-    chosen = (
-        np.linspace(0, len(data.train) - 1, min(MOST_TEXTS_AUDITED, len(data.train)))
-        .astype(int)
-        .tolist()
-    )
-    rows = list(texts(data.train, chosen))
+    chosen = spaced(len(data.train), MOST_TEXTS_AUDITED)
+    rows = list(texts(data.train, chosen.tolist()))
     encoder = encoder_of(tokenizer)
     limit = encoder.settings.model_max_length
     pieces = [encoder.pieces(row) for row in rows]

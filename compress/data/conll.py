@@ -71,11 +71,7 @@ def is_conll(path: Path) -> bool:
         first[:-1] if len(first) > 1 and not beginning.endswith("\n") else first
     ):
         columns = _columns(line)
-        if (
-            not columns
-            or columns[0] == DOCSTART
-            or (columns[0].startswith("#") and not is_tag(columns[-1]))
-        ):
+        if not columns or columns[0] == DOCSTART or _is_comment(columns):
             continue
         if len(columns) < 2 or not columns[-1]:
             return False
@@ -297,7 +293,7 @@ def _sentences(path: Path) -> Iterator[list[_TaggedWord]]:
             if rows:
                 yield rows
             rows = []
-        elif not rows and columns[0].startswith("#") and not is_tag(columns[-1]):
+        elif not rows and _is_comment(columns):
             continue
         elif len(columns) < 2 or not columns[0] or not columns[-1]:
             raise DataError(
@@ -354,6 +350,10 @@ def _columns(line: str) -> list[str]:
         if "\t" in line
         else line.split()
     )
+
+
+def _is_comment(columns: Sequence[str]) -> bool:
+    return columns[0].startswith("#") and not is_tag(columns[-1])
 
 
 class Entity(NamedTuple):

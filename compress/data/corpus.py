@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compress.config.reference import source_files
+from compress import io
 from compress.data import cache, documents, pydoc, sources
 from compress.data.masking import Frame, Template
 from compress.data.text_files import reading
@@ -534,7 +534,7 @@ def build_rows(
     )
     read = (corpus.fingerprint, fingerprint(tokenizer))
     key = cache.digest(
-        "built", CORPUS_ENCODING, name, settings, *read, *source_files(builder)
+        "built", CORPUS_ENCODING, name, settings, *read, *io.source_files(builder)
     )
     what = f"{name} of {corpus.name}"
 

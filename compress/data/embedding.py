@@ -150,9 +150,8 @@ class EmbeddingTexts:
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics that can score this split."""
         kind = find("embedding")
-        if not self.passages:
-            return tuple(kind.pair_metrics)
-        return tuple(each for each in kind.metrics if each not in kind.pair_metrics)
+        pairs = len(kind.pair_metrics)
+        return tuple(kind.metrics[pairs:] if self.passages else kind.pair_metrics)
 
     def select(
         self, queries: Iterable[int], passages: int | None, rng: np.random.Generator

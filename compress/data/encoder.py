@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -70,14 +70,10 @@ class TokenizerSettings:
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> TokenizerSettings:
         """Read the settings of a tokenizer of transformers, which knows the defaults of
         its class."""
-        options: Mapping[str, Any] = tokenizer.init_kwargs
+        strategy = tokenizer.init_kwargs.get("truncation_strategy")
+        side = tokenizer.truncation_side
         return cls(
-            truncation_side=_check_side(
-                tokenizer.truncation_side, tokenizer_name(tokenizer)
-            ),
-            truncation_strategy=_check_strategy(
-                options.get("truncation_strategy"), tokenizer_name(tokenizer)
-            ),
+            **_check_truncation(side, strategy, tokenizer_name(tokenizer)),
             token_types="token_type_ids" in tokenizer.model_input_names,
             split_special_tokens=bool(tokenizer.split_special_tokens),
             pad_token_id=tokenizer.pad_token_id,
@@ -105,15 +101,12 @@ class TokenizerSettings:
             )
         stored: Mapping[str, Any] = backend.truncation or {}
         strategy = config.get("truncation_strategy") or stored.get("strategy")
+        side = config.get("truncation_side", stored.get("direction", "right"))
         padding = config.get("pad_token")
         if isinstance(padding, dict):
             padding = padding.get("content")
         return cls(
-            truncation_side=_check_side(
-                config.get("truncation_side", stored.get("direction", "right")),
-                str(path),
-            ),
-            truncation_strategy=_check_strategy(strategy, str(path)),
+            **_check_truncation(side, strategy, str(path)),
             token_types="token_type_ids"
             in config.get("model_input_names", ["token_type_ids"]),
             split_special_tokens=bool(config.get("split_special_tokens", False)),
@@ -136,24 +129,21 @@ def tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.name_or_path or type(tokenizer).__name__)
 
 
-def _check_side(side: Any, where: str) -> Side:
-    if side not in get_args(Side):
-        raise DataError(
-            f"{where}: truncation_side is {side!r}; expected left or right: correct "
-            f"{TOKENIZER_CONFIG}"
-        )
-    return cast(Side, side)
-
-
-def _check_strategy(strategy: Any, where: str) -> str:
-    if strategy is None:
-        return LONGEST_FIRST
-    if strategy not in STRATEGIES:
-        raise DataError(
-            f"{where}: truncation_strategy is {strategy!r}; expected "
-            f"{', '.join(STRATEGIES)}: correct {TOKENIZER_CONFIG}"
-        )
-    return str(strategy)
+def _check_truncation(side: Any, strategy: Any, where: str) -> dict[str, Any]:
+    """Return two of `TokenizerSettings`. Raises DataError for what is none of them."""
+    chosen = {
+        "truncation_side": side,
+        "truncation_strategy": strategy or LONGEST_FIRST,
+    }
+    for (name, value), known in zip(
+        chosen.items(), (get_args(Side), STRATEGIES), strict=True
+    ):
+        if value not in known:
+            raise DataError(
+                f"{where}: {name} is {value!r}; expected {' or '.join(known)}: correct "
+                f"{TOKENIZER_CONFIG}"
+            )
+    return chosen
 
 
 def _read_limit(length: float | None) -> int | None:

@@ -212,6 +212,19 @@ class LabelColumn:
                 "labels are numbers the kind: --kind regression."
             )
 
+    def refuse_many_flags(self, names: Sequence[str]) -> None:
+        """Raise DataError for more labels than rows of flags have room for."""
+        self.refuse_many(names, min(MOST_CLASSES, MOST_FLAGS // len(self.cells)))
+
+    def list_lengths(self) -> list[int]:
+        """List the different lengths of the lists."""
+        lengths = pc.list_value_length(self.cells).drop_null()
+        return list(pc.unique(lengths).to_pylist())
+
+    def list_names(self, separator: str | None) -> tuple[str, ...]:
+        """List the labels in the lists, sorted."""
+        return _sort(set(pc.unique(self.items(separator)).to_pylist()) - {""})
+
 
 def label_column(
     split: Table, names: Sequence[str], columns: Sequence[pa.ChunkedArray]
@@ -337,7 +350,7 @@ def _learn_lists(
 ) -> Coding:
     """Determine the coding of lists of labels, or of flags in the order of the
     labels."""
-    lengths = pc.unique(pc.list_value_length(labels.cells).drop_null()).to_pylist()
+    lengths = labels.list_lengths()
     items = set(pc.unique(labels.items(None)).to_pylist())
     flags = (
         not declared
@@ -357,19 +370,13 @@ def _learn_lists(
             "no labels; expected names, ids, or 0 and 1 for each label. Probabilities "
             "as labels are not read."
         )
-    one = pc.unique(pc.list_value_length(labels.cells).drop_null()).to_pylist() == [1]
+    one = labels.list_lengths() == [1]
     if kind is not None and not find(kind).many_labels:
         inner = _unwrap(labels, kind)
         coding = learn(inner, kind, declared)
         return replace(coding, flags=flags, single=True)
-    names = (
-        tuple(declared)
-        if declared
-        else _sort({*pc.unique(labels.items(None)).to_pylist()} - {""})
-    )
-    labels.refuse_many(
-        names, min(MOST_CLASSES, MOST_FLAGS // max(1, len(labels.cells)))
-    )
+    names = tuple(declared) if declared else labels.list_names(None)
+    labels.refuse_many_flags(names)
     note = (
         "every row has exactly one label; if a text can only have one, ask for the "
         "kind classification"
@@ -443,10 +450,8 @@ def _learn_words(labels: LabelColumn, kind: Kind | None) -> Coding:
         ):
             separator = ","
         if separator:
-            names = _sort({*pc.unique(labels.items(separator)).to_pylist()} - {""})
-            labels.refuse_many(
-                names, min(MOST_CLASSES, MOST_FLAGS // max(1, len(labels.cells)))
-            )
+            names = labels.list_names(separator)
+            labels.refuse_many_flags(names)
             return Coding(kind or "multilabel", names, separator)
     requested = kind
     notes: tuple[str, ...] = ()

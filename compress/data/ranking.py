@@ -153,11 +153,7 @@ def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings
     columns = _choose(opened.train, text, label)
     notes = list(opened.notes)
     splits = dict[Role, Examples]()
-    candidates: list[tuple[Role, Table]] = [("train", opened.train)]
-    candidates += [("validation", split) for split in opened.validation] + [
-        ("test", split) for split in opened.test
-    ]
-    for role, split in candidates:
+    for role, split in opened.tables():
         if role in splits or (
             role != "train" and columns.label and columns.label not in split.columns
         ):
@@ -313,14 +309,9 @@ def _rows(split: Table, columns: _Columns) -> Iterator[Pair]:
             cell = passages.pop()
             value = number(cell) if isinstance(cell, str) else None
             if value is None or not abs(value) <= LARGEST_FLOAT:
-                expected = (
-                    "the relevance of the passage, a number, 0 if it is irrelevant"
-                )
-                expected = (
-                    "the teacher's score of the passage, a number"
-                    if name == columns.teacher
-                    else expected
-                )
+                expected = "the relevance of the passage, a number, 0 if irrelevant"
+                if name == columns.teacher:
+                    expected = "the teacher's score of the passage, a number"
                 raise DataError(
                     f"{place}: {name!r} is {cell!r}; expected {expected}. Correct "
                     "or remove the row."

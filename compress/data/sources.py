@@ -257,6 +257,12 @@ class Source:
     test: Sequence[Table]
     notes: tuple[str, ...] = ()
 
+    def tables(self) -> Iterator[tuple[Role, Table]]:
+        """Yield each split with its role."""
+        yield "train", self.train
+        yield from (("validation", split) for split in self.validation)
+        yield from (("test", split) for split in self.test)
+
 
 def find(source: str, columns: Sequence[str]) -> Source:
     """Open the splits of a source; the requested `columns` help to recognise headers.

@@ -80,8 +80,7 @@ class Task:
 
     def __new__(cls, kind: str = "", *_: object, **__: object) -> Task:
         """Make an object of the kind's own class, which `__init__` then fills."""
-        known = isinstance(kind, str) and (kind in kinds.names() or kinds.is_own(kind))
-        if cls is Task and known:
+        if cls is Task and isinstance(kind, str) and kinds.is_kind(kind):
             return super().__new__(kinds.find(kind))
         return super().__new__(cls)  # `__init__` refuses what is no kind
 
@@ -318,8 +317,6 @@ class Task:
     """What the baseline `majority` does."""
     ranks: ClassVar[bool] = False
     """Whether only the order of the answers to the rows of a query counts."""
-    linear: ClassVar[bool] = False
-    """Whether linear models can be fitted to the labels: see `fit_linear`."""
 
     @classmethod
     def scored_unit(cls, metric: str) -> str:
@@ -341,11 +338,9 @@ class Task:
 
     def choose_examples(self, exam: Any, count: int) -> Array:
         """Choose at most `count` examples, evenly spaced."""
-        import numpy as np
+        from compress.arrays import spaced
 
-        return np.unique(
-            np.linspace(0, len(exam) - 1, min(count, len(exam)), dtype=int)
-        )
+        return spaced(len(exam), count)
 
     def take_few(self, split: Dataset, count: int) -> Dataset:
         """Take at most `count` rows of a split, the first ones."""
@@ -441,14 +436,8 @@ class Task:
         return 0.0
 
     def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-        """Score predictions without a neural model, by the name that tables show: the
-        constant one, and that of a bag of words where `fit_linear` learns one."""
-        from compress.evaluation.baselines import bag_of_words
-
-        found = {"majority": self.majority(data, split)}
-        if self.linear and "label" in data.train.column_names:
-            found["bag of words"] = bag_of_words(data, split)
-        return found
+        """Score predictions without a neural model, by the name that tables show."""
+        return {"majority": self.majority(data, split)}
 
     def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
         """Score a constant prediction, which the labelled split determines."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from compress.config.reference import source_files
+from compress import io
 from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
 from compress.data.encoder import Encoder, encoder_of
@@ -121,7 +121,7 @@ def encode_task(
         about,
         split._fingerprint,
         fingerprint(tokenizer),
-        *source_files(builder),
+        *io.source_files(builder),
     )
 
     def rows() -> Iterator[RowMapping]:
@@ -201,14 +201,15 @@ def _texts(
     split: Dataset, encoder: Encoder, max_length: int, preparation: TextPreparation
 ) -> Iterator[pa.RecordBatch]:
     first = 0
-    prompts = _choose_prompts(split, preparation) if preparation.changes_texts else None
-    prompt_lengths = (
-        {} if prompts is None else _count_prompts(prompts, encoder, max_length)
-    )
+    prompts: list[str] = []
+    if preparation.changes_texts:
+        judged = [len(others) > 0 for others in split["related"][:]]
+        prompts = prompts_of_rows(preparation, split["passage"][:], judged)
+    prompt_lengths = _count_prompts(prompts, encoder, max_length)
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
             texts = table["text"].to_pylist()
-            chosen = [] if prompts is None else prompts[first : first + len(table)]
+            chosen = prompts[first : first + len(table)]
             if chosen:
                 texts = [
                     prompt + text for prompt, text in zip(chosen, texts, strict=True)
@@ -230,27 +231,16 @@ def _texts(
             bar.advance(len(rows))
 
 
-def _choose_prompts(split: Dataset, preparation: TextPreparation) -> list[str]:
-    """Choose the prompt of each row of a split for sentence vectors."""
-    judged = [len(others) > 0 for others in split["related"][:]]
-    return prompts_of_rows(preparation, split["passage"][:], judged)
-
-
 def _count_prompts(
     prompts: Iterable[str], encoder: Encoder, max_length: int
 ) -> dict[str, int]:
     """Count the tokens that each prompt takes at the beginning of a row."""
     special = encoder.special_ids()
-    rows = {
-        prompt: encoder.encode([prompt], max_length)[0]
-        for prompt in set(prompts)
-        if prompt
-    }
-    counts = {
-        prompt: count_prompt_tokens(row["input_ids"], special)
-        for prompt, row in rows.items()
-    }
-    return {"": 0, **counts}
+    counts = {"": 0}
+    for prompt in set(prompts) - {""}:
+        (row,) = encoder.encode([prompt], max_length)
+        counts[prompt] = count_prompt_tokens(row["input_ids"], special)
+    return counts
 
 
 def _questions(

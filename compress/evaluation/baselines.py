@@ -31,6 +31,15 @@ EXAMPLES = 2000
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
+def of_labels(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    """Score the constant prediction, and the bag of words if the training texts have
+    labels."""
+    found = {"majority": data.task.majority(data, split)}
+    if "label" in data.train.column_names:
+        found["bag of words"] = bag_of_words(data, split)
+    return found
+
+
 def lead_over_majority(
     data: TaskData, evaluator: Evaluator, logits: Array
 ) -> tuple[float, float]:

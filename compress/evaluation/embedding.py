@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from compress.arrays import Array
+from compress.arrays import Array, spaced
 from compress.data.vector_index import VECTOR_TYPES, pack, unpack
 from compress.errors import CompressError, DataError
 from compress.evaluation.metrics import check_finite
@@ -214,7 +214,7 @@ def subsample(split: Dataset, count: int) -> Array:
     related = split["related"][:]
     queries = np.flatnonzero([len(others) > 0 for others in related])
     chosen: set[int] = set()
-    for query in queries[_evenly_spaced(len(queries), count)]:
+    for query in queries[spaced(len(queries), count)]:
         group = {int(query), *related[query]}
         if len(chosen | group) > count and chosen:
             break
@@ -222,16 +222,10 @@ def subsample(split: Dataset, count: int) -> Array:
     rest = np.setdiff1d(np.arange(len(split)), sorted(chosen))
     return np.sort(
         np.array(
-            [*chosen, *rest[_evenly_spaced(len(rest), count - len(chosen))]],
+            [*chosen, *rest[spaced(len(rest), count - len(chosen))]],
             dtype=np.int64,
         )
     )
-
-
-def _evenly_spaced(total: int, count: int) -> Array:
-    if not total or count <= 0:
-        return np.arange(0)
-    return np.unique(np.linspace(0, total - 1, min(count, total), dtype=int))
 
 
 def _find_passages(split: Dataset) -> Array:

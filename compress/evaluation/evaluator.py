@@ -20,6 +20,7 @@ from compress.data.collate import Batching
 from compress.data.conll import OUTSIDE
 from compress.data.task import Task, Thresholds
 from compress.data.tokenize import encode
+from compress.errors import CompressError
 from compress.evaluation import metrics, qa
 from compress.evaluation.qa import Spans, Windows
 from compress.evaluation.ranking import Candidates
@@ -140,8 +141,12 @@ class Evaluator:
     ) -> float:
         """Measure how much the student predicts what the teacher predicts; each model
         has its own threshold. Raises CompressError for logits of different rows."""
-        if not self.task.vectors:
-            metrics.check_same_shape(student, teacher)
+        if not self.task.vectors and student.shape != teacher.shape:
+            raise CompressError(
+                f"agreement: the student's logits have shape {student.shape}, the "
+                f"teacher's {teacher.shape}; both must come from the same rows and the "
+                "same labels."
+            )
         return self.task.agreement(self, student, teacher, thresholds)
 
     def count_changed(

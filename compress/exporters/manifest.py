@@ -12,7 +12,7 @@ from typing import Any, Literal
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError
 from compress.io import atomic_file
-from compress.kinds import Kind, is_own, names
+from compress.kinds import Kind, is_kind, is_own, names
 from compress.provenance import versions
 
 MANIFEST_FILE = "manifest.json"
@@ -90,7 +90,7 @@ class Manifest:
     def _check_task(self, task: Task) -> None:
         """Raise ValueError for a task that no model can have; a task that was read from
         JSON becomes one of its kind's class."""
-        if task.kind not in names() and not is_own(task.kind):
+        if not is_kind(task.kind):
             raise ValueError(f"task: no kind {task.kind!r} among {', '.join(names())}")
         own = Task(**vars(task))
         object.__setattr__(self, "task", own)

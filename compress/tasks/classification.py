@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compress.data.answers import Prediction
-from compress.data.task import Task
+from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
 from compress.kinds import find
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from compress.arrays import Array
     from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
@@ -32,7 +34,6 @@ class Classification(Task):
     problem = "single_label_classification"
     one_label = True
     one_word = True
-    linear = True
     form = "label"
     columns = ("prediction_score",)
     json_columns = ("prediction_scores",)
@@ -74,29 +75,34 @@ class Classification(Task):
         return Prediction(best, scores[best], scores)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+        from sklearn.metrics import matthews_corrcoef
 
-        labels = np.asarray(labels)
-        logits = metrics.check_logits(logits, (len(labels), self.outputs))
-        metrics.check_classes(labels, self.outputs)
-        predicted = logits.argmax(axis=1)
-        average = "binary" if self.outputs == 2 else "macro"
-        constant = metrics.is_constant(predicted) or metrics.is_constant(labels)
-        f1 = f1_score(labels, predicted, average=average, zero_division=0.0)
-        matthews = 0.0 if constant else float(matthews_corrcoef(labels, predicted))
+        found_NC, true_NC = self._compare(logits, labels)
+        predicted = found_NC.argmax(axis=1)
+        f1_C = metrics.f1(found_NC, true_NC)
+        f1 = f1_C[-1]
+        if self.outputs != 2:
+            f1 = f1_C[(found_NC | true_NC).any(axis=0)].mean()
+        matthews = 0.0
+        if not (metrics.is_constant(predicted) or metrics.is_constant(labels)):
+            matthews = float(matthews_corrcoef(labels, predicted))
         return {
-            "accuracy": float(accuracy_score(labels, predicted)),
+            "accuracy": float((found_NC & true_NC).any(axis=1).mean()),
             "f1": float(f1),
             "matthews": matthews,
         }
 
-    def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
-        labels = exam.labels
+    def _compare(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+        """Return the class that is predicted, and the true one, each bool (rows,
+        classes)."""
+        labels = np.asarray(labels)
         logits = metrics.check_logits(logits, (len(labels), self.outputs))
         metrics.check_classes(labels, self.outputs)
         classes = np.arange(self.outputs)
-        predicted = logits.argmax(axis=1)[:, None] == classes
-        return metrics.count_classes(self.labels, predicted, labels[:, None] == classes)
+        return logits.argmax(axis=1)[:, None] == classes, labels[:, None] == classes
+
+    def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
+        return metrics.count_classes(self.labels, *self._compare(logits, exam.labels))
 
     def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
         """Choose a class for each row."""
@@ -135,6 +141,11 @@ class Classification(Task):
             f"Its labels are in another order: with {pairs} it scores "
             f"{matched:.3f}. Correct id2label in its config.json"
         )
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        from compress.evaluation import baselines
+
+        return baselines.of_labels(data, split)
 
     def constant(self, labels: Array) -> Array:
         """Return the most frequent class."""

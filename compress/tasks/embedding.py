@@ -11,6 +11,7 @@ import numpy as np
 from compress.data.answers import Outcome, Vector
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import embedding
+from compress.evaluation.ranking import MEASURES
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,17 +42,9 @@ class Embedding(Task):
     headline = (
         "The model in this page finds what is nearest in meaning to what you type."
     )
-    metrics = (
-        "spearman",
-        "pearson",
-        "ndcg@10",
-        "mrr@10",
-        "map",
-        "recall@10",
-        "recall@100",
-    )
     pair_metrics = ("spearman", "pearson")
     """The metrics of pairs of texts; the others are of queries with passages."""
+    metrics = (*pair_metrics, *MEASURES)
 
     @classmethod
     def read_files(cls, request: DataRequest) -> UnsavedTask | None:

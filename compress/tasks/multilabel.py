@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.answers import Prediction
-from compress.data.task import Task
+from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
 
@@ -32,7 +32,6 @@ class Multilabel(Task):
     has_labels = True
     problem = "multi_label_classification"
     many_labels = True
-    linear = True
     form = "labels"
     columns = ("prediction_score",)
     json_columns = ("prediction_scores",)
@@ -67,22 +66,14 @@ class Multilabel(Task):
         return Prediction(likely, max(scores.values()), scores)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
-        from sklearn.metrics import f1_score
-
-        predicted, true = self._decide(logits, labels)
-        # Column by column: scikit-learn takes a (rows, 1) array for a binary task and
-        # would count the zeros as a class.
-        columns = [
-            f1_score(true[:, n], predicted[:, n], zero_division=0.0)
-            for n in range(true.shape[1])
-        ]
+        predicted, true = self._compare(logits, labels)
         return {
-            "f1": float(f1_score(true.ravel(), predicted.ravel(), zero_division=0.0)),
-            "f1_macro": float(np.mean(columns)),
+            "f1": float(metrics.f1(predicted.ravel(), true.ravel())),
+            "f1_macro": float(metrics.f1(predicted, true).mean()),
             "accuracy": float((predicted == true).all(axis=1).mean()),
         }
 
-    def _decide(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+    def _compare(self, logits: Array, labels: Array) -> tuple[Array, Array]:
         """Return which labels are predicted, and which are true, each bool (rows,
         labels)."""
         labels = np.asarray(labels)
@@ -91,7 +82,7 @@ class Multilabel(Task):
         return logits > 0, labels > 0.5
 
     def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
-        return metrics.count_classes(self.labels, *self._decide(logits, exam.labels))
+        return metrics.count_classes(self.labels, *self._compare(logits, exam.labels))
 
     def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
         """Say of each label whether a row has it."""
@@ -120,6 +111,11 @@ class Multilabel(Task):
         import torch
 
         return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        from compress.evaluation import baselines
+
+        return baselines.of_labels(data, split)
 
     def constant(self, labels: Array) -> Array:
         """Return the labels that more than half of the rows have."""

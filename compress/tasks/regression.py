@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.data.task import Task, Thresholds
+from compress.data.task import Task, TaskData, Thresholds
 from compress.errors import ExportError
 from compress.evaluation import metrics
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from compress.arrays import Array
     from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
@@ -28,7 +30,6 @@ class Regression(Task):
     numeric = True
     problem = "regression"
     one_word = True
-    linear = True
     scaled = True
     headline = "The model in this page gives a number to what you type."
 
@@ -65,6 +66,11 @@ class Regression(Task):
     ) -> float:
         """Compute Pearson's r, 0.0 where either is constant."""
         return metrics.pearson(student[:, 0], teacher[:, 0])
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        from compress.evaluation import baselines
+
+        return baselines.of_labels(data, split)
 
     def constant(self, labels: Array) -> Array:
         """Return the mean."""

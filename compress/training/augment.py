@@ -38,8 +38,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from compress import io
 from compress.config.recipe import Recipe
-from compress.config.reference import Call, source_files
+from compress.config.reference import Call
 from compress.config.stages import AnyStage, Prune
 from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
@@ -448,7 +449,7 @@ def augment_split(
         *read,
         call.by,
         options,
-        *source_files(call.code),
+        *io.source_files(call.code),
         lm_digest,
         str(seed),
     )

@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from compress.arrays import spaced
 from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import GROUP_SCHEMA
@@ -148,9 +149,7 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     """Fit the linear map after an encoder's pooling to these vectors by ridge
     regression."""
     model = cast(SentenceEncoder, start.model)
-    chosen = np.unique(
-        np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int)
-    )
+    chosen = spaced(len(split), FITTED)
     keep_pooling(model)
     pooled_ND = _encode_texts(
         start, split.select(chosen), VECTORS_LENGTH, AS_IT_IS

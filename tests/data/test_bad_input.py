@@ -108,9 +108,9 @@ def test_line_of_a_megabyte_is_read_in_linear_time(folder: Folder, name: str) ->
         "train.csv": plain.replace("\t", ","),
         "train.jsonl": f'{{"text": "{long}", "label": 1}}\n{{"text": "a", "label": 0}}\n{{"text": "b", "label": 1}}\n',
     }
-    begin = time.perf_counter()
+    begin = time.process_time()
     data = load_task(folder({name: contents[name], name.replace("train", "dev"): contents[name]}))
-    assert time.perf_counter() - begin < 2  # linear: about 0.05 s
+    assert time.process_time() - begin < 2  # linear: about 0.05 s
     assert data.train["text"][0] == long
 
 

@@ -33,6 +33,25 @@ def test_scores_by_class_equal_scikit_learn() -> None:
     assert macro_f1(found) == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
 
 
+@pytest.mark.parametrize("classes", [1, 2, 3, 5])
+def test_f1_equals_scikit_learn(classes: int) -> None:
+    """Of few rows, so that some classes are neither predicted nor true."""
+    draw = np.random.default_rng(classes)
+    names = tuple(f"class {n}" for n in range(classes))
+    one, many = (Task(kind, ("text",), "label", names, "f1") for kind in ("classification", "multilabel"))
+    for _ in range(50):
+        logits, labels = draw.normal(size=(4, classes)), draw.integers(0, classes, 4)
+        flags = (draw.random((4, classes)) < 0.3).astype(float)
+        average, chosen = ("binary" if classes == 2 else "macro"), {"zero_division": 0.0}
+        assert one.score_rows(logits, labels)["f1"] == pytest.approx(
+            f1_score(labels, logits.argmax(1), average=average, **chosen)
+        )
+        found, columns = many.score_rows(logits, flags), range(classes)
+        assert found["f1"] == pytest.approx(f1_score(flags.ravel(), (logits > 0).ravel(), **chosen))
+        macro = [f1_score(flags[:, n], logits[:, n] > 0, **chosen) for n in columns]
+        assert found["f1_macro"] == pytest.approx(np.mean(macro))
+
+
 def test_scores_by_class_of_multilabel() -> None:
     truth = np.array([[1, 0], [1, 1], [0, 0], [1, 0]], dtype=np.float32)
     found = MANY.by_class(SimpleNamespace(labels=truth), np.array([[1, -1], [-1, -1], [1, -1], [1, -1]]))
