@@ -136,7 +136,7 @@ def _import_module(module: str, root: Path) -> ModuleType:
         # a module may raise anything, and must not end the process
         problem = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise RecipeError(
-            [f"{module!r}: importing it failed: {problem}{_describe_line(error, root)}"]
+            [f"importing {module} failed: {problem}{_describe_line(error, root)}"]
         ) from error
 
 

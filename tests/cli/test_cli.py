@@ -450,7 +450,7 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, name: str) -> Non
         ("distill --teacher minilm", "Missing option '--data'. Expected: intents, a folder"),
         ("search --teacher minilm", "Missing option '--data'. Expected: The data, as for distill"),
         ("search --data intents", "Missing option '--teacher'. Expected: The teacher: an alias"),
-        ("distill --kind clasification", "'classification'"),
+        ("distill --teacher minilm --data intents --kind clasification", "'classification'"),
         ("bench", "Missing argument 'bundles'"),
     ],
 )
