@@ -327,10 +327,15 @@ def keep_if_intact(folder: Path, warn: Callable[[str], None]) -> bool:
     return True
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a file, atomically."""
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON to a file, atomically."""
-    with atomic_file(path) as partial:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def load_json(path: Path, remedy: str) -> dict[str, Any]:

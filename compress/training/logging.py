@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from compress.io import atomic_file, flush, name_disk_errors
+from compress.io import flush, name_disk_errors, write_text
 from compress.progress import Progress
 from compress.training.schedule import AutoLength
 
@@ -41,11 +41,9 @@ def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
             "lack what was logged there."
         )
     if damaged or torn:
-        with atomic_file(log) as partial:
-            partial.write_text(
-                "".join(f"{line}\n" for at, line in enumerate(lines, 1) if entries[at]),
-                encoding="utf-8",
-            )
+        write_text(
+            log, "".join(f"{line}\n" for at, line in enumerate(lines, 1) if entries[at])
+        )
     return [entry for entry in entries.values() if entry is not None]
 
 
@@ -62,10 +60,7 @@ def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) 
             "curves begin after them."
         )
     if len(kept) < len(entries):
-        with atomic_file(log) as partial:
-            partial.write_text(
-                "".join(f"{json.dumps(entry)}\n" for entry in kept), encoding="utf-8"
-            )
+        write_text(log, "".join(f"{json.dumps(entry)}\n" for entry in kept))
 
 
 def _entry(line: str) -> dict[str, Any] | None:

@@ -21,7 +21,6 @@ A stage is done when its `model/` exists and is intact; there is no other cursor
 
 import datetime
 import errno
-import json
 import os
 import shutil
 import time
@@ -36,13 +35,13 @@ from compress.config.stages import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
 from compress.io import (
-    atomic_file,
     keep_if_intact,
     load_json,
     lock,
     make_folder,
     name_disk_errors,
     write_json,
+    write_text,
 )
 from compress.outputs import check_name
 from compress.provenance import resume_command
@@ -155,12 +154,12 @@ class Run:
             if resumable:
                 _check_same(path, (recipe, given or recipe), identity, name)
                 if given is not None:
-                    _write(path / name, recipe.to_yaml())
+                    write_text(path / name, recipe.to_yaml())
                 before = _seconds(path / _SECONDS)
             else:
                 (path / _SPENT).unlink(missing_ok=True)
-                _write(path / name, recipe.to_yaml())
-                _write(path / _FACTS, json.dumps(dict(identity), indent=1) + "\n")
+                write_text(path / name, recipe.to_yaml())
+                write_json(path / _FACTS, dict(identity))
         except BaseException:
             lock.close()
             raise
@@ -432,11 +431,6 @@ def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
             f"{path}: another process (pid {owner}) is running this run; wait for it, "
             "or stop it"
         ) from None
-
-
-def _write(path: Path, content: str) -> None:
-    with atomic_file(path) as partial:
-        partial.write_text(content, encoding="utf-8")
 
 
 def _check_same(

@@ -26,7 +26,7 @@ from transformers.integrations.integration_utils import (
 from compress.console import warn
 from compress.data.sources import is_reachable
 from compress.errors import CompressError
-from compress.io import atomic_file, make_folder
+from compress.io import make_folder, write_text
 from compress.training.run import Run
 
 TrackerRun = tuple[str, Callable[[bool], object], str]
@@ -100,8 +100,7 @@ def report_to_tracker(
         yield
         return
     make_folder(file.parent)
-    with atomic_file(file) as partial:
-        partial.write_text(identity, encoding="utf-8")
+    write_text(file, identity)
     trainer.add_callback(reporter)  # type: ignore[arg-type]  # has the events of a TrainerCallback
     console.print(
         f"{stage}: tracked by {run.track}: {where}",
