@@ -216,8 +216,9 @@ def teacher_cache(
         *(f"scores{layer}" for layer in scored),
     ]
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
-    starts = _starts(lengths)
-    squares = _starts(lengths**2)
+    # of a row, by the dimensions of a batch: vectors, those of tokens, pairs per head
+    counts = {2: np.ones_like(lengths), 3: lengths, 4: lengths**2}
+    starts = {dimensions: _starts(count) for dimensions, count in counts.items()}
 
     @torch.inference_mode()
     def write(shard: int, entry: Path) -> None:
@@ -230,8 +231,6 @@ def teacher_cache(
         first = shard * SHARD
         last = min((shard + 1) * SHARD, len(rows))
         order = first + np.argsort(lengths[first:last], kind="stable")
-        tokens = int(lengths[first:last].sum())
-        pairs = int((lengths[first:last] ** 2).sum())
         files: dict[str, Any] = {}
         with ExitStack() as unfinished:
             bar = unfinished.enter_context(_make_progress(lengths, first, order))
@@ -257,31 +256,25 @@ def teacher_cache(
                     )
                 real_BL = inputs["attention_mask"].bool().cpu().numpy()
                 for name, value in parts.items():
-                    per_row = value.ndim == 2
-                    heads = value.shape[1]
+                    heads = value.shape[1] if value.ndim == 4 else 1
                     if name not in files:
-                        width = value.shape[-1]
-                        shape = (
-                            (heads * pairs,)
-                            if value.ndim == 4
-                            else (last - first if per_row else tokens, width)
-                        )
+                        count = heads * int(counts[value.ndim][first:last].sum())
+                        width = value.shape[-1:] if value.ndim < 4 else ()
                         path = unfinished.enter_context(part(entry, f"{name}.npy"))
                         files[name] = np.lib.format.open_memmap(
-                            path, mode="w+", dtype=value.dtype, shape=shape
+                            path,
+                            mode="w+",
+                            dtype=value.dtype,
+                            shape=(count, *width),
                         )
                     for row, i in enumerate(chosen):
-                        if per_row:
-                            files[name][i - first] = value[row]
-                        elif value.ndim == 4:
-                            block = value[row][:, real_BL[row]][..., real_BL[row]]
-                            files[name][heads * squares[i] :][: block.size] = (
-                                block.reshape(-1)
-                            )
-                        else:
-                            files[name][starts[i] : starts[i] + lengths[i]] = value[
-                                row, real_BL[row]
-                            ]
+                        block = value[row : row + 1]
+                        if value.ndim > 2:
+                            block = value[row][..., real_BL[row], :]
+                        if value.ndim == 4:
+                            block = block[..., real_BL[row]].reshape(-1)
+                        start = heads * starts[value.ndim][i]
+                        files[name][start : start + len(block)] = block
                 bar.advance(len(chosen))
             for file in files.values():
                 file.flush()
@@ -301,7 +294,7 @@ def teacher_cache(
 
     return TeacherCache(
         lengths,
-        starts,
+        starts[3],
         load("logits") if "logits" in wants else (),
         {state: load(f"hidden{state}") for state in states},
         int(getattr(teacher.config, "num_hidden_layers", 0)) + 1,
