@@ -37,10 +37,6 @@ Seed = Annotated[int, training(help="Seed all random numbers of the run."), SEED
 PrecisionOption = Annotated[
     Literal["auto", "bf16", "fp32"], training(help="Compute in this format")
 ]
-Track = Annotated[
-    Literal["tensorboard", "mlflow", "wandb", "trackio"] | None,
-    output(help="Log each stage to this tracker too."),
-]
 Resume = Annotated[
     bool, training("--resume", help="Continue the interrupted run in --out.")
 ]
@@ -64,9 +60,6 @@ CorpusName = Annotated[
 TextColumns = Annotated[
     list[str] | None, data_option(help="Name the text column; twice for pairs.")
 ]
-LabelOption = Annotated[
-    str | None, data_option(help="Name the label column, or several: a,b.")
-]
 TaskKind = Annotated[
     str | None,
     data_option(
@@ -74,9 +67,6 @@ TaskKind = Annotated[
         autocompletion=kinds.names,
     ),
     kinds.KindCheck(),
-]
-Metric = Annotated[
-    str | None, data_option(help="Choose the best checkpoint by this score.")
 ]
 Out = Annotated[
     Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")
@@ -108,13 +98,6 @@ DeviceName = Annotated[
 Lan = Annotated[
     bool, device_option("--lan", help="Let a browser on another machine connect.")
 ]
-DeviceTimeout = Annotated[
-    float,
-    device_option("--timeout", min=0.1, help="Seconds that a device may be silent."),
-]
-DevicePython = Annotated[
-    str, device_option("--python", help="ssh: the Python that has onnxruntime.")
-]
 ThreadCounts = Annotated[
     str, device_option("--threads", help="Numbers of threads, such as 1,4.")
 ]
@@ -126,17 +109,8 @@ Threads = Annotated[int, device_option(min=1, help="Measure with this many threa
 Batch = Annotated[
     int, device_option(min=1, help="Measure with this many texts at once.")
 ]
-Affinity = Annotated[
-    str, device_option(help="Use only these CPUs, as 0-3; not in a browser.")
-]
-Native = Annotated[
-    Path | None, device_option(help="adb: time with this program, not in a browser.")
-]
 Assets = Annotated[
     Path | None, device_option(help="Take onnxruntime-web from here, not from npm.")
-]
-WebGpu = Annotated[
-    bool, device_option("--webgpu", help="browser, adb: use the GPU where possible.")
 ]
 
 
@@ -157,7 +131,9 @@ class ColumnOptions:
     """The columns of the data, if they should not be detected."""
 
     text: TextColumns = None
-    label: LabelOption = None
+    label: Annotated[
+        str | None, data_option(help="Name the label column, or several: a,b.")
+    ] = None
 
 
 @check_arguments
@@ -167,7 +143,9 @@ class DataOptions(ColumnOptions):
     detected."""
 
     kind: TaskKind = None
-    metric: Metric = None
+    metric: Annotated[
+        str | None, data_option(help="Choose the best checkpoint by this score.")
+    ] = None
 
 
 @check_arguments
@@ -189,7 +167,10 @@ class RunOptions:
     gate: OnWeakTeacher = "refuse"
     allow_pickle: AllowPickle = False
     allow_code: AllowCode = None
-    track: Track = None
+    track: Annotated[
+        Literal["tensorboard", "mlflow", "wandb", "trackio"] | None,
+        output(help="Log each stage to this tracker too."),
+    ] = None
 
 
 @check_arguments
@@ -232,12 +213,27 @@ class DeviceOptions:
 
     device: DeviceName = "local"
     lan: Lan = False
-    timeout: DeviceTimeout = 60.0
-    python: DevicePython = "python3"
-    affinity: Affinity = ""
-    native: Native = None
+    timeout: Annotated[
+        float,
+        device_option(
+            "--timeout", min=0.1, help="Seconds that a device may be silent."
+        ),
+    ] = 60.0
+    python: Annotated[
+        str, device_option("--python", help="ssh: the Python that has onnxruntime.")
+    ] = "python3"
+    affinity: Annotated[
+        str, device_option(help="Use only these CPUs, as 0-3; not in a browser.")
+    ] = ""
+    native: Annotated[
+        Path | None,
+        device_option(help="adb: time with this program, not in a browser."),
+    ] = None
     assets: Assets = None
-    webgpu: WebGpu = False
+    webgpu: Annotated[
+        bool,
+        device_option("--webgpu", help="browser, adb: use the GPU where possible."),
+    ] = False
 
 
 @check_arguments
