@@ -83,21 +83,14 @@ def score_passages(
             model.to(PartialState().device), rows, collate, bf16=bf16
         )[:, 0]
         cuts = np.cumsum([len(others) for others in related])[:-1]
-        columns = (
-            texts,
-            related,
-            relevance,
-            [part.tolist() for part in np.split(scores, cuts)],
-            split["passage"][:],
-        )
-        table = pa.table(
-            [
-                pa.array(cells, kind.type)
-                for cells, kind in zip(columns, GROUP_SCHEMA, strict=True)
-            ],
-            schema=GROUP_SCHEMA,
-        )
-        yield from table.to_batches()
+        columns = {
+            "text": texts,
+            "related": related,
+            "relevance": relevance,
+            "scores": [part.tolist() for part in np.split(scores, cuts)],
+            "passage": split["passage"][:],
+        }
+        yield pa.RecordBatch.from_pydict(columns, schema=GROUP_SCHEMA)
 
     key = cache.digest(
         "reranked", SCORES_ENCODING, split._fingerprint, reranker.digest, str(bf16)

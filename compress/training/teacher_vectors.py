@@ -217,20 +217,14 @@ def _compare_texts(
             others = sorted(
                 {*np.argsort(-cosines[row])[:NEAREST].tolist(), *some.tolist()} - {row}
             )
-            values: tuple[list[Any], ...] = (
-                [text],
-                [others],
-                [cosines[row, others].tolist()],
-                [[]],
-                [False],
-            )
-            yield pa.record_batch(
-                [
-                    pa.array(value, kind.type)
-                    for value, kind in zip(values, GROUP_SCHEMA, strict=True)
-                ],
-                schema=GROUP_SCHEMA,
-            )
+            group = {
+                "text": text,
+                "related": others,
+                "relevance": cosines[row, others].tolist(),
+                "scores": [],
+                "passage": False,
+            }
+            yield pa.RecordBatch.from_pylist([group], schema=GROUP_SCHEMA)
 
     key = cache.digest("compared", VECTORS_ENCODING, split._fingerprint, digest)
     return cache.rows("unlabelled", key, batches, empty="the split has no texts.")
