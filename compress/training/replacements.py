@@ -8,8 +8,6 @@ Shapes: B passes, L tokens, R masked positions, V vocabulary, M candidates, W wo
 are looked up, P words of a pool, D width of a word vector.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re
@@ -17,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.data import cache, tokenize
 from compress.data.masking import Frame, Words
@@ -33,9 +32,6 @@ from compress.models import precision
 from compress.models.signals import has_lm_head, read
 from compress.progress import Progress
 from compress.slicing.shape import positions
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WORDS_PER_BATCH: Final = 512
 GLOVE_ROWS: Final = 100_000
@@ -369,7 +365,7 @@ class _Masks:
         lm: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         options: CandidateOptions,
-    ) -> _Masks:
+    ) -> "_Masks":
         bf16 = precision.choose("auto") == "bf16"
         if bf16:
             lm = copy.deepcopy(lm)

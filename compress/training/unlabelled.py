@@ -1,27 +1,22 @@
 """Add unlabelled texts to a task's rows, which the teacher labels during training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from datasets import Dataset
 
+from compress.config.recipe import Recipe
 from compress.data import cache
 from compress.data.constants import MISSING_TAG
 from compress.data.corpus import Corpus, split_sentences
+from compress.data.task import TaskData
 from compress.data.windows import WORD_PATTERN
 from compress.errors import DataError
 from compress.training.augment import TEXT_COLUMNS, add_stages, missing_label
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from compress.config.recipe import Recipe
-    from compress.data.task import TaskData
 
 UNLABELLED_ENCODING: Final = "2"
 """Part of every cache key: raise it when the rows of the same texts change."""
