@@ -330,6 +330,17 @@ class Recipe(Frozen):
         )
 
 
+_PARTS: Mapping[str, type[Frozen]] = {
+    "teacher": Stage,
+    "teacher_lm": Stage,
+    "student": StudentSpec,
+    "paper": Paper,
+    "target": Target,
+    "stages": Stage,
+}
+"""The models of a recipe's parts; a stage may also be a `Prune`."""
+
+
 def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str]:
     """Remove `published` from student and stages in place, and apply it if `paper`.
     Return the problems."""
@@ -337,16 +348,10 @@ def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str
     places: list[tuple[str, Any, type[Frozen]]] = [
         (f"stages[{at}]", stage, Stage) for at, stage in enumerate(stages)
     ]
-    kinds: dict[str, type[Frozen]] = {
-        "teacher": Stage,
-        "teacher_lm": Stage,
-        "student": StudentSpec,
-    }
+    for name in ("teacher", "teacher_lm", "student"):
+        places.append((name, tree.get(name), _PARTS[name]))
     problems: list[str] = []
-    for where, settings, kind in [
-        *places,
-        *((name, tree.get(name), kind) for name, kind in kinds.items()),
-    ]:
+    for where, settings, kind in places:
         if not isinstance(settings, dict):
             continue
         published = settings.pop("published", {})
@@ -370,14 +375,9 @@ def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
     """Return the settings that are allowed at a location."""
     if "student" in loc[:-1]:
         return StudentSpec.model_fields
-    inner: dict[str, type[Frozen]] = {
-        "teacher": Stage,
-        "teacher_lm": Stage,
-        "paper": Paper,
-        "target": Target,
-    }
-    inner["stages"] = Prune if UNION_BRANCHES[1] in loc else Stage
-    return (inner.get(str(loc[0]), Recipe) if len(loc) > 1 else Recipe).model_fields
+    if UNION_BRANCHES[1] in loc:
+        return Prune.model_fields
+    return _PARTS.get(str(loc[0]) if len(loc) > 1 else "", Recipe).model_fields
 
 
 def spec_of(recipe: Recipe, stage: AnyStage) -> StudentSpec | None:
