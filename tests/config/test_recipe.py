@@ -281,27 +281,28 @@ def test_optimizer_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", loader.names())
-def test_the_resolved_recipe_is_equal(name: str, tmp_path: Path) -> None:
+def test_a_recipe_of_ours(name: str, tmp_path: Path) -> None:
+    """It is equal when it is resolved, its losses and options exist, and it says whose it is and when to choose it."""
     recipe = Recipe.load(name)
     resolved = recipe.to_yaml()
     again = Recipe.load(written(tmp_path, resolved, "resolved"))
     assert again == recipe
     assert again.to_yaml() == resolved
     assert "eps" in yaml.safe_load(resolved)["stages"][-1]
-
-
-@pytest.mark.parametrize("name", loader.names())
-def test_every_loss_and_option_exists(name: str) -> None:
-    recipe = Recipe.load(name)
     stages = [recipe.teacher, *recipe.training]
     assert [problem for stage in stages for problem in check_terms(stage.objective, stage.name)] == []
-
-
-@pytest.mark.parametrize("name", loader.names())
-def test_the_header_has_citation_and_command(name: str) -> None:
-    title, command, *_ = loader.locate(name).read_text(encoding="utf-8").splitlines()
+    assert recipe.choose and recipe.needs and recipe.cost
+    assert recipe.choose[0].islower(), "it ends the sentence: choose it when"
+    text = loader.locate(name).read_text(encoding="utf-8")
+    title, command, *_ = text.splitlines()
     assert re.search(r"arXiv:\d{4}\.\d{5}$|https://\S+$", title)
     assert re.match(rf"#   compress (distill|pretrain|prune) .*--recipe {name} ", command)
+    assert uncited(text) == [], "every number has a source"
+
+
+def test_guidance_is_not_inherited() -> None:
+    texts = [recipe.choose for recipe in map(Recipe.load, loader.names())]
+    assert len(set(texts)) == len(texts)
 
 
 SOURCE = re.compile(r"ours: \w|(Table|Sec\.|Eq\.|Alg\.) \d|\b[A-Z]\.\d|README|TRL|\b(code|scripts?|json)\b")
@@ -351,11 +352,6 @@ stages:                           # Sec. 3
     assert [line.split("#")[0].strip() for line in uncited(text)] == [
         "lr: 3.0e-5", "batch: 32", "betas: [0.9, 0.98]", "- {loss: a.b, weight: 0.5}"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", loader.names())
-def test_every_number_has_a_source(name: str) -> None:
-    assert uncited(loader.locate(name).read_text(encoding="utf-8")) == []
 
 
 def test_every_recipe_is_in_the_table() -> None:

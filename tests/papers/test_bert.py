@@ -12,7 +12,7 @@ from compress.data.corpus import Document
 from compress.errors import DataError
 from compress.papers.bert import mask, segment_pairs, shorten, with_others
 from tests.papers import rows
-from tests.papers.rows import CLS, FIRST, MASK, SEP, SIZE, UNK, document, frame, owner, rng, segments, words
+from tests.papers.rows import CLS, FIRST, SEP, SIZE, document, frame, owner, rng, segments, words
 
 
 def long_row(tokens: int) -> list[int]:
@@ -51,45 +51,11 @@ def test_both_stages_of_the_recipe_are_one_decay_of_the_rate() -> None:
     assert slopes[0] == pytest.approx(slopes[1], rel=0.02)
 
 
-def test_only_ordinary_tokens_are_masked() -> None:
-    ids = [CLS, 7, UNK, SEP, 8, MASK, 9, SEP]
-    batch = rows.batch(ids, [CLS, 7, SEP])
-    for _ in range(50):
-        masked = mask(batch, words(), rate=0.9)
-        chosen_BL = masked["labels"] != IGNORE_INDEX
-        assert chosen_BL.tolist() == [[token in (7, 8, 9) for token in ids], [False, True] + 6 * [False]]
-        assert torch.equal(masked["labels"][chosen_BL], batch["input_ids"][chosen_BL])
-        assert torch.equal(masked["input_ids"][~chosen_BL], batch["input_ids"][~chosen_BL])
-        assert masked["attention_mask"] is batch["attention_mask"]
-
-
-def test_eighty_ten_ten() -> None:
-    torch.manual_seed(0)
-    batch = rows.batch(*[long_row(512)] * 40)
-    masked = mask(batch, words())
-    chosen_BL = masked["labels"] != IGNORE_INDEX
-    total = int(chosen_BL.sum())
-    assert total == 40 * 77
-    now, then = masked["input_ids"][chosen_BL], batch["input_ids"][chosen_BL]
-    shares = [(now == MASK).float().mean(), (now == then).float().mean()]
-    four_sigma = 4 * (0.16 / total) ** 0.5
-    assert shares[0].item() == pytest.approx(0.8, abs=four_sigma)
-    assert shares[1].item() == pytest.approx(0.1, abs=four_sigma)
-    random = now[(now != MASK) & (now != then)]
-    assert len(set(random.tolist())) > 0.8 * len(random)  # any of the 1,000 tokens
-
-
-def test_each_position_is_as_likely_and_each_draw_another() -> None:
+def test_each_position_is_as_likely() -> None:
     torch.manual_seed(0)
     batch = rows.batch(*[long_row(20)] * 4000)
-    first, second = mask(batch, words()), mask(batch, words())
-    times_L = (first["labels"] != IGNORE_INDEX).float().mean(0)
+    times_L = (mask(batch, words())["labels"] != IGNORE_INDEX).float().mean(0)
     assert times_L[1:-1].sub(3 / 18).abs().max() < 4 * (3 / 18 * 15 / 18 / 4000) ** 0.5
-    assert not torch.equal(first["labels"], second["labels"])
-    torch.manual_seed(5)
-    again = mask(batch, words())
-    torch.manual_seed(5)
-    assert all(torch.equal(again[name], value) for name, value in mask(batch, words()).items())
 
 
 # segment_pairs
