@@ -45,6 +45,16 @@ def kl_divergence(student_BV: Tensor, teacher_BV: Tensor, temperature: float) ->
     return temperature**2 * (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1)
 
 
+def bernoulli_kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))) of each logit."""
+    t = teacher.float() / temperature
+    s = student.float() / temperature
+    p = t.sigmoid()
+    return p * (logsigmoid(t) - logsigmoid(s)) + (1 - p) * (
+        logsigmoid(-t) - logsigmoid(-s)
+    )
+
+
 @reads("logits", per="example")
 def soft_targets(
     student_BV: Tensor,
@@ -68,12 +78,7 @@ def soft_labels(
 ) -> Tensor:
     """T^2 sum over classes of KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S /
     T))), mean over examples."""
-    t_BV = teacher_BV.float() / temperature
-    s_BV = student_BV.float() / temperature
-    p_BV = t_BV.sigmoid()
-    kl_BV = p_BV * (logsigmoid(t_BV) - logsigmoid(s_BV)) + (1 - p_BV) * (
-        logsigmoid(-t_BV) - logsigmoid(-s_BV)
-    )
+    kl_BV = bernoulli_kl(student_BV, teacher_BV, temperature)
     return temperature**2 * mean_over(kl_BV.sum(-1), mask_BL)
 
 

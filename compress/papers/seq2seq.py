@@ -23,7 +23,7 @@ Deviations from the authors' code:
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from compress.papers.hinton import mean_over
+from compress.papers.tinybert import hidden
 from compress.training.reads import reads
 
 
@@ -32,13 +32,11 @@ def hidden_distance(
 ) -> Tensor:
     """MSE(H^S, H^T) over real tokens and the width; normalise: after a layer norm
     without parameters. Equal widths."""
-    student_BLD = student_BLD.float()
-    teacher_BLD = teacher_BLD.float()
     if normalise:
         D = student_BLD.shape[-1:]
-        student_BLD = layer_norm(student_BLD, D)
-        teacher_BLD = layer_norm(teacher_BLD, D)
-    return mean_over((student_BLD - teacher_BLD).pow(2).mean(-1), mask_BL)
+        student_BLD = layer_norm(student_BLD.float(), D)
+        teacher_BLD = layer_norm(teacher_BLD.float(), D)
+    return hidden(student_BLD, teacher_BLD, mask_BL)
 
 
 @reads("layers", per="label", mask="labels")
