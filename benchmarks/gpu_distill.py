@@ -22,6 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from datasets import Dataset
+from rich.console import Console
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from benchmarks.common import make_parser, write_result
@@ -34,6 +35,7 @@ from compress.models.checkpoints import resolve
 from compress.models.flops import flops_per_token
 from compress.slicing.shape import Shape
 from compress.training import compilation
+from compress.training.context import TrainingContext
 from compress.training.objective import Objective
 from compress.training.run import Run
 from compress.training.stage import train
@@ -102,7 +104,8 @@ def measure(name: str, args: argparse.Namespace, *, kept: bool, compiling: bool)
     for model in (teacher, student):
         model.to(device)  # type: ignore[arg-type]  # transformers' wrapper of `to` hides its types
     rows = random_rows(args.batch * max(8, WARM_UP), args.tokens)
-    collate = Collate(AutoTokenizer.from_pretrained(resolve("minilm")))
+    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm"))
+    collate = Collate(tokenizer)
     objective = Objective(OBJECTIVES[name], Shape.from_config(student.config), Shape.from_config(teacher.config))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -130,8 +133,9 @@ def measure(name: str, args: argparse.Namespace, *, kept: bool, compiling: bool)
         )  # fmt: skip
         run = Run.open(Path(scratch, stage.name), Recipe.load(name), {"seed": 0})
         step = Timed(student, shown, objective)
-        with patch.object(compilation, "LEAST_STEPS", 0 if compiling else math.inf):
-            train(step, stage, rows, collate, run, bf16=True)
+        with patch.object(compilation, "LEAST_COMPILED", 0 if compiling else math.inf):
+            context = TrainingContext(None, None, tokenizer, collate, True, Console(quiet=True))
+            train(step, stage, rows, context, run)
         run.close()
     spent = step.times[-1] - step.times[WARM_UP]
     flops = (0 if kept else flops_per_token(teacher, args.tokens)) + 3 * flops_per_token(student, args.tokens)

@@ -127,7 +127,8 @@ def time_steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds:
 
 def make_sandwich(teacher: Any, student: Any, answered: Any) -> dynabert.Sandwich:
     objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
-    return dynabert.Sandwich(student, teacher, objective, shown=answered, widths=WIDTHS, layers=DEPTHS)
+    sizes = dynabert.SubnetOptions(widths=WIDTHS, layers=DEPTHS)
+    return dynabert.Sandwich(student, teacher, objective, shown=answered, sizes=sizes)
 
 
 def make_distillation(teacher: Any, student: Any, answered: Any) -> Distillation:

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from datasets import Dataset
+from rich.console import Console
 from torch import Tensor
 
 from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.training import stage as stages
+from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.scoring import Scoring
 from compress.training.stage import Trained
@@ -72,11 +75,24 @@ def step(objective: Sequence[Term] = TERMS, *, teacher: Any = None, dropout: boo
 
 
 def train(
-    step: Any, stage: Stage, path: Path, *, score: Any = None, data: Dataset | None = None, **options: Any
+    step: Any,
+    stage: Stage,
+    path: Path,
+    *,
+    score: Any = None,
+    data: Dataset | None = None,
+    corrupt: Any = None,
+    **given: Any,
 ) -> Trained:
-    """Train on `rows` in a run at this path; `score` scores one row."""
+    """Train on `rows` in a run at this path; `score` scores one row, `given` is of the context."""
     scoring = Scoring(score, 1) if score else None
-    return stages.train(step, stage, data or rows(), collate(), run(path), scoring=scoring, **options)
+    return stages.train(step, stage, data or rows(), context(**given), run(path), corrupt=corrupt, scoring=scoring)
+
+
+def context(*, seconds: float | None = None, console: Console | None = None, bf16: bool = False) -> TrainingContext:
+    limit: Any = None if seconds is None else SimpleNamespace(seconds=lambda _: seconds)
+    console = console or Console(quiet=True)
+    return TrainingContext(None, None, tiny.tokenizer(), collate(), bf16, console, time_limit=limit)
 
 
 def interrupt(step: Any, after: int) -> None:

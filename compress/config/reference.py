@@ -3,7 +3,8 @@ rate: 0.15}`.
 
 `paper.function` is a function or class of `compress/papers/paper.py`. `module.function`
 is the user's own code, which runs only with permission (`user_code`). Options are
-keyword-only parameters. This module imports neither torch nor transformers.
+keyword-only parameters, or the fields of an `OptionGroup` that such a parameter takes.
+This module imports neither torch nor transformers.
 """
 
 import inspect
@@ -17,6 +18,11 @@ from typing import Any
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from compress.errors import ObjectiveError, did_you_mean
+
+
+class OptionGroup:
+    """Group options that a function takes whole: the base of frozen, keyword-only
+    dataclasses. In a recipe their fields are options like all others."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,12 @@ class Call:
         return {"by": self.by, **self.options}
 
     def __call__(self, *args: Any, **given: Any) -> Any:
-        return self.function(*args, **self.options, **given)
+        """Call the function with these options, each in its option group if any."""
+        options = dict(self.options)
+        for parameter, group in option_groups(self.function).items():
+            names = inspect.signature(group).parameters.keys() & options.keys()
+            given[parameter] = group(**{name: options.pop(name) for name in names})
+        return self.function(*args, **options, **given)
 
 
 def parse(line: object) -> Call:
@@ -139,9 +150,25 @@ def describe_unknown(name: str) -> str:
 
 
 def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the keyword-only parameters of a function."""
+    """Return the keyword-only parameters of a function, with the fields of an option
+    group in its place."""
     parameters = inspect.signature(function).parameters.values()
-    return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
+    found = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
+    for name, group in option_groups(function).items():
+        del found[name]
+        found |= options(group)
+    return found
+
+
+def option_groups(function: Callable[..., Any]) -> dict[str, type[OptionGroup]]:
+    """Return the option groups that a function takes, by the names of the
+    parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return {
+        each.name: each.annotation
+        for each in parameters
+        if inspect.isclass(each.annotation) and issubclass(each.annotation, OptionGroup)
+    }
 
 
 def check(call: Call, where: str, *, given: Iterable[str] = ()) -> list[str]:

@@ -30,18 +30,18 @@ from compress.training.context import TrainingContext
 from compress.training.finetune import is_ready, with_head
 from compress.training.objective import Objective
 from compress.training.run import Run
+from compress.training.schedule import Length
 from compress.training.stage import (
     Trained,
     batches,
     cache_pays,
-    plan_length,
     plan_steps,
     rows_per_query,
     run_stage,
     stage_seed,
     steps_per_epoch,
 )
-from compress.training.trainer import Score
+from compress.training.step import Score
 
 SHORT = 4
 LONG = (20, 60)
@@ -207,7 +207,7 @@ class Trials:
             per_row if on_task else self.seconds_per_scored_row
         )
         if stage.open_ended:
-            length = plan_length(
+            length = Length.plan(
                 stage, per_epoch, rows=held_out, per_query=rows_per_query(rows)
             )
             steps = (length.least, length.most)

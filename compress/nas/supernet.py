@@ -62,7 +62,7 @@ from compress.training.embedding_rows import whole_vocabulary
 from compress.training.logging import curves
 from compress.training.run import Run
 from compress.training.stage import plan_steps, run_stage
-from compress.training.trainer import Score
+from compress.training.step import Score
 
 if TYPE_CHECKING:
     from compress.nas.time_budget import TimeBudget

@@ -47,14 +47,16 @@ Deviations:
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.config.reference import OptionGroup
 from compress.errors import ObjectiveError
-from compress.models.signals import ATTENTION, open_attention, read
+from compress.models.signals import Signals
 from compress.papers.hinton import mean_over
 from compress.papers.wang import Multipliers, wanted
 from compress.pruning.l0 import Gates, TargetSizes, fold
@@ -62,7 +64,7 @@ from compress.slicing.cut import slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective, weigh_part
-from compress.training.step import WrappedStep
+from compress.training.step import Distillation, WrappedStep
 
 LOG_ALPHA_LIMIT = math.log(100)
 """log alpha stays within +-LOG_ALPHA_LIMIT (authors' code), so that every gate can open
@@ -131,17 +133,28 @@ def layers(
     ].sum()
 
 
-class Matched(nn.Module):
+@dataclass(frozen=True, kw_only=True)
+class MatchOptions(OptionGroup):
+    """Choose how layers of the student are matched with those of the teacher.
+
+    matched_layers   0-based layers of the teacher; by default four evenly spread ones
+                     with the last (2 5 8 11 of 12)
+    ordered          see `matched`
+    """
+
+    layer_weight: float = 0.9
+    matched_layers: Sequence[int] | None = None
+    ordered: bool = False
+
+
+class Matched(Distillation):
     """step(**batch) -> `objective` + layer_weight * L_layer, with layers of the student
     matched dynamically.
 
-    matched_layers: 0-based layers of the teacher; by default four evenly spread ones
-    with the last (2 5 8 11 of 12). W begins as the identity, or for a student that was
-    cut from its teacher as the map to the dimensions that it kept. Raises
-    ObjectiveError if the teacher has no such layers.
+    W begins as the identity, or for a student that was cut from its teacher as the map
+    to the dimensions that it kept. Raises ObjectiveError if the teacher has no such
+    layers.
     """
-
-    accepts_loss_kwargs = False
 
     def __init__(
         self,
@@ -149,18 +162,18 @@ class Matched(nn.Module):
         teacher: nn.Module | None,
         objective: Objective,
         *,
-        words: object = None,
-        layer_weight: float = 0.9,
-        matched_layers: Sequence[int] | None = None,
-        ordered: bool = False,
+        match: MatchOptions,
     ) -> None:
-        super().__init__()
         if teacher is None or objective is None:
             raise ObjectiveError(
                 "cofi: needs a teacher whose layers are matched, and the terms of its "
                 "soft targets"
             )
+        objective.student_wants |= {"layers"}
+        objective.teacher_wants |= {"layers"}
+        super().__init__(student, teacher, objective)
         count = Shape.from_config(teacher.config).layers
+        matched_layers = match.matched_layers
         if matched_layers is None:
             matched_layers = sorted({(n + 1) * count // 4 - 1 for n in range(4)} - {-1})
         if not matched_layers or not all(
@@ -170,61 +183,34 @@ class Matched(nn.Module):
                 f"cofi: matched_layers {list(matched_layers)}; the teacher's are 0 to "
                 f"{count - 1}"
             )
-        self.student = student
-        self.objective = objective
-        self.layer_weight = layer_weight
+        self.match = match
         self.matched_layers = list(matched_layers)
-        self.ordered = ordered
         self.W = _map_back(student.config, teacher.config)
         whole_N = torch.ones(Shape.from_config(student.config).layers, dtype=torch.bool)
         self.alive: Callable[[], Tensor] = lambda: whole_N
-        for model, wants in (
-            (student, objective.student_wants),
-            (teacher, objective.teacher_wants),
-        ):
-            if wants & ATTENTION:
-                open_attention(model)
-        # in a list, so that it is neither saved nor trained
-        self._teacher = [teacher.eval().requires_grad_(False)]
 
-    @property
-    def teacher(self) -> nn.Module:
-        return self._teacher[0]
-
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
-        items = batch.pop("items", None)
-        student = read(self.student, batch, self.objective.student_wants | {"layers"})
-        with torch.no_grad():
-            teacher = read(
-                self.teacher, batch, self.objective.teacher_wants | {"layers"}
-            )
-        parts = self.objective(student, teacher, batch, items)
-        mapped = [self.W(layer_BLD) for layer_BLD in student.layers]
-        matched_to = [teacher.layers[layer] for layer in self.matched_layers]
-        layerwise = layers(
-            mapped, matched_to, student.mask_BL, self.alive(), ordered=self.ordered
+    def compute_losses(
+        self,
+        student: Signals,
+        teacher: Signals | None,
+        batch: Mapping[str, Tensor],
+        items: Mapping[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        assert teacher is not None, "its layers are read"
+        parts = super().compute_losses(student, teacher, batch, items)
+        layerwise = self.match.layer_weight * layers(
+            [self.W(layer_BLD) for layer_BLD in student.layers],
+            [teacher.layers[layer] for layer in self.matched_layers],
+            student.mask_BL,
+            self.alive(),
+            ordered=self.match.ordered,
         )
-        layerwise = self.layer_weight * layerwise
         if items is not None:
             layerwise = weigh_part(
                 layerwise, self.items(batch)["token"], items["token"]
             )
-        logged = {
-            name: part.detach() for name, part in parts.items() if name != "total"
-        }
-        return {
-            "loss": parts["total"] + layerwise,
-            **logged,
-            "cofi.layers": layerwise.detach(),
-        }
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.objective.items(batch)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "Matched":
-        super()._apply(fn, recurse)
-        self.teacher._apply(fn)
-        return self
+        total = parts["total"] + layerwise
+        return parts | {"total": total, "cofi.layers": layerwise}
 
 
 class Gated(WrappedStep):
@@ -250,15 +236,12 @@ class Gated(WrappedStep):
         teacher: nn.Module | None,
         objective: Objective,
         *,
-        words: object = None,
         sizes: Mapping[str, float],
         wait: float = 0.05,
         warm: float = 0.1,
         gate_rate: float = 0.01,
         drop_rate: float = 0.5,
-        layer_weight: float = 0.9,
-        matched_layers: Sequence[int] | None = None,
-        ordered: bool = False,
+        match: MatchOptions,
     ) -> None:
         super().__init__()
         if not (wait >= 0 and warm >= 0 and wait + warm <= 1 and 0 < drop_rate < 1):
@@ -268,14 +251,7 @@ class Gated(WrappedStep):
             )
         self.plan = SlicePlan.from_model(student)
         self.target = TargetSizes.from_request(student, self.plan, sizes)
-        self.minimise = Matched(
-            student,
-            teacher,
-            objective,
-            layer_weight=layer_weight,
-            matched_layers=matched_layers,
-            ordered=ordered,
-        )
+        self.minimise = Matched(student, teacher, objective, match=match)
         gates = Gates(
             self.plan, self.target, begin=math.log(1 - drop_rate) - math.log(drop_rate)
         )

@@ -45,7 +45,6 @@ from torch.nn.functional import layer_norm, mse_loss
 from transformers import DebertaV2ForMaskedLM, PreTrainedModel
 
 from compress.data.constants import IGNORE_INDEX
-from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import logits_of, read
 from compress.papers.bert import masked_lm
@@ -56,8 +55,7 @@ from compress.training.objective import (
     weigh_part,
 )
 from compress.training.reads import reads
-from compress.training.step import Distillation, WrappedStep
-from compress.training.trainer import Score
+from compress.training.step import Distillation, Score, Step, WrappedStep
 
 NORM_EPS = 1e-7
 
@@ -138,7 +136,7 @@ class MaskDecoder(nn.Module):
         return logits_RV
 
 
-class EnhancedMaskDecoder(nn.Module):
+class EnhancedMaskDecoder(Step):
     """step(**batch) -> L_MLM through the enhanced mask decoder, of a batch with masked
     tokens and their labels.
 
@@ -146,15 +144,11 @@ class EnhancedMaskDecoder(nn.Module):
     has an objective.
     """
 
-    accepts_loss_kwargs = False
-
     def __init__(
         self,
         student: PreTrainedModel,
         teacher: nn.Module | None,
         objective: Objective | None,
-        *,
-        words: Words,
     ) -> None:
         super().__init__()
         if objective is not None:
@@ -233,7 +227,6 @@ class ScaleInvariantFineTuning(WrappedStep):
         teacher: nn.Module | None,
         objective: Objective,
         *,
-        words: Words,
         weight: float = 5.0,
         step_size: float = 1e-4,
         start: float = 1e-2,

@@ -38,7 +38,6 @@ from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrainedModel
 from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 
-from compress.data.masking import Words
 from compress.errors import StudentError
 from compress.models.padding import first_token
 from compress.models.signals import read
@@ -142,7 +141,6 @@ class ReplacedTokenDetection(WrappedStep):
         teacher: nn.Module | None,
         objective: Objective | None,
         *,
-        words: Words,
         weight: float = 50.0,
         layers: float = 0.5,
         temperature: Temperature = 1.0,

@@ -42,7 +42,7 @@ Deviations:
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -53,6 +53,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.config.recipe import SIZES
+from compress.config.reference import OptionGroup
 from compress.errors import ObjectiveError, PruneError, did_you_mean
 from compress.models.signals import Signals
 from compress.nas.supernet import Lookup, Supernet, score_subnets
@@ -61,9 +62,8 @@ from compress.slicing.select import Importance
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, inner_weights, resize_config
 from compress.training.objective import Objective, pairs_of_subnet
-from compress.training.step import Distillation, WrappedStep
+from compress.training.step import Distillation, Score, WrappedStep
 from compress.training.teacher_cache import TeacherCache
-from compress.training.trainer import Score
 
 
 def first(
@@ -78,9 +78,9 @@ def first(
     }
 
 
-class Sandwich(WrappedStep):
-    """step(**batch) -> the sum of `objective` over the largest, the smallest and
-    `random` other subnets of the student.
+@dataclass(frozen=True, kw_only=True)
+class SubnetOptions(OptionGroup):
+    """List the sizes of the subnets.
 
     widths      shares of hidden (of MobileBERT the bottleneck), heads and neurons
                 together; or each separately:
@@ -89,6 +89,60 @@ class Sandwich(WrappedStep):
     layers      likewise; `depth` selects them: even, or uniform, the paper's own rule
     among       instead of these, a list of subnets: [{layers: 2, heads: 3, hidden: 96,
                 ffn: 384}, ...]
+    """
+
+    widths: Sequence[float] = ()
+    layers: Sequence[float] = ()
+    hidden: Sequence[float] = ()
+    heads: Sequence[float] = ()
+    ffn: Sequence[float] = ()
+    embedding: Sequence[float] = ()
+    bottleneck: Sequence[float] = ()
+    among: Sequence[Mapping[str, float]] = ()
+    depth: str = "even"
+
+    def combine(self, plan: SlicePlan) -> list[Mapping[str, float]]:
+        """List `among`, or all combinations of the sizes and the student's own, as
+        arguments of `Sizes.from_request`. Raises PruneError for sizes that exclude
+        each other."""
+        axes: dict[str, Sequence[float]] = {axis: getattr(self, axis) for axis in SIZES}
+        if self.among:
+            if self.widths or any(axes.values()):
+                raise PruneError(
+                    "dynabert.Sandwich: `among` lists the subnets; remove the other "
+                    "sizes"
+                )
+            return list(self.among)
+        width = "hidden" if plan.sizes.bottleneck is None else "bottleneck"
+        together = (width, "heads", "ffn")
+        if self.widths and any(axes[axis] for axis in together):
+            raise PruneError(
+                f"dynabert.Sandwich: `widths` is {', '.join(together)} together; "
+                "remove those"
+            )
+        if wrong := [width for width in self.widths if not 0 < width <= 1]:
+            raise PruneError(
+                f"dynabert.Sandwich: widths: {wrong[0]:g}; expected shares of the "
+                "student's own, above 0 up to 1"
+            )
+        choices: list[list[dict[str, float]]] = [
+            [
+                {},
+                *(dict.fromkeys(together, width) for width in self.widths if width < 1),
+            ]
+        ]
+        for axis, sizes in axes.items():
+            choices.append([{}, *({axis: size} for size in sizes)])
+        return [
+            {axis: size for part in parts for axis, size in part.items()}
+            for parts in product(*choices)
+        ]
+
+
+class Sandwich(WrappedStep):
+    """step(**batch) -> the sum of `objective` over the largest, the smallest and
+    `random` other subnets of the student.
+
     largest, smallest    whether the whole student, and its smallest subnet, learn in
                          every step
     power       the loss of a subnet is multiplied by (its weights / the whole's,
@@ -111,17 +165,8 @@ class Sandwich(WrappedStep):
         teacher: nn.Module | None,
         objective: Objective | None,
         *,
-        words: object = None,
         shown: TeacherCache | None = None,
-        widths: Sequence[float] = (),
-        layers: Sequence[float] = (),
-        hidden: Sequence[float] = (),
-        heads: Sequence[float] = (),
-        ffn: Sequence[float] = (),
-        embedding: Sequence[float] = (),
-        bottleneck: Sequence[float] = (),
-        among: Sequence[Mapping[str, float]] = (),
-        depth: str = "even",
+        sizes: SubnetOptions,
         random: int = 2,
         largest: bool = True,
         smallest: bool = True,
@@ -134,16 +179,12 @@ class Sandwich(WrappedStep):
                 "stage one"
             )
         self.distillation = Distillation(student, shown or teacher, objective)
-        self.supernet = Supernet(student, depth=depth)
-        axes = dict(
-            zip(SIZES, (layers, hidden, heads, ffn, embedding, bottleneck), strict=True)
+        self.supernet = Supernet(student, depth=sizes.depth)
+        shapes = _resolve_sizes(
+            student.config,
+            sizes.combine(self.supernet.plan),
+            strict=bool(sizes.among),
         )
-        requests = list(among) or list(_combine(self.supernet.plan, axes, widths))
-        if among and (widths or any(axes.values())):
-            raise PruneError(
-                "dynabert.Sandwich: `among` lists the subnets; remove the other sizes"
-            )
-        shapes = _resolve_sizes(student.config, requests, strict=bool(among))
         self.whole = Sizes.from_config(student.config)
         self.always = {"largest": self.whole} if largest else {}
         if smallest:
@@ -162,12 +203,12 @@ class Sandwich(WrappedStep):
             shape = Shape.from_config(teacher.config)
             # no term compares the number of layers, nor neurons
             compared = {
-                replace(sizes, layers=1, ffn=1): sizes
-                for sizes in (*self.always.values(), *self.drawn)
+                replace(each, layers=1, ffn=1): each
+                for each in (*self.always.values(), *self.drawn)
             }
-            for sizes in compared.values():
+            for each in compared.values():
                 objective.check_shapes(
-                    Shape.from_config(resize_config(student.config, sizes)), shape
+                    Shape.from_config(resize_config(student.config, each)), shape
                 )
 
     @property
@@ -228,35 +269,6 @@ class Sandwich(WrappedStep):
 
     def _weight(self, sizes: Sizes) -> float:
         return math.pow(inner_weights(sizes) / inner_weights(self.whole), self.power)
-
-
-def _combine(
-    plan: SlicePlan, axes: Mapping[str, Sequence[float]], widths: Sequence[float]
-) -> Iterable[Mapping[str, float]]:
-    """Yield all combinations of these sizes and the student's own, as arguments of
-    `Sizes.from_request`."""
-    together = (
-        "hidden" if plan.sizes.bottleneck is None else "bottleneck",
-        "heads",
-        "ffn",
-    )
-    if widths and any(axes[axis] for axis in together):
-        raise PruneError(
-            f"dynabert.Sandwich: `widths` is {', '.join(together)} together; remove "
-            "those"
-        )
-    if wrong := [width for width in widths if not 0 < width <= 1]:
-        raise PruneError(
-            f"dynabert.Sandwich: widths: {wrong[0]:g}; expected shares of the "
-            "student's own, above 0 up to 1"
-        )
-    alone = [[{}, *({axis: size} for size in sizes)] for axis, sizes in axes.items()]
-    wide: list[Mapping[str, float]] = [
-        {},
-        *(dict.fromkeys(together, width) for width in widths if width < 1),
-    ]
-    for parts in product(wide, *alone):
-        yield {axis: size for part in parts for axis, size in part.items()}
 
 
 def _resolve_sizes(

@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
 from compress.config.term import Term
@@ -49,7 +49,7 @@ from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import read
 from compress.papers.bert import masked_lm
-from compress.papers.hinton import mean_over
+from compress.papers.hinton import bernoulli_kl, mean_over
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective, weigh_part
 from compress.training.reads import Temperature, reads
@@ -132,12 +132,7 @@ def soft_replaced_tokens(
 ) -> Tensor:
     """T^2 KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over
     real tokens."""
-    t_BL = teacher_BL.float() / temperature
-    s_BL = student_BL.float() / temperature
-    p_BL = t_BL.sigmoid()
-    kl_BL = p_BL * (logsigmoid(t_BL) - logsigmoid(s_BL)) + (1 - p_BL) * (
-        logsigmoid(-t_BL) - logsigmoid(-s_BL)
-    )
+    kl_BL = bernoulli_kl(student_BL, teacher_BL, temperature)
     return temperature**2 * mean_over(kl_BL, mask_BL)
 
 
@@ -216,7 +211,6 @@ class ReplacedTokens(WrappedStep):
         teacher: nn.Module | None,
         objective: Objective | None,
         *,
-        words: Words,
         weight: float = 50.0,
         width: float = 0.25,
         layers: float = 1.0,
@@ -279,7 +273,6 @@ class FineTuning(WrappedStep):
         teacher: nn.Module | None,
         objective: Objective,
         *,
-        words: Words,
         decay: float = 0.8,
     ) -> None:
         super().__init__()

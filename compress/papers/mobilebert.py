@@ -147,7 +147,6 @@ class Progressive(WrappedStep):
         teacher: PreTrainedModel,
         objective: Objective,
         *,
-        words: object = None,
         active: float = 3.0,
         lower: float = 0.3,
     ) -> None:
@@ -219,12 +218,13 @@ class Progressive(WrappedStep):
         now = active_layer(step, total, len(self.layers))
         base = base_factor(step, total, len(self.layers))
         active = self.factor["active"] * base
-        lower = self.factor["lower"] * base
-        named = {
-            f"layer.{n}": lower if n < now else active if n == now else 0.0
-            for n in range(len(self.layers))
-        }
-        return named | dict.fromkeys(self.groups().keys() - named.keys(), active)
+        factors = dict.fromkeys(self.groups(), active)
+        for n in range(len(self.layers)):
+            if n < now:
+                factors[f"layer.{n}"] = self.factor["lower"] * base
+            elif n > now:
+                factors[f"layer.{n}"] = 0.0
+        return factors
 
     def finish(self) -> None:
         """Unfreeze the parameters that were frozen for the transfer, for later
@@ -250,8 +250,6 @@ class WithoutDropout(WrappedStep):
         student: PreTrainedModel,
         teacher: nn.Module | None,
         objective: Objective,
-        *,
-        words: object = None,
     ) -> None:
         super().__init__()
         self.distillation = Distillation(student, teacher, objective)

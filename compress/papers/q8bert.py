@@ -89,7 +89,6 @@ class QuantizationAware(WrappedStep):
         teacher: nn.Module | None,
         objective: Objective,
         *,
-        words: object = None,
         decay: float = 0.9,
         requantise: bool = False,
     ) -> None:

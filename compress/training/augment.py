@@ -26,35 +26,31 @@ Deviations from the paper and from the authors' data_augmentation.py:
 - words after the 128th token of a text stay as they are.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress import io
 from compress.config.recipe import Recipe
-from compress.config.reference import Call
+from compress.config.reference import Call, OptionGroup
 from compress.config.stages import AnyStage, Prune
 from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Corpus
+from compress.data.task import TaskData
 from compress.data.tokenize import fingerprint
 from compress.errors import DataError, ObjectiveError
 from compress.training.replacements import CandidateOptions, find_candidates
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from compress.data.task import TaskData
 
 ROWS_PER_DRAW: Final = 1000
 TEXT_COLUMNS: Final = ("text", "text_pair", "question", "words")
@@ -64,54 +60,55 @@ Slots = list[tuple[int, int, list[str]]]
 """(start, end, candidates) of the words of a text, in its order."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VariantOptions(OptionGroup):
+    """Choose which rows get variants, and how many words of these are replaced.
+
+    copies       the most variants of each text of a row
+    probability  of replacing a word, p_t; `candidates`: the number of words that may
+                 replace it, K; both Sec. 4.2's
+    vectors      a GloVe text file, of which the first 100,000 rows are read
+    classes_only vary tasks of classes only, no numbers, spans or tags: the paper's
+                 prediction stage, which takes STS-B and SQuAD as they are
+    limit        the most rows that get variants, chosen at random
+    """
+
+    copies: int = 20
+    probability: float = 0.4
+    candidates: int = 15
+    vectors: str | None = None
+    classes_only: bool = False
+    limit: int | None = None
+
+
 def augment(
     split: Dataset,
     lm: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
     rng: np.random.Generator,
-    copies: int = 20,
-    probability: float = 0.4,
-    candidates: int = 15,
+    variants: VariantOptions,
     beside: bool = True,
     together: int = 1,
-    vectors: str | None = None,
-    classes_only: bool = False,
-    limit: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield each row of the split, followed by up to `copies` different variants of
-    each of its texts.
+    """Yield each row of the split, followed by different variants of each of its texts.
 
     Texts are `text`, `text_pair`, the `question` but not its context, which contains
     the answers, and `words`, each of which keeps its tag; the other columns are copied.
 
     lm           a model with a masked language model's head, which uses `tokenizer`
-    probability  of replacing a word, p_t; `candidates`: the number of words that may
-                 replace it, K; both Sec. 4.2's
     beside       show the original text beside the masked one (authors' code); without
                  it half the cost
     together     words of a text that are masked in one pass; 1 is the paper's, more is
                  that many times cheaper
-    vectors      a GloVe text file, of which the first 100,000 rows are read
-    classes_only vary tasks of classes only, no numbers, spans or tags: the paper's
-                 prediction stage, which takes STS-B and SQuAD as they are
-    limit        the most rows that get variants, chosen at random
 
     Only the texts and a batch of rows are held in memory. The same generator gives the
     same rows. Raises DataError for a model that cannot fill in masks, and for invalid
     numbers."""
-    source = CandidateOptions(candidates, vectors, together=together, beside=beside)
-    return _vary(
-        split,
-        lm,
-        tokenizer,
-        source,
-        rng=rng,
-        copies=copies,
-        probability=probability,
-        classes_only=classes_only,
-        limit=limit,
+    source = CandidateOptions(
+        variants.candidates, variants.vectors, together=together, beside=beside
     )
+    return _vary(split, lm, tokenizer, source, options=variants, rng=rng)
 
 
 def near_words(
@@ -120,12 +117,7 @@ def near_words(
     tokenizer: PreTrainedTokenizerBase,
     *,
     rng: np.random.Generator,
-    copies: int = 20,
-    probability: float = 0.4,
-    candidates: int = 15,
-    vectors: str | None = None,
-    classes_only: bool = False,
-    limit: int | None = None,
+    variants: VariantOptions,
     partners: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """Augment as `augment` does, but replace every word by words with near vectors, as
@@ -137,18 +129,8 @@ def near_words(
 
     This is not in the paper, which asks a language model first. It takes seconds, with
     any encoder. Raises DataError."""
-    source = CandidateOptions(candidates, vectors, masked=False)
-    varied = _vary(
-        split,
-        encoder,
-        tokenizer,
-        source,
-        rng=rng,
-        copies=copies,
-        probability=probability,
-        classes_only=classes_only,
-        limit=limit,
-    )
+    source = CandidateOptions(variants.candidates, variants.vectors, masked=False)
+    varied = _vary(split, encoder, tokenizer, source, options=variants, rng=rng)
     return chain(varied, _pair_anew(split, partners, rng) if partners else ())
 
 
@@ -158,12 +140,11 @@ def _vary(
     tokenizer: PreTrainedTokenizerBase,
     source: CandidateOptions,
     *,
+    options: VariantOptions,
     rng: np.random.Generator,
-    copies: int,
-    probability: float,
-    classes_only: bool,
-    limit: int | None,
 ) -> Iterator[dict[str, Any]]:
+    copies = options.copies
+    probability = options.probability
     if copies < 1 or source.most < 1 or source.together < 1 or not 0 < probability <= 1:
         raise DataError(
             f"augmentation: copies {copies}, candidates {source.most}, together "
@@ -175,11 +156,13 @@ def _vary(
         if "label" in split.column_names
         else pa.null()
     )
-    if classes_only and not (pa.types.is_integer(label) or pa.types.is_list(label)):
+    if options.classes_only and not (
+        pa.types.is_integer(label) or pa.types.is_list(label)
+    ):
         yield from split
         return
     chosen = np.zeros(len(split), bool)
-    chosen[rng.permutation(len(split))[:limit]] = True
+    chosen[rng.permutation(len(split))[: options.limit]] = True
     columns = _read_texts(split)
     texts = pc.unique(
         pa.chunked_array(
@@ -211,7 +194,7 @@ def _vary(
                         f"augmentation: a word contains a space, as in {row[name]}; "
                         "leave `augment` out"
                     )
-                for variant in variants(
+                for variant in make_variants(
                     text, next(slots[name]), rng, copies, probability
                 ):
                     yield row | {name: variant if is_text else variant.split(" ")}
@@ -275,7 +258,7 @@ def missing_label(label: Any) -> Any:
     return float("nan") if isinstance(label, float) else IGNORE_INDEX
 
 
-def variants(
+def make_variants(
     text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float
 ) -> list[str]:
     """Make up to `copies` different variants of a text, in which each word is replaced
@@ -455,11 +438,7 @@ def augment_split(
     )
 
     def batches() -> Iterator[pa.RecordBatch]:
-        rows = iter(
-            call.function(
-                split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options
-            )
-        )
+        rows = iter(call(split, lm, tokenizer, rng=np.random.default_rng(seed)))
         while batch := list(islice(rows, ROWS_PER_DRAW)):
             yield pa.RecordBatch.from_pylist(batch, schema=split.features.arrow_schema)
 

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.optimization import Adafactor
 
 from compress.config.stages import Stage
+from compress.training.step import Step
 
 
 def choose_optimizer(stage: Stage) -> tuple[type[Optimizer], dict[str, Any]] | None:
@@ -96,22 +97,19 @@ class Lamb(Optimizer):
 
 
 def group_parameters(
-    step: Any, decayed: set[str], weight_decay: float
+    step: Step, decayed: set[str], weight_decay: float
 ) -> list[dict[str, Any]]:
     """Split each group of `step.groups()` into an optimiser group with and one without
     weight decay.
 
     `decayed` names the parameters of `step` with weight decay, which `Lamb` also
-    adapts. A step without `groups` has one group of all parameters. A parameter in no
-    group is not trained.
+    adapts. A parameter in no group is not trained.
     """
     decays = {
         id(parameter) for name, parameter in step.named_parameters() if name in decayed
     }
     groups = []
-    for name, parameters in (
-        step.groups() if hasattr(step, "groups") else {"all": step.parameters()}
-    ).items():
+    for name, parameters in step.groups().items():
         trained: list[nn.Parameter] = [
             parameter for parameter in parameters if parameter.requires_grad
         ]
@@ -157,7 +155,7 @@ def scale_rate(
     return [group for group in (*groups, *scaled) if group["params"]]
 
 
-def set_group_rates(scheduler: LambdaLR, step: Any, total: int) -> None:
+def set_group_rates(scheduler: LambdaLR, step: Step, total: int) -> None:
     """Give each optimiser group its own learning rate from the first step on: see
     `factors` and `rates` of `Step`.
 
@@ -169,10 +167,10 @@ def set_group_rates(scheduler: LambdaLR, step: Any, total: int) -> None:
     ) -> Callable[[int], float]:
         def factor(at: int) -> float:
             """Compute the rate as a share of the stage's peak."""
-            rates = step.rates(at, total) if hasattr(step, "rates") else {}
+            rates = step.rates(at, total)
             if group["group"] in rates:
                 return float(rates[group["group"]] / group["initial_lr"])
-            factors = step.factors(at, total) if hasattr(step, "factors") else {}
+            factors = step.factors(at, total)
             return float(schedule(at) * factors.get(group["group"], 1.0))
 
         return factor

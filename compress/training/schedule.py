@@ -24,7 +24,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from compress.config.stages import Effort
+from compress.config.reference import Call
+from compress.config.stages import Stage
 from compress.io import make_folder, write_json
 from compress.training.run import from_first
 
@@ -82,26 +83,27 @@ class Length:
 
     @staticmethod
     def plan(
+        stage: Stage,
         per_epoch: int,
-        batch: int,
-        effort: Effort = "normal",
         *,
         rows: int = 0,
         graded: bool = True,
-        whole: bool = False,
-        varied: bool = False,
         per_query: float = 1,
     ) -> "Length":
         """Plan a stage whose epoch takes `per_epoch` steps, and whose evaluations score
-        `rows` rows.
+        `rows` rows. All texts of a corpus are seen at least once.
 
-        graded: the score is a metric of the task. whole: train for at least an epoch.
-        varied: the rows are variants. per_query: rows of a query, which teach hardly
-        more than one: the least steps grow with it, up to an epoch. Evaluations take
-        about a tenth of the time of training, if the forward pass of a row takes a
-        third of its training step.
+        graded: the score is a metric of the task. per_query: rows of a query, which
+        teach hardly more than one: the least steps grow with it, up to an epoch.
+        Evaluations take about a tenth of the time of training, if the forward pass of a
+        row takes a third of its training step.
         """
-        factor = EFFORTS[effort]
+        factor = EFFORTS[stage.effort]
+        varied = (
+            isinstance(stage.augment, Call)
+            and not stage.corpus
+            and stage.effort != "quick"
+        )
         epochs = EPOCHS * per_epoch
         least_steps, most_steps = (
             (min(VARIED[0], epochs), VARIED[1])
@@ -113,8 +115,8 @@ class Length:
         )
         most = min(most_steps * factor, EPOCHS_OF_ROWS * per_epoch)
         shortest = min(least_steps * factor, most)
-        least = max(shortest, per_epoch * factor) if whole else shortest
-        every = min(max(rows / 3 / (0.1 * batch), shortest / 12), most)
+        least = max(shortest, per_epoch * factor) if stage.corpus else shortest
+        every = min(max(rows / 3 / (0.1 * stage.batch), shortest / 12), most)
         gain = SCORE_GAIN / math.sqrt(rows) if graded and rows else math.inf
         return Length(
             max(1, math.ceil(least)),

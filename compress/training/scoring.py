@@ -21,8 +21,8 @@ from compress.evaluation.perplexity import SEED, measure_perplexity
 from compress.models.heads import LANGUAGE
 from compress.models.signals import evaluating
 from compress.training.context import TrainingContext
-from compress.training.step import Distillation, Step, WrappedStep
-from compress.training.trainer import Corrupt, Score
+from compress.training.step import Distillation, Score, Step, WrappedStep
+from compress.training.trainer import Corrupt
 
 LOG_LIKELIHOOD = "log-likelihood"
 """The mean log-likelihood of a held-out token, in nats."""
@@ -107,7 +107,7 @@ def choose_scoring(
     return Scoring(score, len(rows), graded=False, measure=NEGATIVE_LOSS)
 
 
-def _reads_logits(step: Any) -> bool:
+def _reads_logits(step: Step) -> bool:
     """Return True unless the step, or the one that it wraps, compares hidden states or
     attention alone."""
     while isinstance(step, WrappedStep):
@@ -150,7 +150,6 @@ def objective_scorer(
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
     chosen = [order[at : at + batch] for at in range(0, len(order), batch)]
     device = PartialState().device
-    count_items = getattr(step, "items", None)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
         devices = [device] if device.type == "cuda" else []
@@ -167,8 +166,8 @@ def objective_scorer(
                 moved = {name: tensor.to(device) for name, tensor in inputs.items()}
                 batches.append(corrupt(moved) if corrupt else moved)
             weights = [len(numbers) / len(rows) for numbers in chosen]
-            if count_items is not None:
-                counts = [count_items(inputs) for inputs in batches]
+            counts = [step.items(inputs) for inputs in batches]
+            if any(counts):
                 mean = {
                     name: torch.stack([count[name] for count in counts]).mean()
                     for name in counts[0]

@@ -21,12 +21,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
-from compress.config.reference import Call, options
+from compress.config.reference import options
 from compress.config.stages import Stage
 from compress.console import warn
 from compress.data.cache import home
 from compress.data.collate import (
-    Batching,
     LanguageSampled,
     LengthGrouped,
     Order,
@@ -52,7 +51,7 @@ from compress.training.objective import Objective
 from compress.training.run import Run, count_processes, from_first
 from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.scoring import Scoring, choose_scoring, improves
-from compress.training.step import Distillation, Step
+from compress.training.step import Distillation, Score, Step
 from compress.training.teacher_cache import (
     OUTPUTS_ENCODING,
     TeacherCache,
@@ -63,7 +62,6 @@ from compress.training.teacher_cache import (
 from compress.training.tracking import report_to_tracker
 from compress.training.trainer import (
     Corrupt,
-    Score,
     StepTrainer,
     find_checkpoint,
     read_steps,
@@ -120,24 +118,22 @@ def train(
     step: Step,
     stage: Stage,
     rows: Dataset,
-    collate: Batching,
+    context: TrainingContext,
     run: Run,
     *,
     corrupt: Corrupt | None = None,
     scoring: Scoring | None = None,
-    seconds: float | None = None,
-    bf16: bool = False,
-    console: Console | None = None,
 ) -> Trained:
     """Minimise `step` over encoded `rows`; its student ends with the weights of the
     best score, or the last ones.
 
     Training resumes from the newest intact checkpoint of this stage, and ends with the
-    same weights as without the interruption. `seconds` limits the duration of the
-    stage. Raises CompressError when the loss is not finite.
+    same weights as without the interruption. Raises CompressError when the loss is not
+    finite.
     """
     folder = run.stage(stage.name)
-    console = console or Console(quiet=True)
+    seconds = context.seconds(stage.name)
+    notify = partial(warn, context.console)
     train_faster(step.student)
     order = batches(stage, rows, run.seed)
     if stage.lr == "auto":
@@ -148,7 +144,7 @@ def train(
     length = None
     if stage.open_ended or seconds is not None:
         rows_scored, graded = (scoring.rows, scoring.graded) if scoring else (0, False)
-        length = plan_length(
+        length = Length.plan(
             stage,
             per_epoch,
             rows=rows_scored,
@@ -170,17 +166,13 @@ def train(
         seed=run.seed,
         scored=scored,
         length=length,
-        bf16=bf16,
+        bf16=context.bf16,
     )
     if note := explain_repetition(stage, per_epoch, rows):
-        warn(console, note)
+        notify(note)
     # a corrupted batch has tokens that are not in the rows; LAMB and Adafactor average
     # over the whole table
-    partial_table = (
-        getattr(step, "only_rows", False)
-        and corrupt is None
-        and stage.optimizer == "adamw"
-    )
+    partial_table = step.only_rows and corrupt is None and stage.optimizer == "adamw"
     with (
         only_tokens_in_use(step.student, rows) if partial_table else nullcontext(),
         compile_layers(step, plan_steps(stage, per_epoch)),
@@ -190,7 +182,7 @@ def train(
             stage,
             rows,
             order=order,
-            collate=collate,
+            collate=context.collate,
             folder=folder,
             args=arguments,
         )
@@ -198,7 +190,7 @@ def train(
         trainer.corrupt = corrupt
         if length is not None:
             trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
-        checkpoint = from_first(lambda: find_checkpoint(folder, partial(warn, console)))
+        checkpoint = from_first(lambda: find_checkpoint(folder, notify))
         journal = None
         if run.main:
             # the rest of an interrupted checkpoint
@@ -207,13 +199,13 @@ def train(
                 run.path / "log.jsonl",
                 stage.name,
                 read_steps(checkpoint),
-                partial(warn, console),
+                notify,
             )
             journal = Journal(
                 stage.name,
                 run.path / "log.jsonl",
                 run.path / "tensorboard",
-                console,
+                context.console,
                 batch=stage.batch,
                 seconds=seconds,
                 length=trainer.length,
@@ -221,7 +213,7 @@ def train(
             trainer.add_callback(journal)
             trainer.on_save = run.save_seconds
         try:
-            with report_to_tracker(trainer, stage.name, run, console):
+            with report_to_tracker(trainer, stage.name, run, context.console):
                 trainer.train_from(checkpoint)
             # other processes read the folder that is removed next
             trainer.accelerator.wait_for_everyone()
@@ -232,10 +224,10 @@ def train(
         spent = trainer.spent
         steps = trainer.state.global_step
         trainer.restore_best()
-        message = step.finish() if hasattr(step, "finish") else None
+        message = step.finish()
         if message is not None:
             message = f"{stage.name}: {message}"
-            warn(console, message)
+            notify(message)
         best = trainer.state.best_global_step
         score = trainer.state.best_metric if best else None
         examples = (
@@ -298,31 +290,6 @@ def steps_per_epoch(stage: Stage, order: Order) -> int:
     return max(1, len(order) // (accumulation * count_processes()))
 
 
-def plan_length(
-    stage: Stage,
-    per_epoch: int,
-    *,
-    rows: int = 0,
-    graded: bool = True,
-    per_query: float = 1,
-) -> Length:
-    """Plan a stage of open length (see `Length.plan`). All texts of a corpus are seen
-    at least once."""
-    varied = (
-        isinstance(stage.augment, Call) and not stage.corpus and stage.effort != "quick"
-    )
-    return Length.plan(
-        per_epoch,
-        stage.batch,
-        stage.effort,
-        rows=rows,
-        graded=graded,
-        whole=stage.corpus,
-        varied=varied,
-        per_query=per_query,
-    )
-
-
 def rows_per_query(rows: Dataset) -> float:
     """Return the mean number of rows of a query; 1 for rows that stand alone."""
     return (
@@ -336,7 +303,7 @@ def plan_steps(stage: Stage, per_epoch: int) -> int:
     """Count the optimiser steps of a stage, given those of an epoch; the most if its
     length is open."""
     if stage.steps is None and stage.epochs == "auto":
-        total = plan_length(stage, per_epoch).most
+        total = Length.plan(stage, per_epoch).most
     else:
         total = stage.steps or max(1, math.ceil(float(stage.epochs) * per_epoch))
     return (
@@ -400,7 +367,7 @@ def _arguments(
         adam_beta1=stage.betas[0],
         adam_beta2=stage.betas[1],
         adam_epsilon=stage.eps,
-        max_grad_norm=0.0 if hasattr(step, "clip_groups") else stage.clip,
+        max_grad_norm=0.0 if step.clip_groups() else stage.clip,
         optim="adamw_torch_fused",
         bf16=bf16,
         use_cpu=not torch.cuda.is_available(),
@@ -541,21 +508,12 @@ def run_stage(
     scoring = choose_scoring(
         stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits
     )
-    wrap_score = wrap_score or getattr(step, "wrap_score", None)
-    if wrap_score is not None and scoring is not None:
-        scoring = replace(scoring, score=wrap_score(scoring.score))
+    if scoring is not None:
+        wrap = wrap_score or step.wrap_score
+        scoring = replace(scoring, score=wrap(scoring.score))
     with _only_head(student) if stage.train == "head" else nullcontext():
         trained = train(
-            step,
-            stage,
-            rows,
-            context.collate,
-            run,
-            corrupt=corrupt,
-            scoring=scoring,
-            seconds=context.seconds(stage.name),
-            bf16=context.bf16,
-            console=context.console,
+            step, stage, rows, context, run, corrupt=corrupt, scoring=scoring
         )
     if before is not None and scoring is not None:
         old = from_first(partial(scoring.score, before))
@@ -631,10 +589,14 @@ def _make_step(
         ):
             cache = _open_cache(stage, objective, teacher, rows, context)
     if stage.step is not None:
-        arguments = {"words": words} | (
-            {"shown": cache} if "shown" in parameters else {}
-        )
-        step: Step = stage.step(student, model, objective, **arguments)
+        offered = {"words": words, "shown": cache}
+        taken = {name: offered[name] for name in offered if name in parameters}
+        step = stage.step(student, model, objective, **taken)
+        if not isinstance(step, Step):
+            raise ObjectiveError(
+                f"stage {stage.name}: step {stage.step.by} makes a "
+                f"{type(step).__name__}; expected a compress.training.step.Step"
+            )
         return step
     assert objective is not None, "the recipe was checked"
     return Distillation(student, cache or model, objective)
@@ -702,7 +664,7 @@ def cache_pays(
     per_epoch = len(rows) // stage.batch
     steps = plan_steps(stage, per_epoch)
     if stage.open_ended:
-        steps = plan_length(stage, per_epoch, per_query=rows_per_query(rows)).least
+        steps = Length.plan(stage, per_epoch, per_query=rows_per_query(rows)).least
     wants = objective.teacher_wants
     layers = len({n for pairs in objective.pairs for _, n in pairs})
     lengths = np.asarray(rows["length"][:])

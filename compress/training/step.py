@@ -2,7 +2,7 @@
 needs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,34 +23,74 @@ from compress.training.objective import Objective
 from compress.training.teacher_cache import TeacherCache
 from compress.values import LikeCheck
 
+Score = Callable[[PreTrainedModel], Mapping[str, float]]
+"""student -> {"score": higher is better, ...} on the validation split."""
 
-class Step(Protocol):
-    """Define the module that a training loop needs, which turns a batch into {"loss":
-    ..., part: detached, ...}.
 
-    `student` is the model that is kept. A step may also define
-        items(batch)           the number of items that its means run over, which keeps
-                               them exact when a batch is split
-        begin(step, total)     called before each optimiser step
-        groups()               named groups of the trained parameters
-        factors(step, total)   learning rate multipliers at this step, by group
-        rates(step, total)     learning rates, by group, where a group does not follow
-                               the stage's schedule
-        clip_groups()          lists of parameters whose gradients are clipped list by
-                               list instead of all together
-        finish()               called after training to give the student its final form;
-                               may return a warning
-        wrap_score(score)      how to score the student, given how to score a model: by
-                               all of its subnets, for example
-        ready                  False while its weights must not be kept as the best
-        only_rows              True if it sees no tokens but those of its rows
-                               (`embedding_rows.only_tokens_in_use`)
+class Step(nn.Module):
+    """Turn a batch into {"loss": ..., part: detached, ...} by `forward`: all that a
+    training loop needs. The other methods have defaults.
+
+    student     the model that is kept
+    ready       False while its weights must not be kept as the best
+    only_rows   True if it sees no tokens but those of its rows
+                (`embedding_rows.only_tokens_in_use`)
+    dropout     whether the student's dropout is on during training
     """
 
-    @property
-    def student(self) -> PreTrainedModel: ...
+    # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
+    accepts_loss_kwargs = False
+    only_rows = False
+    dropout: ClassVar[bool] = True
 
-    def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
+    if TYPE_CHECKING:
+
+        @property
+        def student(self) -> PreTrainedModel: ...
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Count the items that the step's means run over, which keeps them exact when a
+        batch is split. Empty: parts of a batch weigh the same."""
+        return {}
+
+    def begin(self, step: int, total: int) -> None:
+        """Prepare for an optimiser step."""
+
+    def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Return the trained parameters in named groups."""
+        return {"all": list(self.parameters())}
+
+    def factors(self, step: int, total: int) -> Mapping[str, float]:
+        """Return learning rate multipliers at this step, by group."""
+        return {}
+
+    def rates(self, step: int, total: int) -> Mapping[str, float]:
+        """Return the learning rates at this step of groups that do not follow the
+        stage's schedule."""
+        return {}
+
+    def clip_groups(self) -> Sequence[Sequence[nn.Parameter]]:
+        """Return lists of parameters whose gradients are clipped list by list. Empty:
+        all together."""
+        return ()
+
+    def finish(self) -> str | None:
+        """Give the student its final form after training; may return a warning."""
+        return None
+
+    def wrap_score(self, score: Score) -> Score:
+        """Return how to score the student, given how to score a model."""
+        return score
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if not self.dropout:
+            self.student.eval()
+        return self
 
 
 StoredTeacher = Annotated[
@@ -59,7 +99,7 @@ StoredTeacher = Annotated[
 
 
 @check_arguments
-class Distillation(nn.Module):
+class Distillation(Step):
     """Compute an objective: step(**batch) -> {"loss": their sum, term name: its
     weighted value, detached, ...}.
 
@@ -75,8 +115,7 @@ class Distillation(nn.Module):
         step(**batch)["loss"].backward()
     """
 
-    # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
-    accepts_loss_kwargs = False
+    student: PreTrainedModel
     only_rows = True
 
     def __init__(
@@ -138,10 +177,20 @@ class Distillation(nn.Module):
             )
         at_BL = self.find_labelled(self.student, batch)
         student = read(self.student, batch, self.objective.student_wants, at_BL=at_BL)
-        parts = self.objective(student, teacher, batch, items)
+        parts = self.compute_losses(student, teacher, batch, items)
         return {"loss": parts.pop("total")} | {
             name: part.detach() for name, part in parts.items()
         }
+
+    def compute_losses(
+        self,
+        student: Signals,
+        teacher: Signals | None,
+        batch: Mapping[str, Tensor],
+        items: Mapping[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """Compute the weighted losses by name, and their sum as "total"."""
+        return self.objective(student, teacher, batch, items)
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Count the items in a batch that losses average over: see
@@ -192,17 +241,14 @@ class Distillation(nn.Module):
         return self
 
 
-class WrappedStep(nn.Module):
+class WrappedStep(Step):
     """Provide what steps share that put a mechanism around another step, such as a
     `Distillation`.
 
     wraps     name of the attribute that holds the other step; checkpoints contain it
-    dropout   whether the student's dropout is on during training
     """
 
-    accepts_loss_kwargs = False
     wraps: ClassVar[str] = "distillation"
-    dropout: ClassVar[bool] = True
 
     @property
     def wrapped(self) -> Any:
@@ -220,12 +266,6 @@ class WrappedStep(nn.Module):
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         counts: dict[str, Tensor] = self.wrapped.items(batch)
         return counts
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        if not self.dropout:
-            self.student.eval()
-        return self
 
 
 def fill_labels(labels: Tensor, teacher_BV: Tensor, *, tags: bool = False) -> Tensor:

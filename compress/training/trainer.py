@@ -58,10 +58,8 @@ from compress.training.optimizer import (
     set_group_rates,
 )
 from compress.training.schedule import AutoLength
-from compress.training.step import Step
+from compress.training.step import Score, Step
 
-Score = Callable[[PreTrainedModel], Mapping[str, float]]
-"""student -> {"score": higher is better, ...} on the validation split."""
 Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's
 generator each time."""
@@ -77,7 +75,7 @@ class _Hooks(TrainerCallback):
     log, so that sum is logged before a checkpoint is saved.
     """
 
-    def __init__(self, order: Order, step: Any, clip: float) -> None:
+    def __init__(self, order: Order, step: Step, clip: float) -> None:
         self.order = order
         self.step = step
         self.clip = clip
@@ -90,20 +88,15 @@ class _Hooks(TrainerCallback):
     def on_step_begin(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
-        if hasattr(self.step, "begin"):
-            self.step.begin(state.global_step, state.max_steps)
-        if not getattr(self.step, "ready", True):
+        self.step.begin(state.global_step, state.max_steps)
+        if not self.step.ready:
             state.best_metric = None
             state.best_global_step = None
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
-        for parameters in (
-            self.step.clip_groups()
-            if self.clip and hasattr(self.step, "clip_groups")
-            else ()
-        ):
+        for parameters in self.step.clip_groups() if self.clip else ():
             nn.utils.clip_grad_norm_(parameters, self.clip)
 
     def on_step_end(
@@ -244,7 +237,7 @@ class StepTrainer(Trainer):
     ) -> None:
         self.stage = stage
         self.folder = folder
-        self.step: Any = step
+        self.step = step
         self.score: Score | None = None
         self.corrupt: Corrupt | None = None
         self.on_save: Callable[[], None] = lambda: None
@@ -256,7 +249,7 @@ class StepTrainer(Trainer):
         self.began = time.perf_counter()
         self._total_loss_scalar = 0.0
         super().__init__(
-            model=step,  # type: ignore[arg-type]
+            model=step,
             args=args,
             data_collator=collate,
             train_dataset=rows,
@@ -276,7 +269,7 @@ class StepTrainer(Trainer):
 
     @property
     def student(self) -> PreTrainedModel:
-        return self.model.student  # type: ignore[return-value,union-attr]
+        return self.step.student
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train from the start or a checkpoint. The library would add a step to a
@@ -320,37 +313,29 @@ class StepTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Use the step's parameter groups as the optimiser's, if it has any; for LAMB
-        in any case.
+        """Use the step's parameter groups as the optimiser's.
 
         The head of a regression has a group of its own if its labels have another unit
         than 1.
         """
-        kind = self.stage.optimizer
-        unit = getattr(getattr(self.step, "objective", None), "unit", 1.0)
-        output = (
-            output_layer(self.step.student) if kind == "adamw" and unit != 1 else None
+        chosen, options = (
+            self.optimizer_cls_and_kwargs
+            or self.get_optimizer_cls_and_kwargs(self.args)
         )
-        if self.optimizer is None and (
-            hasattr(self.step, "groups") or kind == "lamb" or output is not None
-        ):
-            chosen, options = (
-                self.optimizer_cls_and_kwargs
-                or self.get_optimizer_cls_and_kwargs(self.args)
+        decayed = set(self.get_decay_parameter_names(self.step))
+        groups = group_parameters(self.step, decayed, self.args.weight_decay)
+        unit = getattr(getattr(self.step, "objective", None), "unit", 1.0)
+        output = output_layer(self.step.student)
+        if self.stage.optimizer == "adamw" and unit != 1 and output is not None:
+            groups = scale_rate(
+                groups,
+                output,
+                lr=self.args.learning_rate,
+                eps=self.stage.eps,
+                by=unit,
             )
-            decayed = set(self.get_decay_parameter_names(self.step))
-            groups = group_parameters(self.step, decayed, self.args.weight_decay)
-            if output is not None:
-                groups = scale_rate(
-                    groups,
-                    output,
-                    lr=self.args.learning_rate,
-                    eps=self.stage.eps,
-                    by=unit,
-                )
-            self.optimizer = chosen(groups, **options)
-            return self.optimizer
-        return super().create_optimizer(model)
+        self.optimizer = chosen(groups, **options)
+        return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.length is None:
@@ -359,8 +344,7 @@ class StepTrainer(Trainer):
             scheduler = self.lr_scheduler = self.length.schedule(
                 optimizer or self.optimizer
             )
-        if hasattr(self.step, "groups"):
-            set_group_rates(scheduler, self.step, num_training_steps)  # type: ignore[arg-type]
+        set_group_rates(scheduler, self.step, num_training_steps)  # type: ignore[arg-type]
         return scheduler
 
     def get_batch_samples(
@@ -376,9 +360,9 @@ class StepTrainer(Trainer):
             samples = [
                 self._corrupt(sample, part) for part, sample in enumerate(samples)
             ]
-        count_items = getattr(self.step, "items", None)
-        if samples and count_items and (len(samples) > 1 or self.args.world_size > 1):
-            counts = [count_items(each) for each in samples]
+        split = len(samples) > 1 or self.args.world_size > 1
+        counts = [self.step.items(each) for each in samples] if split else []
+        if any(counts):
             mean = (
                 torch.stack([torch.stack(list(count.values())) for count in counts])
                 .mean(0)

@@ -41,7 +41,7 @@ from compress.teachers.vectors import AskForVectors
 from compress.training import schedule
 from compress.training.schedule import Length
 from compress.training.stage import Trained
-from tests import command, marked, tiny, unshipped
+from tests import command, learning, marked, tiny, unshipped
 from tests.commands.test_embedding import encoder
 from tests.nas.shelved import PLAIN, SPACE, weighing
 from tests.prompting.endpoint_server import serving
@@ -137,7 +137,7 @@ def test_early_stopping_gives_a_range(tmp_path: Path, home: Path, monkeypatch: p
     monkeypatch.setattr(schedule, "LEAST_AUTO_STEPS", 10)
     recipe = tiny.RECIPE.replace("    steps: 24\n", "    epochs: auto\n")
     found = {phase.name: phase for phase in forecast(**given(tmp_path / "plain", recipe)).phases}
-    length = Length.plan(6, 16)
+    length = Length.plan(learning.stage(batch=16), 6)
     assert found["prediction"].steps == (length.least, length.most) == (10, 240)
     assert found["prediction"].seconds[1] == pytest.approx(24 * found["prediction"].seconds[0], rel=1e-6)
     recipe = recipe.replace("    epochs: auto\n", "    epochs: auto\n    augment: auto\n")

@@ -172,7 +172,7 @@ def test_resumed_training_keeps_sharing(tmp_path: Path) -> None:
     before = whole.student.bert.encoder.layer[1].output.dense.weight.detach().clone()
 
     def learn(step: Any, folder: str) -> Any:
-        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path / folder))
+        train(step, stage, learning.rows(), learning.context(), learning.run(tmp_path / folder))
         return step.student
 
     learn(whole, "whole")

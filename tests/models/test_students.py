@@ -308,7 +308,7 @@ def test_a_checkpoint_with_another_vocabulary(tmp_path: Path) -> None:
 def test_a_trained_student_is_a_plain_model(tmp_path: Path) -> None:
     """Projections and other parts of distillation are not saved with it."""
     step = learning.step()
-    train(step, learning.stage(steps=2), learning.rows(), learning.collate(), learning.run(tmp_path / "run"))
+    train(step, learning.stage(steps=2), learning.rows(), learning.context(), learning.run(tmp_path / "run"))
     step.student.save_pretrained(tmp_path / "saved")
     loaded, found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not any(found.values()), found

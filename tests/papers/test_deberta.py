@@ -45,7 +45,7 @@ def masked_model(**changes: Any) -> Any:
 @pytest.mark.parametrize("legacy", [True, False])
 def test_the_decoder_by_hand(legacy: bool) -> None:
     model, batch = masked_model(legacy=legacy), corrupted()
-    step = deberta.EnhancedMaskDecoder(model, None, None, words=WORDS).eval()
+    step = deberta.EnhancedMaskDecoder(model, None, None).eval()
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     states = model.deberta(**inputs, output_hidden_states=True).hidden_states
     encoder, real = model.deberta.encoder, batch["attention_mask"]
@@ -73,7 +73,7 @@ def test_without_positions_the_first_pass_is_the_plain_last_layer() -> None:
 
 def test_gradients_of_the_decoder() -> None:
     model, batch = masked_model(), corrupted((6, 5, 4))
-    step = deberta.EnhancedMaskDecoder(model, None, None, words=WORDS)
+    step = deberta.EnhancedMaskDecoder(model, None, None)
     seen: list[torch.Size] = []
     model.cls.register_forward_hook(lambda _, args, out: seen.append(out.shape))
     step(**batch)["loss"].backward()
@@ -90,15 +90,15 @@ def test_gradients_of_the_decoder() -> None:
 
 def test_a_student_without_such_a_decoder_is_refused() -> None:
     with pytest.raises(StudentError, match="position_biased_input: false"):
-        deberta.EnhancedMaskDecoder(masked_model(position_biased_input=True), None, None, words=WORDS)
+        deberta.EnhancedMaskDecoder(masked_model(position_biased_input=True), None, None)
     with pytest.raises(StudentError, match=r"not BertForSequenceClassification.*`head: masked_lm`"):
-        deberta.EnhancedMaskDecoder(tiny.bert(), None, None, words=WORDS)
+        deberta.EnhancedMaskDecoder(tiny.bert(), None, None)
     model = masked_model()
     objective = Objective([Term("bert.masked_lm")], Shape.from_config(model.config))
     with pytest.raises(ObjectiveError, match="leave `objective` out"):
-        deberta.EnhancedMaskDecoder(model, None, objective, words=WORDS)
+        deberta.EnhancedMaskDecoder(model, None, objective)
     with pytest.raises(ObjectiveError, match=r"`corrupt: bert\.mask`"):
-        deberta.EnhancedMaskDecoder(model, None, None, words=WORDS)(**tiny.batch())
+        deberta.EnhancedMaskDecoder(model, None, None)(**tiny.batch())
 
 
 # Recipes
@@ -148,7 +148,7 @@ def labels_of(student: Any, kind: str | None = None) -> Objective:
 
 
 def sift(student: Any, kind: str | None = None, **options: Any) -> deberta.ScaleInvariantFineTuning:
-    return deberta.ScaleInvariantFineTuning(student, None, labels_of(student, kind), words=WORDS, **options)
+    return deberta.ScaleInvariantFineTuning(student, None, labels_of(student, kind), **options)
 
 
 CLASSES = tiny.batch() | {"labels": torch.tensor([0, 2, 1])}
@@ -247,4 +247,4 @@ def test_sift_refuses_what_it_cannot_perturb() -> None:
         [Term("tinybert.hidden")], Shape.from_config(student.config), Shape.from_config(student.config)
     )
     with pytest.raises(ObjectiveError, match="reads the student's logits"):
-        deberta.ScaleInvariantFineTuning(student, tiny.model("bert"), objective, words=WORDS)
+        deberta.ScaleInvariantFineTuning(student, tiny.model("bert"), objective)

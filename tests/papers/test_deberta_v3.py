@@ -24,7 +24,7 @@ def encoder(seed: int = 0, **changes: Any) -> Any:
 
 
 def replaced(student: Any, **options: Any) -> deberta_v3.ReplacedTokenDetection:
-    return deberta_v3.ReplacedTokenDetection(student, None, None, words=WORDS, **options).eval()
+    return deberta_v3.ReplacedTokenDetection(student, None, None, **options).eval()
 
 
 def generator(step: deberta_v3.ReplacedTokenDetection) -> Any:
@@ -151,7 +151,7 @@ def test_each_model_is_clipped_by_itself_as_by_an_optimizer_of_its_own(tmp_path:
     found = []
     for weight in (50.0, 500.0):
         torch.manual_seed(1)
-        step = deberta_v3.ReplacedTokenDetection(encoder(), None, None, words=WORDS, weight=weight)
+        step = deberta_v3.ReplacedTokenDetection(encoder(), None, None, weight=weight)
         stage = learning.stage((), step="deberta_v3.ReplacedTokenDetection", clip=0.01, steps=3, lr=1e-2)
         corrupt = partial(electra.mask, words=WORDS, rate=0.4, masked=1.0)
         torch.manual_seed(2)

@@ -49,7 +49,10 @@ def step(
     teacher = tiny.model("bert", layers=6, seed=2)
     torch.manual_seed(seed)
     objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
-    return dynabert.Sandwich(student, teacher, objective, shown=shown, **{"widths": WIDTHS, **options})
+    made: dynabert.Sandwich = Call("dynabert.Sandwich", {"widths": WIDTHS, **options})(
+        student, teacher, objective, shown=shown
+    )
+    return made
 
 
 def batch(count: int = 8) -> dict[str, Tensor]:
@@ -294,7 +297,7 @@ def test_terms_that_cannot_compare_a_subnet() -> None:
         step([Term("mobilebert.attention")])
     step([Term("tinybert.attention")])
     with pytest.raises(ObjectiveError, match="give the stage one"):
-        dynabert.Sandwich(tiny.model("bert"), tiny.model("bert"), None, widths=WIDTHS)
+        dynabert.Sandwich(tiny.model("bert"), tiny.model("bert"), None, sizes=dynabert.SubnetOptions())
     step([Term("tinybert.hidden")], widths=[], ffn=WIDTHS)
     step([Term("minilm.value_relations", layers="last", options={"heads": 2})])
 

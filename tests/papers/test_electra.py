@@ -30,7 +30,7 @@ def discriminator(seed: int = 0, **changes: Any) -> Any:
 def step(seed: int = 0, **options: Any) -> electra.ReplacedTokens:
     """In eval mode: no dropout between what the step computes and what a test does by hand."""
     student = discriminator(seed)
-    made = electra.ReplacedTokens(student, None, None, words=WORDS, **{"width": 0.5, **options})
+    made = electra.ReplacedTokens(student, None, None, **{"width": 0.5, **options})
     return made.eval()
 
 
@@ -70,18 +70,6 @@ def test_recipes_train_as_long_as_the_paper_and_decay_no_weight_of_the_task(name
 # Corruption
 
 
-def test_only_real_words_are_chosen_and_their_labels_are_the_words() -> None:
-    before, after = text(), corrupted()
-    chosen = after["labels"] != IGNORE_INDEX
-    assert chosen.any(-1).all()
-    assert torch.equal(after["labels"][chosen], before["input_ids"][chosen])
-    assert torch.equal(after["input_ids"][~chosen], before["input_ids"][~chosen])
-    assert not (chosen & (before["attention_mask"] == 0)).any()
-    assert not WORDS.special_V[before["input_ids"][chosen]].any()
-    assert set(after["input_ids"][chosen].tolist()) - set(before["input_ids"][chosen].tolist()) == {MASK}
-    assert torch.equal(after["attention_mask"], before["attention_mask"])
-
-
 def test_draws_are_with_replacement_and_85_percent_become_masks() -> None:
     """Of n draws from m places, m (1 - (1 - 1/m)^n) places are hit on average."""
     batch = text((102,) * 400)
@@ -95,18 +83,6 @@ def test_draws_are_with_replacement_and_85_percent_become_masks() -> None:
     assert chosen[:, 1:-1].float().mean(0).std() < 0.04, "every place is as likely"
     everything = electra.mask(batch, WORDS, masked=1.0)
     assert (everything["input_ids"][everything["labels"] != IGNORE_INDEX] == MASK).all()
-
-
-def test_a_row_of_special_tokens_has_nothing_to_choose() -> None:
-    ids = torch.tensor([[CLS, SEP, 0], [CLS, 9, SEP]])
-    labels = electra.mask({"input_ids": ids, "attention_mask": (ids != 0).long()}, WORDS)["labels"]
-    assert labels.tolist() == [[IGNORE_INDEX] * 3, [IGNORE_INDEX, 9, IGNORE_INDEX]]
-
-
-def test_another_mask_each_time_the_same_from_the_same_seed() -> None:
-    again, other = corrupted(), electra.mask(text(), WORDS, rate=0.4)
-    assert torch.equal(corrupted()["labels"], again["labels"])
-    assert not torch.equal(other["labels"], again["labels"])
 
 
 # Samples
@@ -190,7 +166,7 @@ def test_the_generator_answers_at_the_chosen_positions_only() -> None:
 
 def test_sizes_of_the_generator() -> None:
     student = discriminator(hidden=512, heads=8, layers=4, embedding_size=16)
-    generator = electra.ReplacedTokens(student, None, None, words=WORDS, layers=0.5).generator
+    generator = electra.ReplacedTokens(student, None, None, layers=0.5).generator
     assert isinstance(generator, ElectraForMaskedLM)
     config = generator.config
     assert (config.hidden_size, config.num_attention_heads, config.intermediate_size) == (128, 2, 512)
@@ -225,7 +201,7 @@ def test_a_teacher_that_discriminates_is_read_on_the_generators_text() -> None:
     student, teacher = discriminator(), discriminator(seed=5, layers=3)
     terms = [Term("electra.soft_replaced_tokens", 10.0), Term("tinybert.hidden", layers="last")]
     objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
-    made = electra.ReplacedTokens(student, teacher, objective, words=WORDS, weight=2.0).eval()
+    made = electra.ReplacedTokens(student, teacher, objective, weight=2.0).eval()
     batch = corrupted()
     masked, detected = by_hand(made, batch)
     torch.manual_seed(7)
@@ -242,7 +218,7 @@ def test_a_teacher_that_discriminates_is_read_on_the_generators_text() -> None:
     torch.testing.assert_close(parts["loss"], masked + 2 * detected + 10 * soft + parts["tinybert.hidden"])
     parts["loss"].backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
-    assert len(made.state_dict()) == len(electra.ReplacedTokens(discriminator(), None, None, words=WORDS).state_dict())
+    assert len(made.state_dict()) == len(electra.ReplacedTokens(discriminator(), None, None).state_dict())
 
 
 def test_the_mean_over_parts_is_the_generators_loss_of_the_whole() -> None:
@@ -265,7 +241,7 @@ def test_without_masks_nothing_is_replaced() -> None:
 def test_other_models_are_refused() -> None:
     bert = tiny.bert()
     with pytest.raises(StudentError, match=r"student must be an ELECTRA discriminator, not BertForSeq.*family electra"):
-        electra.ReplacedTokens(bert, None, None, words=WORDS)
+        electra.ReplacedTokens(bert, None, None)
     student = discriminator()
     objective = Objective(
         [Term("electra.soft_replaced_tokens")],
@@ -273,7 +249,7 @@ def test_other_models_are_refused() -> None:
         Shape.from_config(discriminator().config),
     )
     with pytest.raises(StudentError, match="the teacher must be an ELECTRA discriminator, not Bert"):
-        electra.ReplacedTokens(student, bert, objective, words=WORDS)
+        electra.ReplacedTokens(student, bert, objective)
     with pytest.raises(ObjectiveError, match=r"`corrupt: electra\.mask`"):
         step()(**text())
 
@@ -284,7 +260,7 @@ def test_other_models_are_refused() -> None:
 def test_layers_learn_slower_towards_the_input() -> None:
     student = tiny.model("electra", layers=3)
     objective = Objective([Term("bert.labels")], Shape.from_config(student.config))
-    made = electra.FineTuning(student, None, objective, words=WORDS, decay=0.5)
+    made = electra.FineTuning(student, None, objective, decay=0.5)
     groups, factors = made.groups(), made.factors(0, 10)
     assert factors == {f"depth {depth}": 0.5 ** (5 - depth) for depth in (0, 1, 2, 3, 5)}
     assert groups.keys() == factors.keys()

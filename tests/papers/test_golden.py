@@ -307,7 +307,7 @@ def test_debertas_enhanced_mask_decoder_is_the_authors() -> None:
     p2c|c2p, position_biased_input off; parameters and text as in `fill` and TEXT, with 0 where there is no label.
     """
     model = deberta_model(AutoModelForMaskedLM, layers=3)
-    step = deberta.EnhancedMaskDecoder(model, None, None, words=WORDS).eval()
+    step = deberta.EnhancedMaskDecoder(model, None, None).eval()
     fill(step, {"decoder.positions": "deberta.embeddings.position_embeddings", "decoder.model.": ""})
     loss = step(**TEXT)["loss"]
     assert loss.item() == pytest.approx((2.116121768951416 + 1.5144990682601929 + 2.6261043548583984) / 3, rel=1e-5)
@@ -337,7 +337,7 @@ def test_deberta_v3s_sharing_is_the_authors(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     most_likely(monkeypatch)
     student = deberta_model(AutoModel, layers=4)
-    step = deberta_v3.ReplacedTokenDetection(student, None, None, words=WORDS, weight=10.0).eval()
+    step = deberta_v3.ReplacedTokenDetection(student, None, None, weight=10.0).eval()
     generator: Any = step.generator
     head = "discriminator.mask_predictions"
     fill(

@@ -97,10 +97,10 @@ def test_the_student_is_trained_on_the_probabilities_of_its_rows(
 
     seen, train = {}, stages.train
 
-    def watched(step: Any, stage: Any, rows: Any, collate: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = collate([rows[i] for i in range(5, 25)])
+    def watched(step: Any, stage: Any, rows: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = context.collate([rows[i] for i in range(5, 25)])
         seen["p"] = step.teacher.signals(batch, frozenset({"logits"})).logits.softmax(-1)
-        return train(step, stage, rows, collate, *args, **kwargs)
+        return train(step, stage, rows, context, *args, **kwargs)
 
     monkeypatch.setattr(stages, "train", watched)
     with pytest.raises(Trained):

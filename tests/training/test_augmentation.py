@@ -26,7 +26,7 @@ from compress.data.tokenize import encode
 from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS_TO_LEARN, add_stages, augment, missing_label, near_words, variants
+from compress.training.augment import FEW_ROWS_TO_LEARN, add_stages, make_variants, missing_label
 from compress.training.replacements import CandidateOptions, find_candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
@@ -181,7 +181,7 @@ def test_words_that_the_model_has_no_room_for_stay(tokenizer: Any) -> None:
 
 
 def drawn(*args: Any, copies: int = 200, probability: float = 0.5, seed: int = 0) -> list[str]:
-    return variants(*args, np.random.default_rng(seed), copies, probability)
+    return make_variants(*args, np.random.default_rng(seed), copies, probability)
 
 
 SLOTS = [(4, 9, ["story", "plot"]), (13, 17, ["bad", "dull", "poor"])]
@@ -219,7 +219,7 @@ def test_variants_equal_those_of_the_authors_code() -> None:
     text, candidates = given["short"], given["candidates"]
     slots = [(text.index(word), text.index(word) + len(word), some) for word, some in candidates.items()]
     rng: Any = Scripted(given["picked"], given["chance"])
-    assert [text, *variants(text, slots, rng, given["copies"], given["probability"])] == expected["variants"]
+    assert [text, *make_variants(text, slots, rng, given["copies"], given["probability"])] == expected["variants"]
 
 
 def test_the_authors_code_asks_about_the_same_words(lm: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def split(**columns: Sequence[Any]) -> Dataset:
 
 
 def rows(data: Dataset, lm: Any, tokenizer: Any, *, seed: int = 0, **options: Any) -> list[dict[str, Any]]:
-    made = augment(data, lm, tokenizer, rng=np.random.default_rng(seed), **options)
+    made = Call("tinybert.augment", options)(data, lm, tokenizer, rng=np.random.default_rng(seed))
     assert isinstance(made, Iterator)
     return list(made)
 
@@ -349,9 +349,13 @@ def test_a_model_that_fills_in_no_masks_is_refused(tokenizer: Any) -> None:
         rows(SINGLE, tiny.bert().bert, tokenizer)
 
 
+def near_words(data: Dataset, encoder: Any, tokenizer: Any, **options: Any) -> list[dict[str, Any]]:
+    return list(Call("tinybert.near_words", options)(data, encoder, tokenizer, rng=np.random.default_rng(0)))
+
+
 def test_near_words_take_no_language_model(tokenizer: Any) -> None:
     encoder = tiny.bert().bert
-    got = list(near_words(SINGLE, encoder, tokenizer, rng=np.random.default_rng(0), candidates=3))
+    got = near_words(SINGLE, encoder, tokenizer, candidates=3)
     made = {row["text"] for row in got} - set(SINGLE["text"])
     last = {text.split()[-1] for text in made if text.startswith("the")}
     assert last == {"slow", *nearest({"slow"}, encoder, tokenizer, most=3, file=None, single_tokens=True)["slow"]}
@@ -367,7 +371,7 @@ PAIRS = Dataset.from_dict({
 
 def test_texts_are_paired_with_similar_ones(tokenizer: Any) -> None:
     def make(**options: Any) -> list[dict[str, Any]]:
-        return list(near_words(PAIRS, tiny.bert().bert, tokenizer, rng=np.random.default_rng(0), copies=1, **options))
+        return near_words(PAIRS, tiny.bert().bert, tokenizer, copies=1, **options)
 
     plain, more = make(), make(partners=1)
     assert more[: len(plain)] == plain
@@ -383,7 +387,7 @@ def test_texts_are_paired_with_similar_ones(tokenizer: Any) -> None:
 
 def test_the_nearest_texts_are_the_partners(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.training.augment.WIDER", 1)
-    got = near_words(PAIRS, tiny.bert().bert, tokenizer, rng=np.random.default_rng(0), copies=1, partners=1)
+    got = near_words(PAIRS, tiny.bert().bert, tokenizer, copies=1, partners=1)
     made = [(row["text"], row["text_pair"]) for row in got if row["label"] == -100]
     assert ("the film was good", "a bad film") in made and ("a dull plot", "the plot is sharp") in made
 
@@ -396,7 +400,7 @@ def test_labels_that_are_missing(label: Any, missing: Any) -> None:
 
 def test_single_texts_have_no_partners(tokenizer: Any) -> None:
     with pytest.raises(DataError, match="`partners` are for pairs"):
-        list(near_words(SINGLE, tiny.bert().bert, tokenizer, rng=np.random.default_rng(0), partners=1))
+        near_words(SINGLE, tiny.bert().bert, tokenizer, partners=1)
 
 
 def test_a_recipe_may_name_it() -> None:

@@ -27,6 +27,10 @@ def history(scores: list[float], *, every: int, distances: list[float] | None = 
     return points
 
 
+def plan(per_epoch: int, *, batch: int = 32, rows: int = 500, per_query: float = 1, **changes: Any) -> Length:
+    return Length.plan(learning.stage(batch=batch, **changes), per_epoch, rows=rows, per_query=per_query)
+
+
 LENGTH = Length(least=90, most=900, every=10, gain=0.01)
 
 
@@ -49,7 +53,7 @@ def test_a_distance_that_still_shrinks_goes_on_training() -> None:
 
 
 def test_a_single_evaluation_never_ends_the_hold() -> None:
-    length = Length.plan(125, 32, "quick", rows=800)
+    length = plan(125, effort="quick", rows=800)
     assert length.every > schedule.SCORE_PATIENCE * 3 * length.every, "the steps alone would let it"
     scores = [0.84, 0.8725, 0.865, 0.84]
     assert length.decay_start(history(scores[:3], every=length.every)) is None
@@ -68,7 +72,7 @@ def test_every_length_ends_within_its_limits_and_at_rate_zero(seed: int) -> None
     draw = random.Random(seed)
     per_epoch, rows, batch = draw.choice([1, 7, 130, 2000]), draw.choice([0, 10, 872, 20_000]), draw.choice([1, 8, 64])
     scores = [draw.random() ** draw.choice([0.1, 1]) for _ in range(draw.randrange(80))]
-    length = Length.plan(per_epoch, batch, rows=rows)
+    length = plan(per_epoch, batch=batch, rows=rows)
     assert 1 <= length.least <= length.most <= max(schedule.MOST_AUTO_STEPS, schedule.EPOCHS * per_epoch)
     start = length.decay_start(history(scores, every=length.every))
     end = length.end(start)
@@ -82,7 +86,7 @@ def test_every_length_ends_within_its_limits_and_at_rate_zero(seed: int) -> None
 
 
 def test_more_effort_is_longer() -> None:
-    lengths = [Length.plan(100, 32, effort, rows=500) for effort in schedule.EFFORTS]
+    lengths = [plan(100, effort=effort) for effort in schedule.EFFORTS]
     for shorter, longer in itertools.pairwise(lengths):
         assert shorter.least < longer.least
         assert shorter.most < longer.most
@@ -90,23 +94,23 @@ def test_more_effort_is_longer() -> None:
 
 @pytest.mark.parametrize(("per_epoch", "least"), [(100, 400), (2000, 2000)])
 def test_rows_that_are_worth_it_are_all_seen_once(per_epoch: int, least: int) -> None:
-    whole, usual = (Length.plan(per_epoch, 32, rows=500, whole=whole) for whole in (True, False))
+    whole, usual = (plan(per_epoch, corpus=whole) for whole in (True, False))
     assert (whole.least, usual.least) == (least, 400)
     assert (whole.every, whole.most) == (usual.every, usual.most)
 
 
 def test_the_rows_of_a_query_count_as_one() -> None:
     """As many queries are seen at least as rows that stand alone, or all of them once."""
-    assert [Length.plan(n, 32, rows=500, per_query=8).least for n in (100, 727, 10_000)] == [400, 727, 3200]
-    assert Length.plan(727, 32, "quick", rows=500, per_query=8).least == 291
-    assert Length.plan(727, 32, rows=500, per_query=8).most == Length.plan(727, 32, rows=500).most
+    assert [plan(n, per_query=8).least for n in (100, 727, 10_000)] == [400, 727, 3200]
+    assert plan(727, effort="quick", per_query=8).least == 291
+    assert plan(727, per_query=8).most == plan(727).most
 
 
 def test_variants_are_read_longer() -> None:
-    varied, usual = (Length.plan(3000, 32, rows=500, varied=varied) for varied in (True, False))
+    varied, usual = (plan(3000, augment=augment) for augment in ("tinybert.near_words", None))
     assert (varied.least, varied.most) == schedule.VARIED
     assert (varied.least > usual.least, varied.most < usual.most, varied.gain) == (True, True, usual.gain)
-    few = Length.plan(2, 32, varied=True)
+    few = plan(2, rows=0, augment="tinybert.near_words")
     assert (few.least, few.most) == (2 * schedule.EPOCHS, 2 * schedule.EPOCHS_OF_ROWS)
 
 

@@ -88,7 +88,7 @@ def test_the_objective_is_a_mean_over_all_rows(loss: str, batch: int) -> None:
 
 def test_held_out_text_is_corrupted_in_the_same_way_every_time() -> None:
     student = tiny.model("electra", head=AutoModelForPreTraining)
-    step = electra.ReplacedTokens(student, None, None, words=WORDS, width=0.5)
+    step = electra.ReplacedTokens(student, None, None, width=0.5)
     scoring = chosen(step, partial(electra.mask, words=WORDS), head="pretraining", steps=None, epochs="auto")
     assert scoring is not None
     before = torch.random.get_rng_state()

@@ -87,7 +87,7 @@ def tracked(path: Path, tracker: str | None, *, until: int | None = None) -> Any
     if until is not None:
         learning.interrupt(step, until)
     run = Run(path, seed=7, main=True, track=tracker)
-    train(step, STAGE, learning.rows(), learning.collate(), run)
+    train(step, STAGE, learning.rows(), learning.context(), run)
     return step
 
 
@@ -127,7 +127,7 @@ def test_the_part_of_a_run_is_in_its_group(fake: Any, tmp_path: Path) -> None:
     (tmp_path / "found" / "run.json").write_text("{}", encoding="utf-8")
     run = Run(tmp_path / "found" / "students" / "12", seed=7, main=True, track="wandb")
     run.path.mkdir(parents=True)
-    train(learning.step(), STAGE, learning.rows(), learning.collate(), run)
+    train(learning.step(), STAGE, learning.rows(), learning.context(), run)
     assert [(each.settings["group"], each.settings["name"]) for each in fake.begun] == [("found", "students/12/lesson")]
 
 
