@@ -315,19 +315,6 @@ def test_a_recovering_student_is_mapped_back_to_the_teachers_dimensions() -> Non
     assert all(each.grad is None for each in teacher.parameters())
 
 
-def test_halves_of_a_batch_sum_to_the_whole() -> None:
-    student, teacher = model("bert"), model("bert", seed=1)
-    objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
-    step = Matched(student, teacher, objective, match=MatchOptions(ordered=True, matched_layers=[2]))
-    step.alive = lambda: torch.tensor([False, False, True])
-    batch = tiny.batch((7, 5, 3, 1))
-    halves = [{name: each[rows] for name, each in batch.items()} for rows in (slice(0, 2), slice(2, 4))]
-    counts = [step.items(half) for half in halves]
-    items = {name: torch.stack([count[name] for count in counts]).mean() for name in counts[0]}
-    mean = torch.stack([step(**half, items=items)["loss"] for half in halves]).mean()
-    torch.testing.assert_close(mean, step(**batch)["loss"])
-
-
 @pytest.mark.parametrize("total", [300, 600])
 def test_the_target_is_reached(total: int) -> None:
     """The expected size, where every gate is worth something else, by the groups and rates that the trainer uses."""

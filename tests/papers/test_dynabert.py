@@ -118,18 +118,6 @@ def test_all_of_the_student_and_the_map_learn_and_the_teacher_does_not() -> None
     assert not map_TD[:, 8:].any()
 
 
-def test_parts_of_a_batch_make_the_whole() -> None:
-    """2 x 4 accumulated is 1 x 8: losses per example and per token, and the same subnets for both parts."""
-    made, inputs = step(), batch()
-    whole = gradients(made, made(**inputs)["loss"])
-    parts = [{name: each[at : at + 4] for name, each in inputs.items()} for at in (0, 4)]
-    counts = [made.items(part) for part in parts]
-    items = {name: (counts[0][name] + counts[1][name]) / 2 for name in counts[0]}
-    halves = gradients(made, torch.stack([made(**part, items=items)["loss"] for part in parts]).mean())
-    for name in whole:
-        torch.testing.assert_close(halves[name], whole[name], rtol=1e-4, atol=1e-6)
-
-
 def test_a_cached_teacher_is_the_teacher(tmp_path: Path) -> None:
     online = step()
     cache = teacher_cache(

@@ -221,15 +221,6 @@ def test_a_teacher_that_discriminates_is_read_on_the_generators_text() -> None:
     assert len(made.state_dict()) == len(electra.ReplacedTokens(discriminator(), None, None).state_dict())
 
 
-def test_the_mean_over_parts_is_the_generators_loss_of_the_whole() -> None:
-    made, batch = step(), corrupted()
-    parts = [{name: column[rows] for name, column in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
-    counts = [made.items(part) for part in parts]
-    items = {name: (counts[0][name] + counts[1][name]) / 2 for name in counts[0]}
-    mean = torch.stack([made(**part, items=items)["generator"] for part in parts]).mean()
-    torch.testing.assert_close(mean, made(**batch)["generator"])
-
-
 def test_without_masks_nothing_is_replaced() -> None:
     made = step()
     parts = made(**text(), labels=torch.full_like(text()["input_ids"], IGNORE_INDEX))
