@@ -310,11 +310,10 @@ def trained(path: Path, *, interrupted: int | None = None, **options: Any) -> dy
     return made
 
 
-@pytest.mark.parametrize("at", [2, 5])
-def test_resumed_is_uninterrupted(tmp_path: Path, at: int) -> None:
+def test_resumed_is_uninterrupted(tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "halved", interrupted=at)
+        trained(tmp_path / "halved", interrupted=5)
     again = trained(tmp_path / "halved")
     for name, tensor in learning.weights(whole).items():  # type: ignore[arg-type]
         assert torch.equal(tensor, again.state_dict()[name]), name
