@@ -348,8 +348,10 @@ def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str
     places: list[tuple[str, Any, type[Frozen]]] = [
         (f"stages[{at}]", stage, Stage) for at, stage in enumerate(stages)
     ]
-    for name in ("teacher", "teacher_lm", "student"):
-        places.append((name, tree.get(name), _PARTS[name]))
+    places += [
+        (name, tree.get(name), _PARTS[name])
+        for name in ("teacher", "teacher_lm", "student")
+    ]
     problems: list[str] = []
     for where, settings, kind in places:
         if not isinstance(settings, dict):

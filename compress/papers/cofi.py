@@ -266,16 +266,13 @@ class Gated(WrappedStep):
         self.share = 0.0
         self.minimise.alive = self._alive
         cuts = self.plan.cuts
-        embeddings = [
+        frozen = nn.ParameterList(
             each
             for name, each in student.named_parameters()
-            if name in cuts and cuts[name].role in _FROZEN
-        ]
-        self._frozen = [
-            parameter for parameter in embeddings if parameter.requires_grad
-        ]
-        for parameter in self._frozen:
-            parameter.requires_grad_(False)
+            if each.requires_grad and name in cuts and cuts[name].role in _FROZEN
+        )
+        # in a list: the student registers them already
+        self._frozen = [frozen.requires_grad_(False)]
 
     @property
     def gates(self) -> Gates:
@@ -348,8 +345,7 @@ class Gated(WrappedStep):
         kept = self.target.kept(self.gates.active())
         values = self.gates.settled(kept)
         self.gates.detach()
-        for parameter in self._frozen:
-            parameter.requires_grad_(True)
+        self._frozen[0].requires_grad_(True)
         fold(student, self.plan, values)
         small = slice_model(student, kept)
         if HIDDEN in kept.indices:

@@ -125,17 +125,17 @@ class SubnetOptions(OptionGroup):
                 f"dynabert.Sandwich: widths: {wrong[0]:g}; expected shares of the "
                 "student's own, above 0 up to 1"
             )
-        choices: list[list[dict[str, float]]] = [
-            [
-                {},
-                *(dict.fromkeys(together, width) for width in self.widths if width < 1),
-            ]
+        shares = (width for width in self.widths if width < 1)
+        wide: list[Mapping[str, float]] = [
+            {},
+            *(dict.fromkeys(together, share) for share in shares),
         ]
-        for axis, sizes in axes.items():
-            choices.append([{}, *({axis: size} for size in sizes)])
+        alone = [
+            [{}, *({axis: size} for size in sizes)] for axis, sizes in axes.items()
+        ]
         return [
             {axis: size for part in parts for axis, size in part.items()}
-            for parts in product(*choices)
+            for parts in product(wide, *alone)
         ]
 
 

@@ -218,13 +218,10 @@ class Progressive(WrappedStep):
         now = active_layer(step, total, len(self.layers))
         base = base_factor(step, total, len(self.layers))
         active = self.factor["active"] * base
+        lower = self.factor["lower"] * base
         factors = dict.fromkeys(self.groups(), active)
-        for n in range(len(self.layers)):
-            if n < now:
-                factors[f"layer.{n}"] = self.factor["lower"] * base
-            elif n > now:
-                factors[f"layer.{n}"] = 0.0
-        return factors
+        factors |= {f"layer.{n}": lower for n in range(now)}
+        return factors | {f"layer.{n}": 0.0 for n in range(now + 1, len(self.layers))}
 
     def finish(self) -> None:
         """Unfreeze the parameters that were frozen for the transfer, for later

@@ -377,19 +377,18 @@ class Objective(nn.Module):
         student's layers.
         """
         targets = targets or {}
-        parts: dict[str, Tensor] = {}
-        counts = (
-            self.items({**targets, "attention_mask": student.mask_BL})
-            if items is not None
-            else {}
-        )
-        for i, name in enumerate(self.names):
-            parts[name] = self.terms[i].weight * self._value(
-                i, student, teacher, targets, (pairs or self.pairs)[i]
-            )
-            if items is not None:
-                per = self.readings[i].per
-                parts[name] = weigh_part(parts[name], counts[per], items[per])
+        pairs = pairs or self.pairs
+        parts = {
+            name: self.terms[i].weight
+            * self._value(i, student, teacher, targets, pairs[i])
+            for i, name in enumerate(self.names)
+        }
+        if items is not None:
+            counts = self.items({**targets, "attention_mask": student.mask_BL})
+            parts = {
+                name: weigh_part(parts[name], counts[reading.per], items[reading.per])
+                for name, reading in zip(self.names, self.readings, strict=True)
+            }
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

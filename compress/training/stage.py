@@ -17,7 +17,7 @@ import transformers
 from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
@@ -605,18 +605,13 @@ def _make_step(
 @contextmanager
 def _only_head(student: PreTrainedModel) -> Iterator[None]:
     """Freeze the encoder below the head in this context."""
-    frozen = [
-        parameter
-        for parameter in student.base_model.parameters()
-        if parameter.requires_grad
-    ]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
+    parameters = student.base_model.parameters()
+    trained = nn.ParameterList(each for each in parameters if each.requires_grad)
+    trained.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
+        trained.requires_grad_(True)
 
 
 def load_trained(run: Run, stage: str, console: Console) -> Trained | None:
