@@ -48,7 +48,7 @@ def chosen(step: Any, corrupt: Any, **settings: Any) -> Scoring | None:
 def test_deberta_is_scored_through_its_decoder() -> None:
     """The head on the student's own last layer is not trained."""
     student = tiny.model("deberta-v2", head=AutoModelForMaskedLM)
-    step = deberta.EnhancedMaskDecoder(student, None, None, words=WORDS)
+    step = deberta.EnhancedMaskDecoder(student, None, None)
     scoring = chosen(step, MASK)
     assert scoring is not None
     score = step.wrap_score(scoring.score)
