@@ -156,18 +156,16 @@ def _check_scores(keys: JsonKeys) -> None:
     more than its logits in order."""
     keys.take("__version__", dict, {})
     keys.take("model_type", str)
-    keys.take("keep_in_fp32_modules", (list, type(None)), None)  # everything is float32
-    prompts = keys.take("prompts", (dict, type(None)), None) or {}
-    prompt = prompts.get(keys.take("default_prompt_name", (str, type(None)), None))
+    keys.take("keep_in_fp32_modules", list, None)  # everything is float32
+    prompts = keys.take("prompts", dict, None) or {}
+    prompt = prompts.get(keys.take("default_prompt_name", str, None))
     if prompt:
         raise TeacherError(
             f"{keys.path}: default_prompt_name puts {prompt!r} before the texts of "
             "this cross-encoder, which is not supported; expected none. Put the prompt "
             "into your texts, and set default_prompt_name to null"
         )
-    activation = (
-        keys.take("activation_fn", (str, type(None)), None) or "torch.nn.Identity"
-    )
+    activation = keys.take("activation_fn", str, None) or "torch.nn.Identity"
     if (
         not activation.startswith("torch.nn.")
         or activation.rpartition(".")[2] not in RISING

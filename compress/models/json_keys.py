@@ -27,8 +27,8 @@ class JsonKeys:
         *,
         expected: str = "",
     ) -> Any:
-        """Take the value of a key. Raises TeacherError if it is of another type, or
-        missing without a default."""
+        """Take the value of a key, which may be null if the default is None. Raises
+        TeacherError if it is of another type, or missing without a default."""
         self.taken.append(name)
         if name not in self.left:
             if default is _MISSING:
@@ -39,6 +39,8 @@ class JsonKeys:
             return default
         value = self.left.pop(name)
         allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+        if default is None:
+            allowed = (*allowed, type(None))
         is_bool = isinstance(value, bool) and bool not in allowed
         if is_bool or not isinstance(value, allowed):
             named = expected or " or ".join(

@@ -355,7 +355,7 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
     keys = next((each for each in opened if each.left), opened[-1])
     max_length = keys.take(
         "max_seq_length",
-        (int, type(None)),
+        int,
         None,
         expected="a number of tokens, or null",
     )
@@ -373,7 +373,7 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
     )
     keys.refuse("module_output_name", task.feature, f"expected {task.feature!r}")
     # whether a batch is padded, which changes no vector
-    keys.take("unpad_inputs", (bool, type(None)), None)
+    keys.take("unpad_inputs", bool, None)
     for name in ("query_length", "document_length"):
         keys.refuse(
             name, None, "all texts have the same limit here; use max_seq_length"
@@ -498,19 +498,19 @@ def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSett
         "expected a model with a vector for each text",
     )
     _check_requirements(keys)
-    prompts = keys.take("prompts", (dict, type(None)), None) or {}
+    prompts = keys.take("prompts", dict, None) or {}
     for name, text in prompts.items():
         if not isinstance(text, str | None):
             raise TeacherError(f"{path}: prompt {name!r} is {text!r}; expected a text")
     texts = {name: text or "" for name, text in prompts.items()}
-    default = keys.take("default_prompt_name", (str, type(None)), None)
+    default = keys.take("default_prompt_name", str, None)
     preparation = TextPreparation(texts, default)
     if default is not None and default not in preparation.names:
         raise TeacherError(
             f"{path}: default_prompt_name is {default!r}; expected one of "
             f"{', '.join(preparation.names)}"
         )
-    similarity = keys.take("similarity_fn_name", (str, type(None)), None)
+    similarity = keys.take("similarity_fn_name", str, None)
     if similarity is not None and similarity not in _SIMILARITIES:
         raise TeacherError(
             f"{path}: similarity_fn_name is {similarity!r}; expected one of "
@@ -518,7 +518,7 @@ def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSett
         )
     truncate_dim = keys.take(
         "truncate_dim",
-        (int, type(None)),
+        int,
         None,
         expected="a number of dimensions, or null",
     )
@@ -535,7 +535,7 @@ def _check_requirements(keys: JsonKeys) -> None:
     asks for."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    wanted = keys.take("requirements", (dict, type(None)), None) or {}
+    wanted = keys.take("requirements", dict, None) or {}
     for package, requirement in wanted.items():
         name = {"pytorch": "torch"}.get(package, package)
         specifier = (

@@ -381,7 +381,7 @@ def _read_activation(config: JsonKeys) -> str:
 def _read_features(config: JsonKeys) -> tuple[str, str]:
     """Read the names of the features that a module reads and writes."""
     source = config.take("module_input_name", str, VECTOR)
-    target = config.take("module_output_name", (str, type(None)), None)
+    target = config.take("module_output_name", str, None)
     for name in (source, target):
         if name in _RESERVED:
             raise TeacherError(
