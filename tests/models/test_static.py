@@ -1,5 +1,6 @@
 """Static students: the mean of a table's rows, computed from a teacher by model2vec, and shipped like any student."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from compress.errors import StudentError
 from compress.exporters.onnx import parity, to_onnx
 from compress.latency.features import Terms
 from compress.latency.model import model_cost
+from compress.models import own_classes
 from compress.models.flops import count_parameters, flops_per_token
 from compress.models.signals import read
 from compress.models.static import StaticConfig, StaticForSequenceClassification, StaticModel
@@ -177,6 +179,10 @@ def test_special_tokens_around() -> None:
     assert words.unknown == tokenizer.unk_token_id
     for family in ("distilbert", "albert", "mobilebert", "deberta-v2"):
         assert drawn(tiny.model(family, head=AutoModel)).get_input_embeddings().weight.isfinite().all()
+
+
+def test_the_cards_of_version_0_2_still_import_the_classes() -> None:
+    assert import_module("compress.models.families").own_classes is own_classes
 
 
 def test_errors() -> None:

@@ -274,15 +274,6 @@ def test_silent_heads_and_dimensions_are_cut_first() -> None:
     assert torch.equal(student.classifier.weight, teacher.classifier.weight[:, dims])
 
 
-@pytest.mark.parametrize("family", [name for name in ROLES if name != "modernbert"])
-def test_every_family_can_be_narrowed(family: str) -> None:
-    spec = StudentSpec(layers=1, hidden=16, ffn=32, heads=2, init="teacher")
-    student = build(spec, tiny.model(family))
-    out = student(**tiny.batch(), labels=torch.tensor([0, 1, 2]))
-    assert out.logits.isfinite().all()
-    out.loss.backward()
-
-
 # From a checkpoint, and saved as one
 
 
@@ -325,7 +316,7 @@ def test_the_attention_implementation_is_not_the_teachers() -> None:
     assert build(StudentSpec(family="deberta-v2"), opened).config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", [name for name in ROLES if name != "modernbert"])
 def test_a_narrower_student_keeps_the_most_important_units(family: str) -> None:
     teacher = tiny.model(family, layers=2, hidden=32, seed=4)
     random = torch.Generator().manual_seed(1)
@@ -335,7 +326,9 @@ def test_a_narrower_student_keeps_the_most_important_units(family: str) -> None:
     student = build(spec, teacher, kept=choose_units(spec, teacher, lambda: importance))
     kept = importance[HIDDEN].topk(16).indices.sort().values
     mine, theirs = (model.get_input_embeddings().weight for model in (student, teacher))
-    assert torch.equal(mine, theirs[:, kept]), "columns of the most important widths, in their order"
+    if family != "electra":  # whose table has a width of its own
+        assert torch.equal(mine, theirs[:, kept]), "columns of the most important widths, in their order"
+    assert student(**tiny.batch()).logits.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,7 @@ def kept_by(theirs: Any, whole: Any, plan: SlicePlan) -> Kept:
     return Kept(sizes, tuple(range(plan.sizes.layers)), indices)
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
-@pytest.mark.parametrize("importance", ["magnitude", "taylor"])
+@pytest.mark.parametrize(("ratio", "importance"), [(0.25, "taylor"), (0.5, "magnitude"), (0.75, "magnitude")])
 def test_our_slice_computes_the_same_with_its_units(ratio: float, importance: str) -> None:
     """Heads, neurons, hidden width and embeddings at once, at one ratio."""
     whole, theirs, batch = model(), model(), tiny.batch((6, 6))
