@@ -124,6 +124,13 @@ def test_columns_by_contents(folder: Folder) -> None:
     assert "took '1' as the text, by the contents" in data.notes
 
 
+def test_recurring_phrases_are_no_text(folder: Folder) -> None:
+    phrases = ("of the old town", "of the new town", "by the great sea", "in the high hills")
+    rows = [(phrases[n % 4], f"a house with {n} rooms", "ab"[n % 2]) for n in range(10)]
+    data = load_task(folder({"train.tsv": tsv(rows, ""), "dev.tsv": tsv(rows, "")}), label="3")
+    assert data.task.text == ("2",)
+
+
 def test_unknown_header_above_recurring_labels(folder: Folder) -> None:
     content = tsv(ROWS * 6, "phrase\tmood\n")
     data = load_task(folder({"train.tsv": content, "dev.tsv": content[len("phrase\tmood\n") :]}), text=["phrase"])
