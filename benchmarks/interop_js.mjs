@@ -16,7 +16,8 @@ const CLASSES = {
   regression: "AutoModelForSequenceClassification",
   tagging: "AutoModelForTokenClassification",
   qa: "AutoModelForQuestionAnswering",
-  embeddings: "AutoModel",
+  embedding: "AutoModel",
+  encoder: "AutoModel",
   causal: "AutoModelForCausalLM",
   seq2seq: "AutoModelForSeq2SeqLM",
 };

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Do exported folders say the same in transformers.js as in Python?
 
-    python -m benchmarks.interop_js runs/sst2/bundle embeddings/ gpt2/ ... [--modules DIR]
+    python -m benchmarks.interop_js runs/sst2/bundle vectors/ gpt2/ ... [--modules DIR]
 
-For every folder, a bundle, embeddings or a model that writes text, and for its fp32 and its int8 file: the tokens are
+For every folder, a bundle, an encoder or a model that writes text, and for its fp32 and its int8 file: the tokens are
 those of tokenizer.json, the outputs those of onnxruntime in Python, the label the one `Bundle.predict` gives, and
 greedy generation writes the same tokens. `--modules` is a folder in whose node_modules @huggingface/transformers is;
 without it, npm installs it into a folder that goes away. Prints one line per file; exits with 1 if any fails.
@@ -22,7 +22,8 @@ import numpy as np
 from benchmarks.common import make_parser
 from compress.data.encoder import Text, TextEncoder
 from compress.errors import CompressError
-from compress.exporters.artifact import Bundle, Precision
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import Precision
 from compress.exporters.session import open_session
 from compress.exporters.text_generator import ENCODER, TextGenerator
 
@@ -47,10 +48,10 @@ class MismatchError(AssertionError):
 
 
 def find_kind(folder: Path) -> str:
-    """`causal`, `seq2seq`, `embeddings`, or the kind of a bundle's task."""
+    """`causal`, `seq2seq`, `encoder`, or the kind of a bundle's task."""
     bundle = Bundle.load(folder)
     if bundle.manifest.kind != "generative":
-        return bundle.task.kind if bundle.manifest.kind == "task" else "embeddings"
+        return bundle.task.kind if bundle.manifest.kind == "task" else "encoder"
     return "seq2seq" if (folder / ENCODER["fp32"]).is_file() else "causal"
 
 

@@ -7,7 +7,7 @@ Run by the python of a venv of its own, without compress in it:
     optimum/bin/pip install torch==2.13.0
     optimum/bin/pip install transformers==4.57.6 optimum==2.1.0 optimum-onnx==0.1.0 onnxruntime==1.31.1 onnx==1.23.2
     optimum/bin/pip install sentence-transformers==6.2.0
-    optimum/bin/python benchmarks/interop_optimum.py runs/sst2/bundle embeddings/ gpt2/ ...
+    optimum/bin/python benchmarks/interop_optimum.py runs/sst2/bundle vectors/ gpt2/ ...
 
 A bundle: AutoTokenizer and the Auto class of its head load it as it is, with its labels and the tokens of its
 tokenizer.json; the ORTModel of its head loads both ONNX files, and gives torch's logits from the float32 one and plain
@@ -41,9 +41,10 @@ HEADS = {
     "regression": "ModelForSequenceClassification",
     "tagging": "ModelForTokenClassification",
     "qa": "ModelForQuestionAnswering",
-    "embeddings": "Model",
+    "embedding": "Model",
+    "encoder": "Model",
 }
-ORT_HEADS = {**HEADS, "embeddings": "ModelForFeatureExtraction"}
+ORT_HEADS = {**HEADS, **dict.fromkeys(("embedding", "encoder"), "ModelForFeatureExtraction")}
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 FILES = ("model.onnx", "model_quantized.onnx")
 
@@ -51,12 +52,11 @@ FILES = ("model.onnx", "model_quantized.onnx")
 def check(folder: Path) -> str:
     """Describe the measured differences; raise AssertionError, or what the libraries raise."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    if task := manifest["task"]:
-        return check_outputs(folder, task["kind"], manifest["max_length"], task)
-    if manifest["kind"] == "generative":
+    if manifest.get("kind") == "generative":
         return check_writer(folder)
-    words = check_outputs(folder, "embeddings", manifest["max_length"], {"labels": [], "text": ["text"]})
-    return f"{words}, {check_vectors(folder)}" if (folder / "modules.json").is_file() else words
+    task = manifest["task"] or {"kind": "encoder", "labels": [], "text": ["text"]}
+    words = check_outputs(folder, task["kind"], manifest["max_length"], task)
+    return f"{words}, {check_vectors(folder)}" if task["kind"] == "embedding" else words
 
 
 def check_outputs(folder: Path, kind: str, max_length: int, task: dict[str, Any]) -> str:

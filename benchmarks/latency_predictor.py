@@ -23,7 +23,7 @@ from transformers import BertConfig
 
 from benchmarks.common import make_parser, write_result
 from compress.benchmark.devices import open_device
-from compress.exporters.artifact import Precision
+from compress.exporters.manifest import Precision
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, choose_spread, sample
 from compress.latency.model import Errors, LatencyModel

@@ -22,7 +22,8 @@ from typing import Any
 from benchmarks.chromium import open_tab
 from benchmarks.common import make_parser, write_result
 from compress.benchmark.browser.device import WEB_VERSION, load_runtime
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.session import read_model, session_entries
 
 TOKENS = 128

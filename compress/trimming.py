@@ -35,8 +35,8 @@ from tokenizers import Tokenizer
 
 from compress.data.encoder import TextEncoder, encoder_of, text_encoder_of
 from compress.errors import BundleError, CompressError, ExportError
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
-from compress.exporters.manifest import Manifest, stamp_files
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES, Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint

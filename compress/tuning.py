@@ -24,13 +24,14 @@ from onnx import ModelProto
 from compress.arguments import Share, check_arguments
 from compress.benchmark.device import Device
 from compress.errors import CompressError, ExportError
-from compress.exporters.artifact import Bundle, Precision
+from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import (
     LEARNED_KEY,
     quantize_dynamic,
     quantize_learned,
     quantize_static,
 )
+from compress.exporters.manifest import Precision
 from compress.exporters.rewrite.attention import collapse
 from compress.exporters.rewrite.forms import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.graph import Graph, find_writer, list_floats, products

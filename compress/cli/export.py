@@ -32,7 +32,7 @@ from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.data.vector_index import StoredForm
-    from compress.exporters.artifact import Precision
+    from compress.exporters.manifest import Precision
     from compress.exporters.predictor import AnsweredLine, Answering
 
 

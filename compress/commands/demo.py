@@ -15,7 +15,8 @@ from compress.benchmark.browser.server import PageSession, Site, serve_site
 from compress.data.text_preparation import DOCUMENT_PROMPT, QUERY
 from compress.errors import ExportError
 from compress.exporters import manifest
-from compress.exporters.artifact import Bundle, Precision
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import Precision
 from compress.exporters.session import read_model, session_entries
 from compress.exporters.tokenizer.text_model import text_file
 from compress.io import atomic_folder, hash_files, write_json

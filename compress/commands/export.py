@@ -29,6 +29,7 @@ from compress.exporters.writers.context import (
     FixedOptions,
 )
 from compress.quantization.calibration import compute_ranges
+from compress.quantization.similarities import certify_vectors
 from compress.tuning import tune
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def export(
         fixed=fixed,
         load_data=load_data,
         calibrate=None if load_data is None else partial(calibrate, load_data),
+        certify=certify_vectors,
         say=say,
     )
     with ExitStack() as stack:

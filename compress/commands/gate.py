@@ -30,8 +30,8 @@ from compress.evaluation.statistics import (
     paired_share_interval,
     signed_rank_interval,
 )
-from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
-from compress.exporters.manifest import is_bundle
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES, Precision, is_bundle
 from compress.exporters.predictor import open_predictor
 from compress.io import sha256
 from compress.provenance import command_line, timestamp

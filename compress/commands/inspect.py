@@ -392,10 +392,10 @@ def inspect_bundle(name: str) -> Inspection:
 
 
 def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterator[str]:
-    if made.kind == "task" and made.task is not None:
-        yield predict_command(path, pair=made.task.pair)
     if made.kind != "generative":
         yield shell_command("bench", path)
+    if made.task is not None:
+        yield predict_command(path, pair=made.task.pair)
         yield shell_command(
             "export", path, "--for", "text", "--out", f"exported/{path.name}"
         )

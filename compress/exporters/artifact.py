@@ -6,7 +6,7 @@ hash of every file.
                         onnx/model.onnx  onnx/model_quantized.onnx
     with a task         recipe.yaml, and optionally report.json  onnx/model_fp16.onnx
                         onnx/model_w8.onnx  onnx/model_q4.onnx  onnx/model_text.onnx
-    embeddings          modules.json  1_Pooling/, as sentence-transformers loads them
+    of vectors          modules.json  1_Pooling/, as sentence-transformers loads them
     a generative model  generation_config.json; T5: onnx/encoder_model.onnx
                         onnx/decoder_model_merged.onnx
 
@@ -42,15 +42,12 @@ from compress.arguments import (
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters import manifest as manifests
-from compress.exporters.card import model_card, revise
-from compress.exporters.manifest import Manifest, Stamp
+from compress.exporters.manifest import BUNDLE_FILES, Manifest, Precision, Stamp
 from compress.io import atomic_file, atomic_folder
-from compress.models.sentence_folder import SentenceFolder
 from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
-from compress.slicing.shape import positions, token_rows
 from compress.values import LikeCheck, NumberCheck, PathCheck, RowsCheck
 
 if TYPE_CHECKING:
@@ -64,6 +61,7 @@ if TYPE_CHECKING:
     from compress.evaluation.evaluator import Evaluator
     from compress.exporters.predictor import Predictor
     from compress.exporters.session import EncodedRow
+    from compress.models.sentence_settings import SentenceSettings
 
 SplitLike = Annotated[
     "Dataset",
@@ -75,18 +73,12 @@ RowsLike = Annotated[
 ModelObject = Annotated[
     Any, LikeCheck("a model of transformers", ("config", "get_input_embeddings"))
 ]
-Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
-"""The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
-
-BUNDLE_FILES: Mapping[Precision, str] = {
-    "fp32": "onnx/model.onnx",
-    "int8": "onnx/model_quantized.onnx",
-    "fp16": "onnx/model_fp16.onnx",
-    "w8": "onnx/model_w8.onnx",
-    "q4": "onnx/model_q4.onnx",
+WITHOUT_TASK: Mapping[str, str] = {
+    "encoder": "it returns a vector for each token. For one of a text, export it again "
+    "with a pooling (--pool)",
+    "generative": "it generates text (`complete`)",
 }
-"""The names transformers.js and optimum look for, except `w8`. Every bundle has the
-first two."""
+"""What bundles without a task do, by kind."""
 
 TEXT = "onnx/model_text.onnx"
 """Texts in, labels out: the tokenizer is in the graph."""
@@ -131,10 +123,15 @@ class Bundle:
         `keep` the graph's nodes that stay float32 in int8. Raises BundleError when
         model, tokenizer and task do not belong together, ExportError from the export.
         """
-        check_parts(model, tokenizer, task, max_length)
+        from compress.exporters import bundle_files
+        from compress.exporters.card import model_card
+
+        bundle_files.check_parts(model, tokenizer, task, max_length)
         manifest = Manifest.from_model(model, max_length, task=task)
         with writing(Path(path), manifest) as folder:
-            _write_model(folder, model, tokenizer, task, max_length, keep=keep)
+            bundle_files.write_encoder(
+                folder, model, tokenizer, max_length, task=task, keep=keep
+            )
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
             (folder / BUNDLE_CARD).write_text(
                 model_card(card, manifest), encoding="utf-8"
@@ -154,12 +151,11 @@ class Bundle:
         folder = manifests.find_bundle(given) or given
         manifest = Manifest.read(folder)
         manifest.check(folder)
-        if manifest.task is not None and manifest.task.vectors:
-            preparation = SentenceFolder.read(folder).settings.preparation
-            manifest = replace(
-                manifest, task=replace(manifest.task, preparation=preparation)
-            )
-        return cls(folder, manifest)
+        bundle = cls(folder, manifest)
+        if manifest.task is None or not manifest.task.vectors:
+            return bundle
+        task = replace(manifest.task, preparation=bundle.sentence.preparation)
+        return cls(folder, replace(manifest, task=task))
 
     @property
     def task(self) -> Task:
@@ -167,15 +163,27 @@ class Bundle:
         if self.manifest.task is None:
             raise BundleError(
                 f"{self.path}: is a bundle of kind {self.manifest.kind}; expected one "
-                "with a task"
+                f"with a task: {WITHOUT_TASK[self.manifest.kind]}"
             )
         return self.manifest.task
+
+    @property
+    def sentence(self) -> "SentenceSettings":
+        """Read what a model of vectors does after its encoder; another model has no
+        such modules."""
+        from compress.models.sentence_folder import SentenceFolder
+        from compress.models.sentence_settings import TOKENS_ONLY
+
+        task = self.manifest.task
+        if task is None or not task.vectors:
+            return TOKENS_ONLY
+        return SentenceFolder.read(self.path).settings
 
     @property
     def leaves_out_prompts(self) -> bool:
         """Check whether vectors leave the tokens of prompts out, which files read as
         `prompt_length`."""
-        return SentenceFolder.read(self.path).settings.leaves_out_prompts
+        return self.sentence.leaves_out_prompts
 
     def files(self) -> dict[str, Path]:
         """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and
@@ -290,19 +298,9 @@ class Bundle:
                       another name; None: the model's default prompt, if it has one
         prompt        any other text to put there, "" for nothing
 
-        Raises BundleError for a bundle of another kind, CompressError for a prompt that
-        the model does not have."""
-        from compress.exporters.predictor import open_embedder
-
-        if self.manifest.task is None or not self.manifest.task.vectors:
-            self._check_kind("embeddings")
-        self.check_has(precision)
-        predictor = open_embedder(
-            self.path,
-            self.path / BUNDLE_FILES[precision],
-            self.manifest.max_length,
-            threads,
-        )
+        Raises BundleError for a model that computes no vectors of texts, CompressError
+        for a prompt that the model does not have."""
+        predictor = self.open(precision, threads=threads)
         return predictor.embed(list(texts), prompt_name=prompt_name, prompt=prompt)
 
     @check_arguments
@@ -322,7 +320,11 @@ class Bundle:
         """
         from compress.exporters.text_generator import complete
 
-        self._check_kind("generative")
+        if self.manifest.kind != "generative":
+            raise BundleError(
+                f"{self.path}: is a bundle of kind {self.manifest.kind}; expected "
+                "generative"
+            )
         return complete(
             self.path,
             list(texts),
@@ -330,13 +332,6 @@ class Bundle:
             max_length=self.manifest.max_length,
             new=new,
         )
-
-    def _check_kind(self, expected: manifests.BundleKind) -> None:
-        if self.manifest.kind != expected:
-            raise BundleError(
-                f"{self.path}: is a bundle of kind {self.manifest.kind}; expected "
-                f"{expected}"
-            )
 
     @check_arguments
     def load_data(
@@ -399,6 +394,8 @@ class Bundle:
     def card(self, card: Mapping[str, Any]) -> str:
         """Render a model card, to be attached: `bundle.attach("README.md",
         bundle.card(...))`."""
+        from compress.exporters.card import model_card
+
         return model_card(card, self.manifest)
 
     @check_arguments
@@ -509,6 +506,8 @@ class Bundle:
         bundle = self.attach(REPORT, report.to_json())
         if not certificates or not card.is_file():
             return bundle
+        from compress.exporters.card import revise
+
         replaced = {
             str(precision): each.artefact
             for each in certificates
@@ -566,84 +565,6 @@ def _describe(task: Task) -> str:
         else ""
     )
     return f"{task.kind}{of} over {'pairs of texts' if task.pair else 'single texts'}"
-
-
-def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
-    """Raise BundleError unless model, tokenizer and task fit together, and DataError
-    for a tokenizer that a bundle cannot have; quick enough to call before training."""
-    from compress.data.encoder import TextEncoder, TokenizerSettings, tokenizer_name
-
-    kind = type(model).__name__
-    outputs = task.count_outputs(model.config)
-    if outputs != task.outputs:
-        raise BundleError(f"{kind}: {outputs} outputs; the task has {task.outputs}")
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise BundleError(
-            f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle "
-            "needs; expected a fast tokenizer, as AutoTokenizer loads for all common "
-            "models"
-        )
-    if not task.tokenwise:
-        settings = TokenizerSettings.from_tokenizer(tokenizer)
-        encoder = TextEncoder.from_backend(
-            tokenizer.backend_tokenizer, settings, tokenizer_name(tokenizer)
-        )
-        encoder.check_truncation(max_length, pair=task.pair)
-    size = token_rows(model)
-    if size is not None and len(tokenizer) > size:
-        raise BundleError(
-            f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they "
-            "do not match"
-        )
-    limit = positions(model)
-    if limit is not None and max_length > limit:
-        raise BundleError(
-            f"{kind}: max_length {max_length}; this model has {limit} positions"
-        )
-
-
-def _write_model(
-    folder: Path,
-    model: Any,
-    tokenizer: Any,
-    task: "Task",
-    max_length: int,
-    *,
-    keep: Sequence[str],
-) -> None:
-    """Write weights, config, tokenizer and both ONNX files."""
-    from compress.exporters.int8 import (
-        quantize_dynamic,
-        quantize_learned,
-        read_learned_ranges,
-    )
-    from compress.exporters.onnx import as_float32, makes_segments, to_onnx
-    from compress.models.checkpoints import save_checkpoint
-
-    plain = as_float32(model)
-    labels = (task.label,) if task.numeric else task.output_names
-    plain.config.problem_type = task.problem
-    plain.config.id2label = dict(enumerate(labels))
-    plain.config.label2id = {label: index for index, label in enumerate(labels)}
-    task.configure(plain.config, max_length)
-    save_checkpoint(folder, plain, tokenizer, max_length)
-    to_onnx(
-        plain,
-        folder / BUNDLE_FILES["fp32"],
-        segments=makes_segments(tokenizer),
-        max_length=max_length,
-    )
-    if learned := read_learned_ranges(plain.config):
-        quantize_learned(
-            folder / BUNDLE_FILES["fp32"],
-            folder / BUNDLE_FILES["int8"],
-            learned,
-            keep=keep,
-        )
-    else:
-        quantize_dynamic(
-            folder / BUNDLE_FILES["fp32"], folder / BUNDLE_FILES["int8"], keep=keep
-        )
 
 
 def check_place(path: Path) -> None:

@@ -183,7 +183,10 @@ def export_card(
     opening = formats.find(record["for"]).opening
     assert opening is not None, "a bundle has a card of its own"
     card = Card.parse({"name": record["source"], **origin})
-    pipeline = "feature-extraction" if task is None else task.pipeline
+    # which is what transformers.js calls the pipeline of vectors
+    pipeline = "feature-extraction"
+    if task is not None and not task.vectors:
+        pipeline = task.pipeline
     longest = record["max_length"]
     texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (
         task is not None and task.pair

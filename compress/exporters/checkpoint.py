@@ -6,8 +6,7 @@ missing tensors are an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +21,15 @@ from compress.models import checkpoints
 from compress.models.folder import CONFIG, MODULES, ModelFolder
 from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import MODES
-from compress.models.sentence_settings import SentenceSettings, set_settings
+from compress.models.sentence_settings import (
+    SentenceSettings,
+    set_settings,
+    settings_of,
+)
 from compress.slicing.shape import positions
 
 if TYPE_CHECKING:
+    from compress.models.fit import New
     from compress.models.saved_head import SavedHead
 
 TASK_HEADS: Final[tuple[Kind, ...]] = ("classification", "tagging", "qa")
@@ -41,8 +45,6 @@ READ_AS_ENCODERS: Final = (
 )
 """Language models that are exported as encoders of tokens, without their head; other
 causal ones are refused."""
-SENTENCES_SAMPLED: Final = 200
-"""Sentences on which an int8 file of embeddings is compared with fp32."""
 UNLIMITED_LENGTH: Final = 512
 """The `max_length` where neither model nor tokenizer has a limit."""
 
@@ -51,8 +53,9 @@ UNLIMITED_LENGTH: Final = 512
 class Checkpoint:
     """A model in eval mode with its tokenizer.
 
-    task     of a model with a head; sentence: of an encoder without one; a generative
-             model has neither
+    task     what the model answers; None for a generative model, and for an encoder
+             that returns a vector for each token
+    kind     of the bundle that it is written as
     origin   licence, language and hub id, where its own card has them: fields of
              `exporters.card.Card`
     """
@@ -62,39 +65,34 @@ class Checkpoint:
     tokenizer: Any
     max_length: int
     task: Task | None = None
-    sentence: SentenceSettings | None = None
+    kind: BundleKind = "task"
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def kind(self) -> BundleKind:
-        """Return the kind of bundle that it is written as."""
-        if self.task is not None:
-            return "task"
-        return "generative" if self.sentence is None else "embeddings"
+    def leaves_out_prompts(self) -> bool:
+        """Check whether vectors leave the tokens of prompts out."""
+        if self.task is None or not self.task.vectors:
+            return False
+        return settings_of(self.model.config).leaves_out_prompts
 
     def write(self, out: Path, *, opset: int = 17) -> Bundle:
         """Write it as a bundle; a model with a task always has our own opset.
 
         Raises BundleError and ExportError as `Bundle.write` does.
         """
-        from compress.exporters import embeddings, generation
+        from compress.exporters import generation, token_states
 
         card = {"name": Path(self.name).name or self.name, **self.origin}
         parts: dict[str, Any] = {
+            "model": self.model,
             "tokenizer": self.tokenizer,
             "max_length": self.max_length,
             "card": card,
         }
         if self.task is not None:
-            return Bundle.write(
-                out, model=self.model, task=self.task, recipe="", **parts
-            )
-        if self.sentence is None:
-            return generation.write(out, model=self.model, opset=opset, **parts)
-        parts |= {"texts": _sentences(), "data": "pydoc"}
-        return embeddings.write(
-            out, encoder=self.model, settings=self.sentence, opset=opset, **parts
-        )
+            return Bundle.write(out, task=self.task, recipe="", **parts)
+        module = generation if self.kind == "generative" else token_states
+        return module.write(out, opset=opset, **parts)
 
 
 ExportSource = Bundle | Checkpoint
@@ -146,23 +144,14 @@ def load_source(
 
     source = ModelFolder(folder)
     config = load_config(folder)
+    loader = _Loader(name, folder, config, max_length, allow_pickle)
     head = find_head(source, config, allow_pickle=allow_pickle)
     if head.name in GENERATIVE and source.kind != "sentence_encoder":
         _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
-        return _load_generative(
-            name,
-            folder,
-            config,
-            head.name,
-            max_length=max_length,
-            allow_pickle=allow_pickle,
-        )
+        return loader.load_generative(head.name)
     if head.part == "task" and source.kind != "sentence_encoder":
         _refuse(f"it has a head, {head.name}", pool=pool, normalise=normalise)
-        task = _task(source, config, head, pair=pair)
-        return _load_with_task(
-            name, folder, task, max_length=max_length, allow_pickle=allow_pickle
-        )
+        return loader.load_with_task(_task(source, config, head, pair=pair))
     _refuse("it has no head", pair=pair)
     _check_encoder(source, config, head)
     settings = SentenceFolder.read(folder).settings
@@ -176,9 +165,7 @@ def load_source(
         raise ExportError(
             f"{name}: pool and normalise do not apply; {MODULES} defines the pooling"
         )
-    return _load_encoder(
-        name, folder, config, settings, max_length=max_length, allow_pickle=allow_pickle
-    )
+    return loader.load_encoder(settings)
 
 
 def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
@@ -217,84 +204,94 @@ def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
         )
 
 
-def _load_with_task(
-    name: str, folder: Path, task: Task, *, max_length: int | None, allow_pickle: bool
-) -> Checkpoint:
-    """Load a checkpoint with a head. Raises TeacherError where the head is not the one
-    that config.json describes."""
-    from compress.models import teacher as teachers
+@dataclass(frozen=True)
+class _Loader:
+    """Load a checkpoint as one of its kinds. The fields are arguments of
+    `load_source`."""
 
-    teacher = teachers.load(name, folder, task, allow_pickle=allow_pickle)
-    if not teacher.trained:
-        raise TeacherError(
-            f"{name}: the head's outputs are not those of id2label in its config.json; "
-            "correct id2label"
+    name: str
+    folder: Path
+    config: Any
+    max_length: int | None
+    allow_pickle: bool
+
+    def load_with_task(self, task: Task) -> Checkpoint:
+        """Load a checkpoint with a head. Raises TeacherError where the head is not the
+        one that config.json describes."""
+        from compress.models import teacher as teachers
+
+        teacher = teachers.load(
+            self.name, self.folder, task, allow_pickle=self.allow_pickle
         )
-    length = _length(name, teacher.model, teacher.tokenizer, max_length)
-    origin = checkpoints.describe_origin(name, folder)
-    return Checkpoint(
-        name, teacher.model, teacher.tokenizer, length, task=task, origin=origin
-    )
+        if not teacher.trained:
+            raise TeacherError(
+                f"{self.name}: the head's outputs are not those of id2label in its "
+                "config.json; correct id2label"
+            )
+        return self._describe(teacher.model, teacher.tokenizer, task=task)
 
+    def load_generative(self, architecture: str) -> Checkpoint:
+        import transformers
 
-def _load_generative(
-    name: str,
-    folder: Path,
-    config: Any,
-    architecture: str,
-    *,
-    max_length: int | None,
-    allow_pickle: bool,
-) -> Checkpoint:
-    import transformers
+        model, tokenizer = self._load(getattr(transformers, architecture), "nothing")
+        return self._describe(model, tokenizer, kind="generative")
 
-    from compress.models.loader import check_vocabulary, load_model, load_tokenizer
+    def load_encoder(self, settings: SentenceSettings) -> Checkpoint:
+        """Load an encoder: with modules as one that answers with vectors, else as it
+        is, without a pooler that its files lack."""
+        import transformers
 
-    tokenizer = load_tokenizer(folder)
-    model = load_model(
-        folder, getattr(transformers, architecture), config, allow_pickle=allow_pickle
-    ).model
-    check_vocabulary(folder, tokenizer, model)
-    length = _length(name, model, tokenizer, max_length)
-    origin = checkpoints.describe_origin(name, folder)
-    return Checkpoint(name, model, tokenizer, length, origin=origin)
+        source = SentenceFolder.read(self.folder)
+        auto = transformers.AutoModel
+        if settings.embeds:
+            auto = find("embedding").auto_class()
+            set_settings(self.config, settings)
+        model, tokenizer = self._load(auto, "pooler")
+        limit = None
+        if source.is_listed:
+            limit = source.encoder.choose_length(tokenizer, positions(model))
+        if not settings.embeds:
+            return self._describe(model, tokenizer, limit, kind="encoder")
+        task = find("embedding").from_settings(settings)
+        return self._describe(model, tokenizer, limit, task=task)
 
+    def _load(self, auto: Any, new: "New") -> tuple[Any, Any]:
+        """Load the model and its tokenizer. Raises TeacherError."""
+        from compress.models.loader import check_vocabulary, load_model, load_tokenizer
 
-def _load_encoder(
-    name: str,
-    folder: Path,
-    config: Any,
-    settings: SentenceSettings,
-    *,
-    max_length: int | None,
-    allow_pickle: bool,
-) -> Checkpoint:
-    """Load an encoder: with modules as a sentence encoder, else as it is, without a
-    pooler that its files lack."""
-    import transformers
+        tokenizer = load_tokenizer(self.folder)
+        loaded = load_model(
+            self.folder, auto, self.config, new=new, allow_pickle=self.allow_pickle
+        )
+        loaded.remove_new_pooler()
+        check_vocabulary(self.folder, tokenizer, loaded.model)
+        return loaded.model, tokenizer
 
-    from compress.models.loader import check_vocabulary, load_model, load_tokenizer
+    def _describe(
+        self,
+        model: Any,
+        tokenizer: Any,
+        limit: int | None = None,
+        *,
+        task: Task | None = None,
+        kind: BundleKind = "task",
+    ) -> Checkpoint:
+        """Choose the `max_length`: what is requested, else `limit`, else as many tokens
+        as model and tokenizer allow.
 
-    auto = transformers.AutoModel
-    if settings.embeds:
-        auto = find("embedding").auto_class()
-        set_settings(config, settings)
-    tokenizer = load_tokenizer(folder)
-    loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle)
-    loaded.remove_new_pooler()
-    model = loaded.model
-    check_vocabulary(folder, tokenizer, model)
-    source = SentenceFolder.read(folder)
-    limit = (
-        source.encoder.choose_length(tokenizer, positions(model))
-        if source.is_listed
-        else None
-    )
-    length = _length(name, model, tokenizer, max_length or limit)
-    if settings.embeds:
-        settings = replace(settings, max_length=length)
-    origin = checkpoints.describe_origin(name, folder)
-    return Checkpoint(name, model, tokenizer, length, sentence=settings, origin=origin)
+        Raises ExportError where the requested one exceeds the model's positions.
+        """
+        longest = positions(model)
+        length = limit if self.max_length is None else self.max_length
+        if length is None:
+            own = TokenizerSettings.from_tokenizer(tokenizer).model_max_length
+            length = min(filter(None, (own, longest)), default=UNLIMITED_LENGTH)
+        elif longest is not None and not 0 < length <= longest:
+            raise ExportError(
+                f"{self.name}: max_length {length}; this model has {longest} positions"
+            )
+        origin = checkpoints.describe_origin(self.name, self.folder)
+        return Checkpoint(self.name, model, tokenizer, length, task, kind, origin)
 
 
 def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) -> Task:
@@ -314,35 +311,8 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
     return task.from_checkpoint(source, config.problem_type, text)
 
 
-def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int:
-    """Choose the `max_length`. Raises ExportError where the requested one exceeds the
-    model's positions."""
-    limit = positions(model)
-    if requested is not None:
-        if limit is not None and not 0 < requested <= limit:
-            raise ExportError(
-                f"{name}: max_length {requested}; this model has {limit} positions"
-            )
-        return requested
-    own = TokenizerSettings.from_tokenizer(tokenizer).model_max_length
-    return min(filter(None, (own, limit)), default=UNLIMITED_LENGTH)
-
-
 def _refuse(why: str, **options: object) -> None:
     if unused := [
         name for name, value in options.items() if value not in (None, False)
     ]:
         raise ExportError(f"{', '.join(unused)}: does not apply: {why}")
-
-
-def _sentences() -> list[str]:
-    from compress.data.corpus import load_corpus, split_sentences
-
-    documents = load_corpus("pydoc").documents()
-    found = (
-        text
-        for document in documents
-        for text in split_sentences(document)
-        if 20 < len(text) < 200
-    )
-    return list(islice(found, SENTENCES_SAMPLED))

@@ -138,7 +138,7 @@ def check(
             f"{source.name}: is a generative model, which is exported as ONNX in fp32 "
             "and int8 only; expected --for onnx, --out and no --precision"
         )
-    if leaves_out_prompts(source) and not format.leaves_out_prompts:
+    if source.leaves_out_prompts and not format.leaves_out_prompts:
         able = [each.name for each in formats.known() if each.leaves_out_prompts]
         raise ExportError(
             f"--for {to}: include_prompt is false in the Pooling of this model, so "
@@ -155,13 +155,6 @@ def check(
             "bundle itself"
         )
     return chosen
-
-
-def leaves_out_prompts(source: ExportSource) -> bool:
-    """Check whether a model leaves the tokens of prompts out of its vectors."""
-    if isinstance(source, Bundle):
-        return source.leaves_out_prompts
-    return source.sentence is not None and source.sentence.leaves_out_prompts
 
 
 def _check_free(out: Path, to: str, source: ExportSource) -> None:

@@ -5,14 +5,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError
 from compress.io import atomic_file
-from compress.kinds import Kind, is_kind, is_own, names
+from compress.kinds import Kind, find, is_kind, is_own, names
 from compress.provenance import versions
 
 MANIFEST_FILE = "manifest.json"
@@ -23,7 +23,19 @@ MOST_LENGTH = 2**24
 a machine's word."""
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
 
-BundleKind = Literal["task", "embeddings", "generative"]
+BundleKind = Literal["task", "encoder", "generative", "embeddings"]
+Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
+"""The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
+
+BUNDLE_FILES: Mapping[Precision, str] = {
+    "fp32": "onnx/model.onnx",
+    "int8": "onnx/model_quantized.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+    "w8": "onnx/model_w8.onnx",
+    "q4": "onnx/model_q4.onnx",
+}
+"""The names transformers.js and optimum look for, except `w8`. Every bundle has the
+first two."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,9 @@ class Manifest:
     versions    package -> version, of the packages that made the bundle
     files       path inside the bundle, with forward slashes -> stamp; all files except
                 the manifest
-    kind        task: a model with a head; embeddings: texts to vectors; generative: a
-                language model
+    kind        task: a model that answers texts; encoder: one that returns a vector for
+                each token; generative: a language model; embeddings: an encoder as
+                earlier versions wrote it, of which `read` makes one of the others
     """
 
     task: Task | None = None
@@ -125,9 +138,9 @@ class Manifest:
         invalid."""
         from pydantic import TypeAdapter, ValidationError
 
-        path = folder / (
-            MANIFEST_FILE if (folder / MANIFEST_FILE).is_file() else FORMER
-        )
+        path = folder / MANIFEST_FILE
+        if not path.is_file():
+            path = folder / FORMER
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except CompressError as error:  # of the user's own kind of task
@@ -158,7 +171,20 @@ class Manifest:
                     f"{path}: lists {name!r}; expected only paths inside the bundle: "
                     "copy it again"
                 )
-        return manifest
+        return manifest._with_task(folder) if manifest.task is None else manifest
+
+    def _with_task(self, folder: Path) -> "Manifest":
+        """Return a bundle of vectors of an earlier version, which had no task, as one
+        for the task `embedding`."""
+        if self.kind != "embeddings":
+            return self
+        from compress.models.sentence_folder import SentenceFolder
+
+        settings = SentenceFolder.read(folder).settings
+        if not settings.embeds:
+            return replace(self, kind="encoder")
+        task = find("embedding").from_settings(settings)
+        return replace(self, kind="task", task=task)
 
     def write(self, folder: Path) -> None:
         """Write the folder's manifest."""

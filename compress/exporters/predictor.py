@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -33,10 +33,10 @@ from compress.exporters.session import (
     open_session,
     runtime_reason,
 )
-from compress.models.sentence_folder import SentenceFolder
-from compress.models.sentence_modules import VECTOR
-from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings
 from compress.progress import show_progress
+
+if TYPE_CHECKING:
+    from compress.models.sentence_settings import SentenceSettings
 
 
 class Answering(Protocol):
@@ -66,7 +66,7 @@ class Predictor:
     max_length: int
     threads: int
     threshold: float = math.inf
-    sentence: SentenceSettings = TOKENS_ONLY
+    sentence: "SentenceSettings | None" = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -93,10 +93,11 @@ class Predictor:
                       `document`; None: its default
         prompt        any other text to put there, "" for nothing
 
-        Raises BundleError for vectors that are not finite, CompressError for a prompt
-        that the model does not have."""
+        Raises BundleError for a model without vectors and for vectors that are not
+        finite, CompressError for a prompt that the model does not have."""
+        preparation = sentence_of(self).preparation
         if prompt is None:
-            prompt = self.sentence.preparation.prompt(prompt_name)
+            prompt = preparation.prompt(prompt_name)
         elif prompt_name is not None:
             raise BundleError(
                 f"embed: prompt_name {prompt_name!r} and a prompt were given; expected "
@@ -117,15 +118,10 @@ class Predictor:
         Raises BundleError for a model that computes no vectors, CompressError for one
         without such a prompt.
         """
-        check_vectors(self)
-        preparation = self.sentence.preparation
-        preparation.prompt(name)
-        return replace(
-            self,
-            sentence=replace(
-                self.sentence, preparation=replace(preparation, default=name)
-            ),
-        )
+        sentence = sentence_of(self)
+        sentence.preparation.prompt(name)
+        preparation = replace(sentence.preparation, default=name)
+        return replace(self, sentence=replace(sentence, preparation=preparation))
 
     def encode(self, texts: Sequence[Text]) -> Sequence[EncodedRow]:
         """Encode texts, or pairs of texts, for tasks that read a text as one row: see
@@ -250,16 +246,13 @@ def open_predictor(
     encoder = TextEncoder.from_folder(folder)
     if not task.tokenwise:  # long texts are read in several rows there
         encoder.truncate(max_length, pair=task.pair)
-    sentence = SentenceFolder.read(folder).settings if task.vectors else TOKENS_ONLY
-    return Predictor(
-        task,
-        encoder,
-        open_session(onnx_file, threads=1),
-        max_length,
-        threads,
-        threshold,
-        sentence,
-    )
+    session = open_session(onnx_file, threads=1)
+    predictor = Predictor(task, encoder, session, max_length, threads, threshold)
+    if not task.vectors:
+        return predictor
+    from compress.models.sentence_folder import SentenceFolder
+
+    return replace(predictor, sentence=SentenceFolder.read(folder).settings)
 
 
 @dataclass(frozen=True)
@@ -316,20 +309,21 @@ class NearestTexts:
         ]
 
 
-def check_vectors(predictor: Predictor) -> None:
-    """Raise BundleError for a model that does not compute vectors."""
-    if not predictor.task.vectors:
+def sentence_of(predictor: Predictor) -> "SentenceSettings":
+    """Return the settings of a model that computes vectors. Raises BundleError for
+    another."""
+    if predictor.sentence is None:
         raise BundleError(
             f"this bundle is for {predictor.task.kind}; expected one for embedding, to "
             "compare texts by vectors"
         )
+    return predictor.sentence
 
 
 def check_search(predictor: Predictor) -> None:
     """Raise BundleError for a model without vectors, and for one whose vectors are not
     compared by their cosine."""
-    check_vectors(predictor)
-    sentence = predictor.sentence
+    sentence = sentence_of(predictor)
     if not sentence.ranks_by_cosine:
         raise BundleError(
             f"similarity_fn_name of this model is {sentence.similarity}, and its "
@@ -416,22 +410,3 @@ def decode(raw: bytes, where: str) -> str:
             f"{where}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; "
             "convert the text, for example with: iconv -f latin1 -t utf-8"
         ) from None
-
-
-def open_embedder(
-    folder: Path, file: Path, max_length: int, threads: int = 1
-) -> Predictor:
-    """Open a file of vectors with the tokenizer and the prompts of its folder.
-
-    Raises BundleError for a file that outputs token states only.
-    """
-    task = Task("embedding", ("text",), "similarity", (), "spearman")
-    predictor = open_predictor(
-        folder, file, task=task, max_length=max_length, threads=threads
-    )
-    if VECTOR not in [node.name for node in predictor.session.get_outputs()]:
-        raise BundleError(
-            f"{folder}: outputs token states only; for a vector per text, export it "
-            "again with a pooling"
-        )
-    return predictor

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from compress.benchmark.local import race
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import Precision
 from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.manifest import Precision
 from compress.exporters.onnx import makes_segments
 from compress.exporters.predictor import run_rows
 from compress.exporters.rewrite.graph import products

@@ -15,7 +15,7 @@ from compress.config.reference import Call
 from compress.config.stages import AnyStage, Prune, Stage
 from compress.data.masking import Words
 from compress.errors import RecipeError
-from compress.exporters.artifact import check_parts
+from compress.exporters.bundle_files import check_parts
 from compress.models import heads
 from compress.models import student as students
 from compress.models.flops import warn_if_larger

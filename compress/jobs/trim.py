@@ -24,7 +24,8 @@ from compress.data.task import TaskData
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
-from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.jobs.phase import Phase
 from compress.models.checkpoints import resolve
 from compress.models.loader import load_tokenizer

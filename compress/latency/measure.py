@@ -20,9 +20,9 @@ import torch
 
 from compress.benchmark.device import Device
 from compress.errors import SearchError, did_you_mean
-from compress.exporters.artifact import BUNDLE_FILES, Precision
 from compress.exporters.fp16 import to_float16
 from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import rows_for
 from compress.exporters.weight_only import quantize_weights

@@ -29,7 +29,7 @@ from compress import io
 from compress.benchmark.device import Device
 from compress.data.cache import home, is_whole, load_or_create
 from compress.errors import SearchError, did_you_mean
-from compress.exporters.artifact import Precision
+from compress.exporters.manifest import Precision
 from compress.io import write_json
 from compress.kinds import Kind
 from compress.latency.features import Terms

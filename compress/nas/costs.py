@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from compress.benchmark.device import Device
 from compress.errors import BundleError, SearchError
-from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.latency.measure import choose_spread, sample

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from compress.benchmark.device import Device
 from compress.config.stages import Stage, StudentSpec
 from compress.errors import SearchError
-from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.onnx import makes_segments
 from compress.jobs.ship import ship
 from compress.jobs.stages import StageModels

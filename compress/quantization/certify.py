@@ -14,7 +14,8 @@ from datasets import Dataset
 from compress.arrays import Floats
 from compress.benchmark.device import Device
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.predictor import open_predictor
 from compress.exporters.session import read_model, save_certified
 from compress.io import sha256

@@ -14,8 +14,8 @@ from compress.arguments import check_arguments
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import differ_significantly
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
-from compress.exporters.manifest import Manifest, find_bundle
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES, Manifest, find_bundle
 from compress.records.bench_result import BenchResult
 from compress.records.certificate import Certificate
 from compress.records.class_scores import (

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from compress.exporters.artifact import BUNDLE_FILES
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.records.certificate import Sensitivity, VariantResult
 from compress.records.run_report import Report, finite
 from compress.records.search_report import (

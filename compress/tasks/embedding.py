@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compress.data.encoder import Text
     from compress.data.load import DataRequest
     from compress.evaluation.evaluator import Evaluator
+    from compress.models.sentence_settings import SentenceSettings
 
 
 class Embedding(Task):
@@ -62,6 +63,27 @@ class Embedding(Task):
             label=request.label,
             metric=request.metric,
             seed=request.seed,
+        )
+
+    @classmethod
+    def from_settings(cls, settings: SentenceSettings) -> Task:
+        """Return the task of an encoder with these modules, whatever data it was
+        trained on."""
+        from compress.models.sentence_modules import Dense, Pooling
+
+        read_width = next(
+            module.read_width
+            for module in settings.modules
+            if isinstance(module, Pooling | Dense)
+        )
+        return cls(
+            cls.kind,
+            ("text",),
+            "similarity",
+            (),
+            cls.metrics[0],
+            width=settings.width(read_width),
+            preparation=settings.preparation,
         )
 
     @classmethod

@@ -101,8 +101,8 @@ def open_modules(checkpoint: Checkpoint) -> Embed:
     """Run the torch module of a checkpoint on rows of its tokenizer."""
     encoder = encoder_of(checkpoint.tokenizer)
     collate = Collate(checkpoint.tokenizer)
-    assert checkpoint.sentence is not None
-    preparation = checkpoint.sentence.preparation
+    assert checkpoint.task is not None
+    preparation = checkpoint.task.preparation
 
     def embed(texts: list[str], name: str | None) -> Vectors:
         prompt = preparation.prompt(name)

@@ -19,7 +19,8 @@ from compress.commands import gate as command
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.evaluation.statistics import bootstrap_interval
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.records.gate_result import GateCheck
 from compress.records.latency import DeviceError, Latency, Setting
 from tests import command as line

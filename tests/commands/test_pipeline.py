@@ -19,7 +19,8 @@ from compress.config.loader import names
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.errors import RunError, TeacherError
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.io import verify
 from compress.jobs.stages import StageModels
 from compress.models.folder import identify

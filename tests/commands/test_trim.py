@@ -27,8 +27,9 @@ from compress import trimming as tables
 from compress.commands.trim import trim
 from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.errors import BundleError, CompressError
-from compress.exporters.artifact import BUNDLE_FILES, TEXT, Bundle
+from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.fp16 import to_float16
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session, read_certificate
 from compress.exporters.tokenizer.text_model import text_model

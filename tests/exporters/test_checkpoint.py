@@ -25,8 +25,8 @@ from compress.data.task import Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
-from compress.kinds import Kind
-from compress.models.sentence_settings import SentenceSettings
+from compress.kinds import Kind, find
+from compress.models.sentence_settings import SentenceSettings, settings_of
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)
@@ -145,13 +145,15 @@ def test_a_bundle_is_loaded_from_its_own_folder_or_its_run(tmp_path: Path) -> No
 def test_untrained_poolers_are_dropped(tmp_path: Path) -> None:
     bare = load_source(tiny.checkpoint(tmp_path / "bare"))
     assert isinstance(bare, Checkpoint)
-    assert (bare.kind, bare.sentence) == ("embeddings", SentenceSettings())
+    assert (bare.kind, bare.task) == ("encoder", None)
     assert bare.model.pooler is not None
     masked = load_source(
         tiny.checkpoint(tmp_path / "masked", BertForMaskedLM(tiny.bert().config)), pool="cls", normalise=True
     )
     assert isinstance(masked, Checkpoint)
-    assert masked.sentence == SentenceSettings.pooled(32, "cls", normalise=True, max_length=64)
+    settings = SentenceSettings.pooled(32, "cls", normalise=True)
+    assert (masked.task, masked.max_length) == (find("embedding").from_settings(settings), 64)
+    assert settings_of(masked.model.config) == settings
     assert masked.model.base_model.pooler is None
 
 

@@ -11,8 +11,9 @@ from compress.commands.bench import choose_formats
 from compress.commands.export import export
 from compress.errors import ExportError
 from compress.exporters import formats
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
+from compress.exporters.artifact import Bundle
 from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Race
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.tokenizer.text_model import make_feeds
 from compress.exporters.writers.context import ExportContext, ExportOptions, FixedOptions, Reader
 from compress.provenance import find_missing, list_requirements
@@ -53,9 +54,7 @@ def test_the_table_in_the_documents_is_made_of_the_records() -> None:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, str]:
     folder = tmp_path_factory.mktemp("source")
-    path = bundle(folder / "bundle").path
-    export(str(path), precisions=("fp16", "w8", "q4"))
-    return Bundle.load(path), tiny.reviews(folder / "reviews", train=64, dev=16)
+    return bundle(folder / "bundle"), tiny.reviews(folder / "reviews", train=64, dev=16)
 
 
 @every_format

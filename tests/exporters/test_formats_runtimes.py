@@ -14,8 +14,9 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 from compress.benchmark.browser import device
 from compress.benchmark.local import race
 from compress.commands import export as commands
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
+from compress.exporters.artifact import Bundle
 from compress.exporters.export import export
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM, Form
 from compress.exporters.session import metadata, read_model

@@ -28,8 +28,10 @@ from transformers import (
 )
 
 from compress.data.task import Task
-from compress.exporters import embeddings, generation
+from compress.exporters import generation
 from compress.exporters.artifact import Bundle
+from compress.kinds import find
+from compress.models.sentence_encoder import with_settings
 from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 
@@ -63,14 +65,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for name, task in TASKS.items():
         tiny.bundle(place / name, model=headed(task), task=task, max_length=64)
     parts = {"tokenizer": tiny.tokenizer(), "max_length": 64}
-    encoder = tiny.model("bert", head=AutoModel)
-    embeddings.write(
-        place / "vectors",
-        encoder=encoder,
-        settings=SentenceSettings.pooled(32, normalise=True),
-        card={"name": "vectors"},
-        **parts,
-    )
+    settings = SentenceSettings.pooled(32, normalise=True)
+    encoder = with_settings(tiny.model("bert", head=AutoModel), settings)
+    tiny.bundle(place / "vectors", model=encoder, task=find("embedding").from_settings(settings), max_length=64)
     torch.manual_seed(0)
     gpt2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=96, **TOKENS)
     generation.write(place / "gpt2", model=GPT2LMHeadModel(gpt2).eval(), card={"name": "gpt2"}, **parts)

@@ -32,7 +32,8 @@ from compress.data.answers import Answer, Marked, Prediction
 from compress.data.encoder import Text, TextEncoder, text_encoder_of
 from compress.data.task import Task
 from compress.errors import ExportError
-from compress.exporters.artifact import TEXT, Bundle, Precision
+from compress.exporters.artifact import TEXT, Bundle
+from compress.exporters.manifest import Precision
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import text_model as texting

@@ -17,7 +17,8 @@ from compress import tuning
 from compress.benchmark.devices import open_device
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM
 from compress.exporters.rewrite.graph import products

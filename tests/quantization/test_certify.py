@@ -12,7 +12,8 @@ from compress.benchmark.device import Device
 from compress.benchmark.devices import open_device
 from compress.data.task import Task
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import BUNDLE_FILES, Bundle
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
 from compress.io import sha256

@@ -8,8 +8,7 @@ from typing import Any
 
 from compress.data.task import Task
 from compress.exporters import manifest as manifests
-from compress.exporters.artifact import BUNDLE_FILES, Precision
-from compress.exporters.manifest import Manifest, Stamp
+from compress.exporters.manifest import BUNDLE_FILES, Manifest, Precision, Stamp
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report

@@ -13,8 +13,7 @@ from rich.console import Console
 from compress.errors import CompressError
 from compress.evaluation.statistics import differ_significantly
 from compress.exporters import manifest as manifests
-from compress.exporters.artifact import BUNDLE_FILES
-from compress.exporters.manifest import Manifest
+from compress.exporters.manifest import BUNDLE_FILES, Manifest
 from compress.records.class_scores import ClassChange
 from compress.records.run_report import Report
 from compress.reporting import tables, terminal

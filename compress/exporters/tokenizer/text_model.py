@@ -36,7 +36,8 @@ from compress.data.task import Task
 from compress.data.text_preparation import count_prompt_tokens, prepend
 from compress.data.windows import WORD_PATTERN
 from compress.errors import ExportError
-from compress.exporters.artifact import Bundle, Precision
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import Precision
 from compress.exporters.predictor import join_answers
 from compress.exporters.session import PROMPT_LENGTH, metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames

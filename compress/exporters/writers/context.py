@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from compress.arguments import Share, TokenCount, check_arguments
 from compress.errors import ExportError, first_reason
-from compress.exporters.artifact import BUNDLE_FILES, Bundle, Precision
+from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import ExportSource
+from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.predictor import pad
 from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM
 from compress.exporters.session import (
@@ -59,6 +60,7 @@ class ExportOptions:
     load_data  loads examples of a bundle's task: text files are checked on their texts,
                files for NPUs are certified on them; None: there are none
     calibrate  computes the ranges of a bundle's fp32 file, for static int8
+    certify    certifies the int8 file of the bundle that a checkpoint is written as
     say        called with progress messages
     """
 
@@ -67,6 +69,7 @@ class ExportOptions:
     fixed: FixedOptions = FixedOptions()
     load_data: "Callable[[Bundle], TaskData] | None" = None
     calibrate: "Callable[[Bundle, Path], Ranges] | None" = None
+    certify: Callable[[Bundle], Bundle] = lambda bundle: bundle
     say: Callable[[str], None] = lambda _: None
 
 
@@ -155,6 +158,7 @@ class ExportContext:
             bundle = source.write(
                 scratch / "bundle", opset=OPSET if opset is None else opset
             )
+            bundle = options.certify(bundle)
         context = cls(name, bundle, source, scratch, options)
         if opset is None or bundle.manifest.kind != "task":
             return context
@@ -179,6 +183,17 @@ class ExportContext:
                 f"{self.bundle.path}: has no {precision} file; write it again"
             )
         return target
+
+    def complete(self, precisions: Sequence[Precision]) -> Bundle:
+        """Return the bundle if it has files of these precisions, else a temporary copy
+        with those that it lacks."""
+        bundle = self.bundle
+        missing = [name for name in precisions if name not in bundle.files()]
+        if missing:
+            bundle = bundle.copy_to(self.scratch / "complete" / bundle.path.name)
+        for precision in missing:
+            bundle = bundle.put(precision, self.onnx(precision))
+        return bundle
 
     def trial_rows(self) -> list[Feeds]:
         """Draw random rows for the fp32 file."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from compress.data.audit import texts as texts_of
 from compress.data.task import TaskData
 from compress.errors import ExportError
-from compress.exporters.artifact import BUNDLE_FILES, Precision
+from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.session import (
     RunFeeds,
     create_session,
@@ -177,17 +177,17 @@ def write_text(
 ) -> ExportResult:
     """Write a file for each precision: `model_text.onnx` is int8, the others have the
     precision in their names."""
-    bundle = context.bundle
-    if bundle.manifest.kind != "task":
+    if context.bundle.manifest.task is None:
         raise ExportError(
-            f"{context.name}: has vectors as output, no labels; expected a model for a "
-            "task"
+            f"{context.name}: returns a vector for each token, and answers no text; "
+            "expected a model for a task, or --pool for one vector of a text"
         )
     if context.remade:
         raise ExportError(
             "--opset: a text file has the opset of its bundle; expected no --opset"
         )
     load_data = context.options.load_data
+    bundle = context.complete(precisions)
     texts = [] if load_data is None else _list_texts(load_data(bundle))
     files = []
     verdicts = []
