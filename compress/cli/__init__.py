@@ -26,7 +26,10 @@ COMMANDS = {
     "quantize": ("export", "Quantise a bundle to int8 again, and certify the loss."),
     "trim": ("prune", "Drop the tokens that your texts never use."),
     "push": ("export", "Publish a bundle on the hub, with its card."),
-    "predict": ("export", "Label texts, tag words, answer questions, compute vectors."),
+    "predict": (
+        "predict",
+        "Label texts, tag words, answer questions, compute vectors.",
+    ),
     "demo": ("export", "Write a page that answers in the browser what you type."),
     "bench": ("bench", "Measure latency on this machine or another."),
     "gate": ("bench", "Check that a new model is not slower, worse or larger."),

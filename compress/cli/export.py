@@ -1,14 +1,10 @@
-"""`compress export`, `quantize`, `push`, `predict` and `demo`: convert, publish and use
-a bundle."""
+"""`compress export`, `quantize`, `push` and `demo`: convert, publish and show a
+bundle."""
 
-import json
-import os
-import sys
 import tempfile
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,20 +17,11 @@ from compress.cli.options import (
     print_forecast,
     print_json,
     printer,
-    results,
-    schema,
     user_errors,
     with_option_groups,
 )
 from compress.config import options as opt
 from compress.exporters import formats
-from compress.terminal import printable
-
-if TYPE_CHECKING:
-    from compress.data.vector_index import StoredForm
-    from compress.exporters.manifest import Precision
-    from compress.exporters.predictor import AnsweredLine, Answering
-
 
 if TYPE_CHECKING:
     FormatName = str
@@ -67,27 +54,37 @@ class TuneOptions(opt.DeviceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VectorOptions:
-    """Options for the vectors of a bundle that computes some."""
+class TargetOptions:
+    """What to write, and where."""
 
-    against: Annotated[
-        Path | None,
-        opt.data_option(
-            help="Find the nearest texts of this file: a table, lines, .npy."
-        ),
+    out: Annotated[
+        Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")
     ] = None
-    top: Annotated[
-        int | None,
-        opt.data_option(min=1, help="Return this many nearest texts; default: 5."),
+    to: Annotated[FormatName, opt.output("--for", help="Write for this runtime")] = (
+        "onnx"
+    )
+    precision: Annotated[
+        str, opt.output(help=f"Of the weights: {','.join(WEIGHTS)}.")
+    ] = ""
+    opset: Annotated[
+        int | None, opt.output(help="Export ONNX again at this opset, 12 to 23.")
     ] = None
-    vectors: Annotated[
-        Literal["float32", "int8", "binary"],
-        opt.output(help="Of .npy: int8 a byte, binary a bit a number."),
-    ] = "float32"
-    prompt_name: Annotated[
-        str | None,
-        opt.data_option(help="Vectors: put this prompt of the model before texts."),
-    ] = None
+
+    @property
+    def precisions(self) -> list[str]:
+        return [each.strip() for each in self.precision.split(",") if self.precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutOptions(opt.ColumnOptions):
+    """The data that a bundle is quantised on."""
+
+    data: Annotated[
+        str, opt.data_option(help="The data it was trained on, as for distill.")
+    ]
+    seed: Annotated[
+        int, opt.data_option(help="Seed the rows held out to validate.")
+    ] = 0
 
 
 @with_option_groups(without=("affinity", "native", "webgpu", "plan"))
@@ -96,19 +93,7 @@ def export(
         str,
         typer.Argument(help="A bundle, run or checkpoint (alias, folder, hub id)."),
     ],
-    out: Annotated[
-        Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")
-    ] = None,
-    to: Annotated[
-        FormatName,
-        opt.output("--for", help="Write for this runtime"),
-    ] = "onnx",
-    precision: Annotated[
-        str, opt.output(help=f"Of the weights: {','.join(WEIGHTS)}.")
-    ] = "",
-    opset: Annotated[
-        int | None, opt.output(help="Export ONNX again at this opset, 12 to 23.")
-    ] = None,
+    target: TargetOptions = TargetOptions(),
     race: TuneOptions = TuneOptions(),
     max_drop: opt.MaxDrop = 0.5,
     data: Annotated[
@@ -135,7 +120,7 @@ def export(
         from compress.provenance import command_line
         from compress.reporting.terminal import print_export
 
-        fixed_length = to in FIXED_LENGTH
+        fixed_length = target.to in FIXED_LENGTH
         settings = None
         fixed = FixedOptions(max_drop=max_drop / 100)
         if fixed_length and race.seq is not None:
@@ -155,12 +140,10 @@ def export(
                     )
         result = command.export(
             model,
-            out,
-            to=to,
-            precisions=[each.strip() for each in precision.split(",")]
-            if precision
-            else [],
-            opset=opset,
+            target.out,
+            to=target.to,
+            precisions=target.precisions,
+            opset=target.opset,
             race=settings,
             fixed=fixed,
             data=data,
@@ -178,9 +161,7 @@ def export(
 @with_option_groups(without=("affinity", "native", "webgpu"))
 def quantize(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
-    data: Annotated[
-        str, opt.data_option(help="The data it was trained on, as for distill.")
-    ],
+    source: HeldOutOptions,
     out: Annotated[
         Path | None,
         opt.output(help="A new bundle; default: replace the file in place."),
@@ -192,14 +173,10 @@ def quantize(
     int8: opt.Int8Options = opt.Int8Options(),
     max_drop: opt.MaxDrop = 0.5,
     device: opt.DeviceOptions = opt.DeviceOptions(),
-    columns: opt.ColumnOptions = opt.ColumnOptions(),
     overrides: Annotated[
         list[str] | None,
         opt.training("--set", help="qat: change a number: stages.0.epochs=1."),
     ] = None,
-    seed: Annotated[
-        int, opt.data_option(help="Seed the rows held out to validate.")
-    ] = 0,
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Quantise a bundle to int8 again, and certify the loss. Exit code 3: more than
@@ -213,14 +190,14 @@ def quantize(
 
         arguments: dict[str, Any] = {
             "bundle": bundle,
-            "data": data,
+            "data": source.data,
             "method": method,
             "out": out,
             "int8": int8,
             "max_drop": max_drop / 100,
             "device": device,
-            "columns": columns,
-            "seed": seed,
+            "columns": source,
+            "seed": source.seed,
             "overrides": overrides or [],
         }
         if shown.plan:
@@ -282,96 +259,6 @@ def push(
             if dry_run
             else f"published: {result.url}"
         )
-
-
-@with_option_groups()
-def predict(
-    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(help="Texts, or - for one per line of standard input."),
-    ] = None,
-    rows: Annotated[
-        Path | None,
-        opt.data_option(
-            "--input",
-            help="Answer the rows of this file: .csv, .tsv, .jsonl, .json, .parquet, "
-            ".txt.",
-        ),
-    ] = None,
-    answers: Annotated[
-        Path | None,
-        opt.file_output(
-            "--output", help="Write answers here: .csv, .tsv, .jsonl, .npy."
-        ),
-    ] = None,
-    text: opt.TextColumns = None,
-    pair: Annotated[
-        str | None,
-        opt.data_option(help="Second text of a pair, or the questions' context."),
-    ] = None,
-    vector: VectorOptions = VectorOptions(),
-    precision: Annotated[
-        Literal["int8", "fp32", "fp16", "w8", "q4"],
-        opt.output(help="Answer with this file."),
-    ] = "int8",
-    on_error: Annotated[
-        Literal["stop", "skip"], opt.output(help="If a text is not UTF-8 or too long.")
-    ] = "stop",
-    as_json: opt.Json = False,
-) -> None:
-    """Label texts, tag words, answer questions, or compute vectors. Needs neither torch
-    nor transformers.
-
-    Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
-    """
-    with user_errors(hint="No file was written. Run the same command again."):
-        from compress.errors import DataError
-
-        if rows is not None or answers is not None or text:
-            if rows is None or answers is None or texts:
-                raise DataError(
-                    "predict: a file needs both --input and --output, and no texts"
-                )
-            predictor = _open(bundle, precision, vector, threads=os.cpu_count() or 1)
-            _predict_file(
-                predictor, rows, answers, text, pair, on_error, vector.vectors, as_json
-            )
-            return
-        if vector.vectors != "float32":
-            raise typer.BadParameter(
-                "give an .npy file with --output", param_hint="--vectors"
-            )
-        if not texts:
-            raise typer.BadParameter(
-                "give texts, - for standard input, or a file with --input and --output"
-            )
-        from compress.exporters import predictor as stream
-
-        second = None if pair is None else stream.decode(os.fsencode(pair), "--pair")
-        piped = texts == ["-"]
-        lines = (
-            stream.read_lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
-        )
-        predictor = _open(bundle, precision, vector)
-        skipped = 0
-        with _print_answers(as_json) as show:
-            for each in stream.answer_lines(
-                predictor, lines, second=second, unit="line" if piped else "text"
-            ):
-                if each.error and on_error == "stop":
-                    raise DataError(
-                        f"{each.error}. The answers before it are above; --on-error "
-                        "skip goes on after it"
-                    )
-                skipped += bool(each.error)
-                show(each)
-        if skipped:
-            print(
-                f"warning: {skipped:,} texts were skipped; errors are printed in their "
-                "places",
-                file=sys.stderr,
-            )
 
 
 def demo(
@@ -452,110 +339,3 @@ def demo(
                     say("no browser was found here: open the link yourself")
                 while True:
                     time.sleep(3600)
-
-
-def _open(
-    bundle: Path, precision: "Precision", options: VectorOptions, *, threads: int = 1
-) -> "Answering":
-    """Open a bundle to answer texts, or to find the nearest lines of a file."""
-    from compress.exporters.artifact import Bundle
-
-    if options.top is not None and options.against is None:
-        raise typer.BadParameter(
-            "give the file to search with --against", param_hint="--top"
-        )
-    if options.prompt_name is not None and options.against is not None:
-        raise typer.BadParameter(
-            "a search uses the prompts query and document; leave the option out",
-            param_hint="--prompt-name",
-        )
-    predictor = Bundle.load(bundle).open(precision, threads=threads)
-    if options.prompt_name is not None:
-        predictor = predictor.with_prompt(options.prompt_name)
-    if options.against is None:
-        return predictor
-    from compress.exporters.row_files import open_index
-
-    return open_index(predictor, options.against, options.top or 5)
-
-
-def _predict_file(
-    predictor: "Answering",
-    rows: Path,
-    answers: Path,
-    columns: list[str] | None,
-    pair: str | None,
-    on_error: Literal["stop", "skip"],
-    vectors: "StoredForm",
-    as_json: bool,
-) -> None:
-    """Answer the rows of a file into another file."""
-    from compress.exporters import row_files
-    from compress.progress import Progress
-
-    row_files.check_files(rows, answers)
-    for note in row_files.list_notes(
-        rows, predictor.task, columns, pair=pair is not None
-    ):
-        print(f"note: {note}", file=sys.stderr)
-    began = time.monotonic()
-    with Progress(rows.name, unit="rows", console=console(as_json)) as bar:
-
-        def advance(answered: int, share: float) -> None:
-            bar.total = answered / share if share else None
-            bar.advance(answered - bar.done)
-
-        count, skipped = row_files.predict_file(
-            predictor,
-            rows,
-            answers,
-            columns=columns,
-            second=pair,
-            on_error=on_error,
-            vectors=vectors,
-            say=advance,
-        )
-    seconds = time.monotonic() - began
-    if as_json:
-        print_json(
-            "predict",
-            {
-                "output": str(answers),
-                "rows": count,
-                "skipped": skipped,
-                "seconds": seconds,
-            },
-        )
-    else:
-        speed = f"{count / max(seconds, 1e-9):,.0f} rows / s"
-        printer()(f"{answers}: {count:,} rows, {skipped:,} skipped; {speed}")
-
-
-@contextmanager
-def _print_answers(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
-    """Yield a function that prints an answer: a line, or an item of a JSON list that is
-    closed even after an error."""
-    prefix = f'{{"schema": "{schema("predict")}", "answers": ['
-
-    def row(each: "AnsweredLine") -> None:
-        line = f"error: {each.error}" if each.error else f"{each.answer}\t{each.text}"
-        print(printable(line).replace("\n", "\\n"), flush=True)
-
-    def item(each: "AnsweredLine") -> None:
-        nonlocal prefix
-        values = {"error": each.error} if each.answer is None else asdict(each.answer)
-        print(
-            f"{prefix}\n{json.dumps(values, ensure_ascii=False)}",
-            end="",
-            flush=True,
-            file=results(),
-        )
-        prefix = ","
-
-    if not as_json:
-        yield row
-        return
-    try:
-        yield item
-    finally:
-        print("\n]}" if prefix == "," else f"{prefix}]}}", flush=True, file=results())

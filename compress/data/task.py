@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from compress import kinds
@@ -514,6 +513,8 @@ class TaskData:
     def label_scale(self) -> tuple[float, float]:
         """Return the mean and the standard deviation of a regression's labels; 1 if
         they are all the same."""
+        from statistics import fmean  # slow to import, and not needed to predict
+
         labels = self.labelled["label"][:]
         mean = fmean(labels)
         return mean, sqrt(fmean((label - mean) ** 2 for label in labels)) or 1.0

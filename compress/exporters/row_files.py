@@ -15,7 +15,7 @@ of all labels; and prediction_error where rows are skipped."""
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +48,7 @@ from compress.outputs import check_output_file, output_file
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".npy")
 Values = dict[str, Any]
+WriteRow = Callable[[Values, Sequence[str]], None]
 
 
 def predict_file(
@@ -60,6 +61,7 @@ def predict_file(
     on_error: Literal["stop", "skip"] = "stop",
     vectors: StoredForm = "float32",
     say: Callable[[int, float], None] = lambda rows, share: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
     """Predict for every row of `source` and write `target`; return the numbers of rows,
     and of those skipped.
@@ -71,6 +73,7 @@ def predict_file(
               UTF-8; skip writes the error instead
     vectors   the form of the vectors of an .npy file
     say       is called with the number of rows done, and their share of the file
+    note      is called with what is guessed about the file, such as its delimiter
 
     Raises DataError, naming the line, for rows that cannot be read, missing columns,
     and columns that would be overwritten."""
@@ -95,6 +98,8 @@ def predict_file(
         )
     added = _list_added(predictor.task, suffix, errors=on_error == "skip")
     table, chosen = _open(source, predictor.task, columns, pair=second is not None)
+    for guess in table.notes:
+        note(guess)
     position = Position()
     header = list[str]()
     done = 0
@@ -137,14 +142,6 @@ def predict_file(
             done += len(rows)
             say(done, position.tell())
     return done, skipped
-
-
-def list_notes(
-    source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool
-) -> tuple[str, ...]:
-    """Return what is guessed about a file, such as its delimiter or header; see
-    `predict_file`. Raises DataError."""
-    return _open(source, task, columns, pair=pair)[0].notes
 
 
 def _open(
@@ -305,57 +302,68 @@ def _to_columns(answer: Outcome, added: Sequence[str]) -> Values:
     return {name: value for name, value in answer.columns().items() if name in added}
 
 
-@contextmanager
 def _open_writer(
     path: Path, suffix: str, form: StoredForm
-) -> Iterator[Callable[[Values, Sequence[str]], object]]:
-    """Yield a function that writes a row; tables have the columns that are given with
-    the first one.
+) -> AbstractContextManager[WriteRow]:
+    """Return a context with a function that writes a row, given the columns of the
+    first one."""
+    if suffix == ".npy":
+        return _write_vectors(path, form)
+    return _write_table(path, suffix)
 
-    It raises DataError for a later row with another column, for which a table has no
-    room.
-    """
-    if suffix != ".npy":
-        table: Any = None
 
-        def write(row: Values, names: Sequence[str]) -> None:
-            nonlocal table
-            if suffix == ".jsonl":
-                out.write(json.dumps(row, ensure_ascii=False, default=_to_json) + "\n")
-                return
-            if table is None:
-                table = csv.DictWriter(
-                    out, names, delimiter="\t" if suffix == ".tsv" else ","
-                )
-                table.writeheader()
-            if more := row.keys() - set(table.fieldnames):
-                raise DataError(
-                    f"--output: a later row has the column {min(more)!r}, the first "
-                    "ones have none; write a .jsonl file, whose rows may differ"
-                )
-            table.writerow({name: _to_csv(value) for name, value in row.items()})
+@contextmanager
+def _write_table(path: Path, suffix: str) -> Iterator[WriteRow]:
+    """Write .csv, .tsv or .jsonl. The first two have room for no other columns than
+    those of the first row, and raise DataError for them."""
+    table: Any = None
 
-        with path.open("w", encoding="utf-8", newline="") as out:
-            yield write
-        return
-    with path.open("wb") as file:
-        shape = (0, 0)
-
-        def write_header() -> None:  # its length does not depend on the number of rows
-            write_array_header_1_0(
-                file,
-                {"descr": VECTOR_TYPES[form], "fortran_order": False, "shape": shape},
+    def write(row: Values, names: Sequence[str]) -> None:
+        nonlocal table
+        if suffix == ".jsonl":
+            out.write(json.dumps(row, ensure_ascii=False, default=_to_json) + "\n")
+            return
+        if table is None:
+            table = csv.DictWriter(
+                out, names, delimiter="\t" if suffix == ".tsv" else ","
             )
+            table.writeheader()
+        if more := row.keys() - set(table.fieldnames):
+            raise DataError(
+                f"--output: a later row has the column {min(more)!r}, the first "
+                "ones have none; write a .jsonl file, whose rows may differ"
+            )
+        table.writerow({name: _to_csv(value) for name, value in row.items()})
 
-        def write_vector(row: Values, _: Sequence[str]) -> None:
-            nonlocal shape
-            if not shape[0]:
-                write_header()
-            (packed,) = pack(np.array([row["prediction"]], np.float32), form)
-            file.write(packed.tobytes())
-            shape = (shape[0] + 1, len(packed))
+    with path.open("w", encoding="utf-8", newline="") as out:
+        yield write
 
-        yield write_vector
+
+@contextmanager
+def _write_vectors(path: Path, form: StoredForm) -> Iterator[WriteRow]:
+    """Write .npy: a header, whose length does not depend on the number of rows, and the
+    packed vectors."""
+    rows = 0
+    width = 0
+
+    def write_header() -> None:
+        kind = VECTOR_TYPES[form]
+        shape = (rows, width)
+        write_array_header_1_0(
+            file, {"descr": kind, "fortran_order": False, "shape": shape}
+        )
+
+    def write(row: Values, _: Sequence[str]) -> None:
+        nonlocal rows, width
+        (packed,) = pack(np.array([row["prediction"]], np.float32), form)
+        if not rows:
+            width = len(packed)
+            write_header()
+        file.write(packed.tobytes())
+        rows += 1
+
+    with path.open("wb") as file:
+        yield write
         file.seek(0)
         write_header()
 
@@ -364,11 +372,9 @@ def _to_csv(value: object) -> object:
     """Write lists and objects as JSON; csv writes anything else as a string."""
     if isinstance(value, bytes):
         return _to_json(value)
-    return (
-        json.dumps(value, ensure_ascii=False, default=_to_json)
-        if isinstance(value, list | dict)
-        else value
-    )
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=_to_json)
+    return value
 
 
 def _to_json(value: object) -> str:

@@ -54,13 +54,11 @@ def bundle_of(found: Any, out: Path) -> Bundle:
             False,
             make_task("classification", "label", ("bad", "good"), "accuracy"),
         ),
-        (3, {}, True, make_task("classification", "label", ("LABEL_0", "LABEL_1", "LABEL_2"), "accuracy", PAIR)),
         (1, {}, True, make_task("regression", "score", (), "pearson", PAIR)),
-        (1, {"id2label": {0: "stars"}}, False, make_task("regression", "stars", (), "pearson")),
         (2, {"id2label": {0: "a", 1: "b"}, **MANY}, False, make_task("multilabel", "labels", ("a", "b"), "f1")),
     ],
 )
-def test_the_task_of_a_sequence_classifier(
+def test_a_bundle_of_a_sequence_classifier(
     labels: int, config: dict[str, Any], pair: bool, task: Task, tmp_path: Path
 ) -> None:
     model = tiny.bert(labels, **config)
@@ -80,16 +78,35 @@ def test_the_task_of_a_sequence_classifier(
     assert answer.score == pytest.approx(expected.max().item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("names", [("O", "PER-B", "PER-I"), ("0", "B-PER", "I-PER"), ("o", "b_PER", "i_PER")])
-def test_words_outside_are_in_no_entity(tmp_path: Path, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("labels", "config", "pair", "task"),
+    [
+        (3, {}, True, make_task("classification", "label", ("LABEL_0", "LABEL_1", "LABEL_2"), "accuracy", PAIR)),
+        (1, {"id2label": {0: "stars"}}, False, make_task("regression", "stars", (), "pearson")),
+    ],
+)
+def test_the_task_of_a_sequence_classifier(
+    labels: int, config: dict[str, Any], pair: bool, task: Task, tmp_path: Path
+) -> None:
+    assert load_source(tiny.checkpoint(tmp_path / "model", tiny.bert(labels, **config)), pair=pair).task == task
+
+
+@pytest.mark.parametrize("names", [("0", "B-PER", "I-PER"), ("o", "b_PER", "i_PER")])
+def test_tags_are_written_as_iob2(tmp_path: Path, names: tuple[str, ...]) -> None:
     model = AutoModelForTokenClassification.from_config(tiny.config("distilbert", id2label=dict(enumerate(names))))
-    with torch.no_grad():
-        model.classifier.weight.zero_()
-        model.classifier.bias.copy_(torch.tensor([5.0, 0.0, 0.0]))
     found = load_source(tiny.checkpoint(tmp_path / "tagger", model))
     assert found.task is not None
     assert found.task.labels == ("O", "B-PER", "I-PER")
-    bundle = bundle_of(found, tmp_path / "out")
+
+
+def test_words_outside_are_in_no_entity(tmp_path: Path) -> None:
+    names = {0: "O", 1: "PER-B", 2: "PER-I"}
+    model = AutoModelForTokenClassification.from_config(tiny.config("distilbert", id2label=names))
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor([5.0, 0.0, 0.0]))
+    bundle = bundle_of(load_source(tiny.checkpoint(tmp_path / "tagger", model)), tmp_path / "out")
+    assert (bundle.task.kind, bundle.task.text, bundle.task.labels) == ("tagging", ("words",), ("O", "B-PER", "I-PER"))
     assert bundle.predict(["a good film"], precision="fp32")[0].marks == ()  # type: ignore[union-attr]
     config = json.loads((bundle.path / "config.json").read_text())
     assert list(config["id2label"].values()) == ["O", "B-PER", "I-PER"]
@@ -101,12 +118,7 @@ def test_a_tagger_without_names_is_refused(tmp_path: Path) -> None:
         load_source(tiny.checkpoint(tmp_path / "tagger", model))
 
 
-def test_a_tagger_and_a_reader_become_bundles(tmp_path: Path) -> None:
-    names = {0: "O", 1: "B-film", 2: "I-film"}
-    tagger = AutoModelForTokenClassification.from_config(tiny.config("distilbert", id2label=names))
-    tags = bundle_of(load_source(tiny.checkpoint(tmp_path / "tagger", tagger)), tmp_path / "tags")
-    assert (tags.task.kind, tags.task.text, tags.task.labels) == ("tagging", ("words",), tuple(names.values()))
-    assert tags.predict(["a good film"])
+def test_a_reader_becomes_a_bundle(tmp_path: Path) -> None:
     reader = AutoModelForQuestionAnswering.from_config(tiny.config("bert", labels=2))
     spans = bundle_of(load_source(tiny.checkpoint(tmp_path / "reader", reader), max_length=32), tmp_path / "spans")
     assert (spans.task.kind, spans.task.text, spans.manifest.max_length) == ("qa", ("question", "context"), 32)

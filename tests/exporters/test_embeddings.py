@@ -15,6 +15,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import AutoModel
 
+from compress.commands.export import export
+from compress.config.options import CheckpointOptions
 from compress.data.answers import Vector
 from compress.errors import BundleError
 from compress.exporters import token_states
@@ -106,7 +108,9 @@ def test_pooling_reads_no_masked_token() -> None:
 
 def test_int8_is_certified_by_how_it_ranks_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarities, "_draw_sentences", lambda: TEXTS[:4])
-    found = similarities.certify_vectors(written(tmp_path / "made", MEAN))
+    pooling = CheckpointOptions(pool="mean", normalise=True)
+    result = export(tiny.checkpoint(tmp_path / "encoder"), tmp_path / "made", checkpoint=pooling)
+    found = Bundle.load(result.path)
     proof = Certificate.from_json(read_certificate(found.files()["int8"]))
     exact, small = (found.embed(TEXTS[:4], precision=name) for name in ("fp32", "int8"))
     pairs = np.triu_indices(4, 1)
@@ -115,7 +119,8 @@ def test_int8_is_certified_by_how_it_ranks_sentences(tmp_path: Path, monkeypatch
     assert proof.agreement == pytest.approx((exact * small).sum(1).mean())
     assert proof.certified is (proof.drop <= proof.max_drop)
     assert "compress.session" in metadata(read_model(found.path / "onnx/model_quantized.onnx"))
-    assert [each.after for each in Bundle.load(found.path).report().certificates] == [proof.after]
+    assert [each.after for each in found.report().certificates] == [proof.after]
+    assert [Certificate.from_json(each.certificate) for each in result.files if each.certificate] == [proof]
     other = tiny.bundle(tmp_path / "classes")
     assert similarities.certify_vectors(other) is other
 

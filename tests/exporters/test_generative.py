@@ -136,6 +136,7 @@ def test_names_are_those_of_optimum(bundles: Callable[[str], Bundle]) -> None:
     assert session.get_inputs()[3].shape == ["batch_size", 4, "past_sequence_length", 8]
 
     made = bundles("t5").path
+    assert AutoTokenizer.from_pretrained(made).model_input_names == ["input_ids", "attention_mask"]
     names = ("decoder_model_merged", "decoder_model_merged_quantized", "encoder_model", "encoder_model_quantized")
     assert sorted(path.stem for path in (made / "onnx").iterdir()) == list(names)
     session = open_session(made / "onnx/decoder_model_merged.onnx")

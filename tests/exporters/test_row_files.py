@@ -245,6 +245,14 @@ def test_a_file_without_a_header_is_not_guessed(opened: Predictor, tmp_path: Pat
     assert [row["a good film"] for row in named] == ["so bad"]
 
 
+def test_what_is_guessed_is_noted(opened: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('sentence,m\nfun,"[1, 2]"\nso bad,"[3]"\n')
+    notes = list[str]()
+    rows = outputs(opened, tmp_path / "rows.csv", note=notes.append)
+    assert [row["m"] for row in rows] == ["[1, 2]", "[3]"]
+    assert notes == ["rows.csv: 'm' has lists, written as text"]
+
+
 def test_a_row_that_cannot_be_read_takes_no_other_with_it(opened: Predictor, tmp_path: Path) -> None:
     content = 'sentence,n\n"never closed,1\nfun,2\n"so, good",3\n'
     (tmp_path / "rows.csv").write_text(content)
