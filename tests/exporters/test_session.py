@@ -23,23 +23,28 @@ def foreign(nodes: list[onnx.NodeProto], tables: dict[str, tuple[int, int]]) -> 
     return helper.make_model(helper.make_graph(nodes, "graph", [ids], [output], weights))
 
 
-def test_our_files_ask_for_the_faster_graph_and_foreign_ones_for_nothing(tmp_path: Path) -> None:
-    to_onnx(tiny.bert(), tmp_path / "model.onnx")
-    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
-    for name in ("model.onnx", "small.onnx"):
-        assert session_entries(read_model(tmp_path / name)) == UNFUSED_SKIP
-        options = open_session(tmp_path / name, threads=1).get_session_options()
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The fp32 and the int8 file of a model."""
+    folder = tmp_path_factory.mktemp("files")
+    to_onnx(tiny.bert(), folder / "model.onnx")
+    quantize_dynamic(folder / "model.onnx", folder / "small.onnx")
+    return folder / "model.onnx", folder / "small.onnx"
+
+
+def test_our_files_ask_for_the_faster_graph_and_foreign_ones_for_nothing(files: tuple[Path, Path]) -> None:
+    for file in files:
+        assert session_entries(read_model(file)) == UNFUSED_SKIP
+        options = open_session(file, threads=1).get_session_options()
         key, value = next(iter(UNFUSED_SKIP.items()))
         assert options.get_session_config_entry(key) == value
         assert options.intra_op_num_threads == 1
     assert session_entries(foreign([], {})) == {}
 
 
-def test_vocabulary_is_found_in_plain_int8_and_fused_graphs(tmp_path: Path) -> None:
-    to_onnx(tiny.bert(), tmp_path / "model.onnx")
-    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
-    for name in ("model.onnx", "small.onnx"):
-        assert vocabulary_size(read_model(tmp_path / name), tmp_path / name) == 45
+def test_vocabulary_is_found_in_plain_int8_and_fused_graphs(files: tuple[Path, Path], tmp_path: Path) -> None:
+    for file in files:
+        assert vocabulary_size(read_model(file), file) == 45
     cast = helper.make_node("Cast", ["input_ids"], ["wide"], to=TensorProto.INT64)
     looked_up = helper.make_node("Gather", ["words", "wide"], ["logits"])
     assert vocabulary_size(foreign([cast, looked_up], {"words": (77, 4)}), tmp_path / "x.onnx") == 77
