@@ -128,14 +128,11 @@ class Bundle:
 
         bundle_files.check_parts(model, tokenizer, task, max_length)
         manifest = Manifest.from_model(model, max_length, task=task)
-        with writing(Path(path), manifest) as folder:
+        with writing(Path(path), manifest, model_card(card, manifest)) as folder:
             bundle_files.write_encoder(
                 folder, model, tokenizer, max_length, task=task, keep=keep
             )
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-            (folder / BUNDLE_CARD).write_text(
-                model_card(card, manifest), encoding="utf-8"
-            )
         return cls.load(path)
 
     @classmethod
@@ -152,9 +149,9 @@ class Bundle:
         manifest = Manifest.read(folder)
         manifest.check(folder)
         bundle = cls(folder, manifest)
-        if manifest.task is None or not manifest.task.vectors:
+        if not manifest.vectors:
             return bundle
-        task = replace(manifest.task, preparation=bundle.sentence.preparation)
+        task = replace(bundle.task, preparation=bundle.sentence.preparation)
         return cls(folder, replace(manifest, task=task))
 
     @property
@@ -174,8 +171,7 @@ class Bundle:
         from compress.models.sentence_folder import SentenceFolder
         from compress.models.sentence_settings import TOKENS_ONLY
 
-        task = self.manifest.task
-        if task is None or not task.vectors:
+        if not self.manifest.vectors:
             return TOKENS_ONLY
         return SentenceFolder.read(self.path).settings
 
@@ -589,10 +585,11 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
-    """Yield a folder for a new bundle's files; at the end write its manifest, with the
-    hash of each file, and let it take the place of `path`."""
+def writing(path: Path, manifest: Manifest, card: str) -> Iterator[Path]:
+    """Yield a folder with the card of a new bundle for its files; at the end write its
+    manifest, with the hash of each file, and let it take the place of `path`."""
     with building(path) as folder:
+        (folder / BUNDLE_CARD).write_text(card, encoding="utf-8")
         yield folder
         replace(manifest, files=manifests.stamp_files(folder)).write(folder)
 

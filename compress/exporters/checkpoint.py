@@ -6,7 +6,7 @@ missing tensors are an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +21,7 @@ from compress.models import checkpoints
 from compress.models.folder import CONFIG, MODULES, ModelFolder
 from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import MODES
-from compress.models.sentence_settings import (
-    SentenceSettings,
-    set_settings,
-    settings_of,
-)
+from compress.models.sentence_settings import SentenceSettings, set_settings
 from compress.slicing.shape import positions
 
 if TYPE_CHECKING:
@@ -56,6 +52,7 @@ class Checkpoint:
     task     what the model answers; None for a generative model, and for an encoder
              that returns a vector for each token
     kind     of the bundle that it is written as
+    leaves_out_prompts   whether vectors leave the tokens of prompts out
     origin   licence, language and hub id, where its own card has them: fields of
              `exporters.card.Card`
     """
@@ -67,13 +64,7 @@ class Checkpoint:
     task: Task | None = None
     kind: BundleKind = "task"
     origin: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def leaves_out_prompts(self) -> bool:
-        """Check whether vectors leave the tokens of prompts out."""
-        if self.task is None or not self.task.vectors:
-            return False
-        return settings_of(self.model.config).leaves_out_prompts
+    leaves_out_prompts: bool = False
 
     def write(self, out: Path, *, opset: int = 17) -> Bundle:
         """Write it as a bundle; a model with a task always has our own opset.
@@ -253,7 +244,8 @@ class _Loader:
         if not settings.embeds:
             return self._describe(model, tokenizer, limit, kind="encoder")
         task = find("embedding").from_settings(settings)
-        return self._describe(model, tokenizer, limit, task=task)
+        found = self._describe(model, tokenizer, limit, task=task)
+        return replace(found, leaves_out_prompts=settings.leaves_out_prompts)
 
     def _load(self, auto: Any, new: "New") -> tuple[Any, Any]:
         """Load the model and its tokenizer. Raises TeacherError."""

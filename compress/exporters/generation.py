@@ -53,7 +53,11 @@ def write(
     check_size(model, content.name)
     plain = as_float32(model)
     plain.set_attn_implementation("eager")
-    with writing(path, manifest) as folder:
+    about = ABOUT.format(kind=plain.config.model_type)
+    page = file_card(
+        content, "transformers", "text-generation", about=[about], load=LOAD
+    )
+    with writing(path, manifest, page) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
         raw = folder / "raw"
         graphs = _trace(plain, raw, opset)
@@ -65,16 +69,6 @@ def write(
             )
         _finish(raw, folder / "onnx", "_quantized")
         shutil.rmtree(raw)
-        (folder / "README.md").write_text(
-            file_card(
-                content,
-                "transformers",
-                "text-generation",
-                about=[ABOUT.format(kind=plain.config.model_type)],
-                load=LOAD,
-            ),
-            encoding="utf-8",
-        )
     return Bundle.load(path)
 
 

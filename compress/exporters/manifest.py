@@ -112,6 +112,11 @@ class Manifest:
         if not 0 < texts <= 2 or (own.has_labels and not labels):
             raise ValueError(f"task: {own.kind} of {texts} texts and {labels} labels")
 
+    @property
+    def vectors(self) -> bool:
+        """Check whether the model answers a text with a vector."""
+        return self.task is not None and self.task.vectors
+
     @classmethod
     def from_model(
         cls,
@@ -171,13 +176,13 @@ class Manifest:
                     f"{path}: lists {name!r}; expected only paths inside the bundle: "
                     "copy it again"
                 )
-        return manifest._with_task(folder) if manifest.task is None else manifest
+        if manifest.kind == "embeddings":
+            return manifest._with_task(folder)
+        return manifest
 
     def _with_task(self, folder: Path) -> "Manifest":
-        """Return a bundle of vectors of an earlier version, which had no task, as one
-        for the task `embedding`."""
-        if self.kind != "embeddings":
-            return self
+        """Return an encoder of an earlier version as one for the task `embedding`, or
+        one that returns a vector for each token."""
         from compress.models.sentence_folder import SentenceFolder
 
         settings = SentenceFolder.read(folder).settings

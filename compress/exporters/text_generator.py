@@ -66,23 +66,19 @@ class TextGenerator:
     ) -> "TextGenerator":
         """Open the sessions. Raises ExportError for a folder without a file of this
         precision."""
-
         config: dict[str, Any] = {}
         for name in ("config.json", "generation_config.json"):
             if (folder / name).is_file():
                 config |= json.loads((folder / name).read_text(encoding="utf-8"))
         ends = config.get("eos_token_id")
         pair = (folder / ENCODER["fp32"]).is_file()
-        paths = [
-            folder / names[precision]
-            for names in ((DECODER, ENCODER) if pair else (DECODER_ONLY,))
-        ]
-        sessions = [open_session(path, threads) for path in paths]
+        decoder = DECODER if pair else DECODER_ONLY
+        encoder = open_session(folder / ENCODER[precision], threads) if pair else None
         if not isinstance(ends, list):
             ends = [] if ends is None else [ends]
         return cls(
-            decoder=sessions[0],
-            encoder=sessions[1] if pair else None,
+            decoder=open_session(folder / decoder[precision], threads),
+            encoder=encoder,
             start=config.get("decoder_start_token_id"),
             ends=frozenset(ends),
             positions=config.get("n_positions") if not pair else None,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.exporters.artifact import BUNDLE_CARD, Bundle, writing
+from compress.exporters.artifact import Bundle, writing
 from compress.exporters.bundle_files import write_encoder
 from compress.exporters.card import Card, file_card
 from compress.exporters.manifest import Manifest
@@ -24,21 +24,19 @@ def write(
     `Card`. Raises ExportError as `to_onnx` does."""
     content = Card.parse(card)
     manifest = Manifest.from_model(model, max_length, kind="encoder")
-    with writing(path, manifest) as folder:
-        write_encoder(folder, model, tokenizer, max_length, opset=opset)
-        about = ABOUT.format(kind=manifest.model_type, max_length=max_length)
-        page = file_card(
-            content, "transformers", "feature-extraction", about=[about], load=LOAD
-        )
-        (folder / BUNDLE_CARD).write_text(page, encoding="utf-8")
-    return Bundle.load(path)
+    about = f"""{manifest.model_type} encoder of texts of at most {max_length} tokens:
+`last_hidden_state`, a vector for each token. Made with compress.
 
+`onnx/model.onnx` is the model in float32, `onnx/model_quantized.onnx` in int8. Inputs:
+input_ids, attention_mask and, where the model has segments, token_type_ids."""
+    load = """from transformers import AutoModel, AutoTokenizer
 
-ABOUT = """{kind} encoder of texts of at most {max_length} tokens: `last_hidden_state`, a vector for each token. Made with compress.
-
-`onnx/model.onnx` is the model in float32, `onnx/model_quantized.onnx` in int8. Inputs: input_ids, attention_mask and,
-where the model has segments, token_type_ids."""  # noqa: E501
-LOAD = """from transformers import AutoModel, AutoTokenizer
-
-model, tokenizer = AutoModel.from_pretrained("."), AutoTokenizer.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModel.from_pretrained(".")
 vectors = model(**tokenizer("a text", return_tensors="pt")).last_hidden_state"""
+    page = file_card(
+        content, "transformers", "feature-extraction", about=[about], load=load
+    )
+    with writing(path, manifest, page) as folder:
+        write_encoder(folder, model, tokenizer, max_length, opset=opset)
+    return Bundle.load(path)
