@@ -14,11 +14,12 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import spearmanr
 from transformers import BertConfig
 
 from benchmarks.common import make_parser, write_result
@@ -82,6 +83,13 @@ def draw_shapes(count: int) -> dict[str, BertConfig]:
     return found
 
 
+@dataclass(frozen=True)
+class RankedErrors(Errors):
+    """Errors of predictions, with Spearman's correlation of predicted and measured latency."""
+
+    rank: float
+
+
 def compare_predictors(
     samples: Sequence[Sample], shapes: dict[str, BertConfig], setting: Setting, precision: Precision
 ) -> dict[str, Any]:
@@ -116,7 +124,7 @@ def compare_predictors(
 
 def measure_errors(
     quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, precision: Precision
-) -> dict[str, Errors]:
+) -> dict[str, RankedErrors]:
     """Errors on all that were not chosen."""
     rest = [each for name, each in quiet.items() if name not in set(chosen)]
     measured = np.array([each.ms for each in rest])
@@ -135,7 +143,8 @@ def measure_errors(
         model = LatencyModel.fit(fitted, setting, precision)
         costs = model.costs
         predicted = [sum(costs[name] * amount for name, amount in each.counts.items()) for each in predicted_of[way]]
-        found[way] = Errors.from_predictions(np.array(predicted), measured)
+        errors = Errors.from_predictions(np.array(predicted), measured)
+        found[way] = RankedErrors(**vars(errors), rank=float(spearmanr(predicted, measured).statistic))
     return found
 
 
@@ -155,7 +164,7 @@ def measure_coverage(quiet: dict[str, Sample], chosen: Sequence[str], setting: S
     return float(np.mean([abs(e.ms - one.ms) <= 2 * e.error_ms for e, one in zip(estimates, rest, strict=True)]))
 
 
-def average_errors(errors: Sequence[Errors]) -> dict[str, float]:
+def average_errors(errors: Sequence[RankedErrors]) -> dict[str, float]:
     """Over the draws: the mean of all, the worst of the 90th draw in a hundred."""
     return {
         "mean": round(float(np.mean([each.mean for each in errors])), 4),
@@ -164,7 +173,7 @@ def average_errors(errors: Sequence[Errors]) -> dict[str, float]:
     }
 
 
-def round_errors(errors: Errors) -> dict[str, float]:
+def round_errors(errors: RankedErrors) -> dict[str, float]:
     return {"mean": round(errors.mean, 4), "worst": round(errors.worst, 4), "rank": round(errors.rank, 4)}
 
 

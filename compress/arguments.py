@@ -24,6 +24,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    ParamSpec,
     Protocol,
     TypeVar,
     Union,
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Called = TypeVar("Called", bound=Callable[..., Any])
+Keywords = ParamSpec("Keywords")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 
 
 def check_arguments(function: Called) -> Called:
@@ -101,6 +105,29 @@ def _checked(function: Any, label: str) -> Any:
         return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def with_keywords_of(
+    request: Callable[Keywords, Request],
+) -> Callable[[Callable[[Request], Result]], Callable[Keywords, Result]]:
+    """Let a function that takes a request be called with the keywords of the class of
+    the request, as if they were its own."""
+
+    def expand(function: Callable[[Request], Result]) -> Callable[Keywords, Result]:
+        @wraps(function)
+        def call(*args: Keywords.args, **kwargs: Keywords.kwargs) -> Result:
+            try:
+                made = request(*args, **kwargs)
+            except ArgumentError as error:
+                raise error.of(function.__qualname__) from None
+            return function(made)
+
+        own = signature(request)
+        result = signature(function).return_annotation
+        call.__signature__ = own.replace(return_annotation=result)  # type: ignore[attr-defined]  # unknown to typeshed
+        return call
+
+    return expand
 
 
 def find_problems(

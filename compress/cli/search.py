@@ -52,27 +52,34 @@ class WorkerOptions:
     ] = None
 
 
-@app.callback(invoke_without_command=True)
-@with_verbosity
-@with_option_groups(without=("affinity", "native", "assets", "webgpu", "wide"))
-def search(
-    context: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """What a search begins with, and where it is kept."""
+
     teacher: Annotated[
         str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")
-    ] = None,
-    data: Annotated[
-        str | None, opt.data_option(help="The data, as for distill.")
-    ] = None,
+    ] = None
+    data: Annotated[str | None, opt.data_option(help="The data, as for distill.")] = (
+        None
+    )
     out: Annotated[
         Path | None,
         opt.output(help="The search's folder; default: a new runs/SPACE-DATA-N."),
-    ] = None,
+    ] = None
     space: Annotated[
         str,
         opt.training(
             help="Or npu, dynabert, autotinybert, mobilebert, albert, a .yaml."
         ),
-    ] = "width-depth",
+    ] = "width-depth"
+
+
+@app.callback(invoke_without_command=True)
+@with_verbosity
+@with_option_groups(without=("affinity", "native", "assets", "webgpu", "wide"))
+def search(
+    context: typer.Context,
+    inputs: InputOptions = InputOptions(),
     limits: LimitOptions = LimitOptions(),
     device: opt.MeasureOptions = opt.MeasureOptions(),
     study: opt.StudyOptions = opt.StudyOptions(),
@@ -89,13 +96,16 @@ def search(
     """
     if context.invoked_subcommand is not None:
         return
+    teacher = inputs.teacher
+    data = inputs.data
+    out = inputs.out
     if data is not None and not join.worker:
-        out = run_folder(out, space, data, resume=options.resume)
+        out = run_folder(out, inputs.space, data, resume=options.resume)
     with user_errors(hint="" if out is None else continuation(out)):
         from compress.errors import SearchError
 
         if join.worker:
-            from compress.commands.search import work
+            from compress.nas.worker import join as work
 
             if study.storage is None:
                 raise SearchError(
@@ -110,7 +120,7 @@ def search(
                 console=console(shown.as_json),
             )
             return
-        if teacher is None or data is None or out is None:
+        if teacher is None or data is None:
             missing = next(
                 each
                 for each in context.command.params
@@ -120,10 +130,11 @@ def search(
                 f"Missing option '{missing.opts[0]}'. Expected: "
                 f"{getattr(missing, 'help', '')}"
             )
+        assert out is not None, "data are given"
         from compress.commands import preflight
-        from compress.nas.config import Space
+        from compress.nas.config import Budget, Space
 
-        loaded = Space.load(space, options.overrides or [])
+        loaded = Space.load(inputs.space, options.overrides or [])
         preflight.check(
             loaded,
             teacher=teacher,
@@ -132,8 +143,7 @@ def search(
             kind=columns.kind,
             options=options,
         )
-        from compress.commands.search import search as run  # takes seconds: torch
-        from compress.nas.config import Budget
+        from compress.commands import search as command  # takes seconds: torch
 
         budget = asdict(limits)
         max_drop = budget.pop("max_drop") / 100
@@ -150,11 +160,9 @@ def search(
             "options": options,
         }
         if shown.plan:
-            from compress.commands.search import forecast_search
-
-            print_forecast(forecast_search, shown.as_json, **arguments)
+            print_forecast(command.forecast_search, shown.as_json, **arguments)
             return
-        report = run(**arguments, console=console(shown.as_json))
+        report = command.search(**arguments, console=console(shown.as_json))
         if shown.as_json:
             print_json("search", report.to_json())
 

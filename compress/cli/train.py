@@ -1,7 +1,7 @@
 """`compress distill`, `pretrain` and `label`, which train or teach; `recipes`,
 `students` and `clean`."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -142,6 +142,22 @@ def pretrain(
             print_json("pretrain", {"checkpoint": str(checkpoint)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions:
+    """How texts are read and labelled."""
+
+    text: opt.TextColumns = None
+    label: Annotated[
+        str | None,
+        opt.data_option(help="Name the label column, which only scores the teacher."),
+    ] = None
+    seed: Annotated[int, opt.training(help="Seed the choice of examples.")] = 0
+    precision: opt.PrecisionOption = "auto"
+    gate: opt.OnWeakTeacher = "refuse"
+    allow_pickle: opt.AllowPickle = False
+
+
+@with_option_groups()
 def label(
     teacher: Annotated[
         str, opt.training(help="Alias, folder, hub id or an endpoint's .yaml.")
@@ -151,15 +167,7 @@ def label(
         str, opt.data_option(help="The data, as for distill; or texts without labels.")
     ],
     out: Annotated[Path, opt.file_output(help="The .jsonl file to write.")],
-    text: opt.TextColumns = None,
-    label: Annotated[
-        str | None,
-        opt.data_option(help="Name the label column, which only scores the teacher."),
-    ] = None,
-    seed: Annotated[int, opt.training(help="Seed the choice of examples.")] = 0,
-    precision: opt.PrecisionOption = "auto",
-    gate: opt.OnWeakTeacher = "refuse",
-    allow_pickle: opt.AllowPickle = False,
+    options: LabelOptions = LabelOptions(),
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -170,33 +178,24 @@ def label(
     labelled.jsonl
     """
     with user_errors(hint="Answers are saved. Run the same command again to continue."):
-        from compress.commands.label import forecast_labelling
-        from compress.commands.label import label as run
+        from compress.commands import label as command
 
-        arguments: dict[str, Any] = {
-            "teacher": teacher,
-            "prompt": prompt,
-            "data": data,
-            "out": out,
-            "columns": opt.ColumnOptions(text=text, label=label),
-            "seed": seed,
-            "precision": precision,
-            "allow_pickle": allow_pickle,
-        }
+        arguments: dict[str, Any] = asdict(options)
+        arguments["columns"] = opt.ColumnOptions(
+            text=arguments.pop("text"), label=arguments.pop("label")
+        )
+        arguments |= {"teacher": teacher, "prompt": prompt, "data": data, "out": out}
         if plan:
-            print_forecast(forecast_labelling, as_json, **arguments)
+            print_forecast(command.forecast_labelling, as_json, **arguments)
             return
-        labels = run(**arguments, gate=gate, console=console(as_json))
+        labels = command.label(**arguments, console=console(as_json))
         if as_json:
-            counts = {
-                "texts": len(labels.log_p_NC),
-                "answered": int(labels.answered.sum()),
-            }
             print_json(
                 "label",
                 {
                     "labelled": str(out),
-                    **counts,
+                    "texts": len(labels.log_p_NC),
+                    "answered": int(labels.answered.sum()),
                     "shares": labels.shares,
                     "asked": labels.asked,
                 },

@@ -1,8 +1,8 @@
 """Label texts with a prompted language model, and write them with the probabilities of
 their labels."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 
@@ -14,8 +14,9 @@ from compress.arguments import (
     SeedNumber,
     check_arguments,
     name_of,
+    with_keywords_of,
 )
-from compress.config.options import ColumnOptions, RunOptions
+from compress.config.options import ColumnOptions, OnWeakTeacher
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder
@@ -34,21 +35,9 @@ LABEL_PHASES: tuple[Phase[LabelJob], ...] = (AskForLabels(), WriteLabels())
 
 
 @check_arguments
-def label(
-    *,
-    teacher: ModelLike,
-    prompt: NameLike,
-    data: DataLike,
-    out: FileName,
-    columns: ColumnOptions = ColumnOptions(),
-    seed: SeedNumber = 0,
-    precision: precisions.TrainingPrecision = "auto",
-    gate: Literal["refuse", "warn"] = "refuse",
-    allow_pickle: bool = False,
-    console: Console | None = None,
-) -> SoftLabels:
-    """Label texts with a prompted language model, and write one JSON line per text to
-    `out`.
+@dataclass(frozen=True, kw_only=True)
+class LabelRequest:
+    """The arguments of a labelling.
 
     teacher    alias (gpt2, flan-t5-base, ...), folder or hub id of a language model, or
                an endpoint's .yaml file
@@ -58,39 +47,60 @@ def label(
                line, a corpus with one text per document
     gate       what to do with a teacher that gives every text the same label, or scores
                no better than that
+    """
 
-    A line holds `text` (and `text_pair`), the most likely `label`, and `probabilities`
-    by label: the file can serve as training data. If the model did not answer, `label`
-    and `probabilities` are null: remove such lines first. Answers are kept under
-    $COMPRESS_HOME, so that an interrupted run continues where it stopped. Raises a
-    CompressError."""
-    job = open_labelling(
-        name_of(teacher),
-        name_of(prompt),
-        data,
-        Path(out),
-        columns=columns,
-        options=RunOptions(
-            seed=seed, precision=precision, gate=gate, allow_pickle=allow_pickle
-        ),
-        console=console or Console(quiet=True),
-    )
-    return run_phases(LABEL_PHASES, job).soft
+    teacher: ModelLike
+    prompt: NameLike
+    data: DataLike
+    out: FileName
+    columns: ColumnOptions = ColumnOptions()
+    seed: SeedNumber = 0
+    precision: precisions.TrainingPrecision = "auto"
+    gate: OnWeakTeacher = "refuse"
+    allow_pickle: bool = False
+    console: Console | None = None
+
+    def open(self) -> LabelJob:
+        """Check the arguments, and load the model and the texts."""
+        file = Path(self.out)
+        if file.parent.is_dir():
+            check_new_file(file, "out", "labelled.jsonl")
+        else:
+            check_output_folder(file.parent, "out")
+        prompt = Prompt.load(name_of(self.prompt))
+        columns = self.columns
+        texts = load_texts(
+            self.data, text=columns.text, label=columns.label, seed=self.seed
+        )
+        task = texts.task(list(prompt.labels))
+        task_prompt = build_task_prompt(prompt, task, train=texts.rows, seed=self.seed)
+        model = open_language_model(
+            name_of(self.teacher),
+            allow_pickle=self.allow_pickle,
+            bf16=precisions.choose(self.precision) == "bf16",
+        )
+        console = self.console or Console(quiet=True)
+        labeller = PromptedTeacher(model, task_prompt, console)
+        strict = self.gate == "refuse"
+        return LabelJob(labeller, texts, file, self.seed, strict, console)
 
 
-@check_arguments
-def forecast_labelling(
-    *,
-    teacher: ModelLike,
-    prompt: NameLike,
-    data: DataLike,
-    out: FileName,
-    columns: ColumnOptions = ColumnOptions(),
-    seed: SeedNumber = 0,
-    precision: precisions.TrainingPrecision = "auto",
-    allow_pickle: bool = False,
-    console: Console | None = None,
-) -> Forecast:
+@with_keywords_of(LabelRequest)
+def label(request: LabelRequest) -> SoftLabels:
+    """Label texts with a prompted language model, and write one JSON line per text to
+    `out`.
+
+    The keywords are the fields of `LabelRequest`. A line holds `text` (and
+    `text_pair`), the most likely `label`, and `probabilities` by label: the file can
+    serve as training data. If the model did not answer, `label` and `probabilities` are
+    null: remove such lines first. Answers are kept under $COMPRESS_HOME, so that an
+    interrupted run continues where it stopped. Raises a CompressError.
+    """
+    return run_phases(LABEL_PHASES, request.open()).soft
+
+
+@with_keywords_of(LabelRequest)
+def forecast_labelling(request: LabelRequest) -> Forecast:
     """Forecast what `compress.label` would take with the same arguments, on this
     machine.
 
@@ -98,45 +108,8 @@ def forecast_labelling(
     answers one; the forecast ranges from all concurrent requests at the same time to
     one after another. The answers are kept for the actual run.
     """
-    job = open_labelling(
-        name_of(teacher),
-        name_of(prompt),
-        data,
-        Path(out),
-        columns=columns,
-        options=RunOptions(seed=seed, precision=precision, allow_pickle=allow_pickle),
-        console=console or Console(quiet=True),
-    )
+    job = request.open()
     _, estimates = estimate_phases(LABEL_PHASES, job)
     prompted = job.labeller.task_prompt.prompt.name
     title = f"{prompted}: {job.labeller.name} on {job.texts.name}"
     return Forecast(title, tuple(estimates), peak_rss_mb())
-
-
-def open_labelling(
-    teacher: str,
-    prompt: str,
-    data: DataLike,
-    file: Path,
-    *,
-    columns: ColumnOptions,
-    options: RunOptions,
-    console: Console,
-) -> LabelJob:
-    """Check the arguments, and load the model and the texts."""
-    if file.parent.is_dir():
-        check_new_file(file, "out", "labelled.jsonl")
-    else:
-        check_output_folder(file.parent, "out")
-    seed = options.seed
-    loaded = Prompt.load(prompt)
-    texts = load_texts(data, text=columns.text, label=columns.label, seed=seed)
-    task = texts.task(list(loaded.labels))
-    task_prompt = build_task_prompt(loaded, task, train=texts.rows, seed=seed)
-    model = open_language_model(
-        teacher,
-        allow_pickle=options.allow_pickle,
-        bf16=precisions.choose(options.precision) == "bf16",
-    )
-    labeller = PromptedTeacher(model, task_prompt, console)
-    return LabelJob(labeller, texts, file, seed, options.gate == "refuse", console)

@@ -1,48 +1,35 @@
 """Search the best students of a teacher under a budget, then distil and ship them."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from compress.arguments import (
-    DataLike,
-    NameLike,
-    PathName,
-    Share,
-    TeacherLike,
-    check_arguments,
-)
+from compress.arguments import with_keywords_of
 from compress.benchmark.devices import open_chosen
 from compress.commands import preflight
-from compress.config.options import (
-    DataOptions,
-    MeasureOptions,
-    RunOptions,
-    StudyOptions,
-)
+from compress.config.options import StudyOptions
 from compress.data.objects import data_path, teacher_path
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle, check_place
 from compress.io import load_json
-from compress.jobs.checks import join_processes
 from compress.jobs.phase import estimate_phases, run_phases
-from compress.jobs.ship import BUDGETED_LIMIT
 from compress.nas import record
-from compress.nas.config import STUDY_CONFIG, Budget, SearchConfig, Space
+from compress.nas.config import STUDY_CONFIG, SearchConfig, Space
 from compress.nas.context import load_student_state
 from compress.nas.finalists import distill_winner
 from compress.nas.phases import MakeEvaluator, begin_study, list_phases, ship_untrained
 from compress.nas.preparation import (
+    SearchJob,
     SearchProgress,
     SearchRequest,
     open_search,
     parts,
 )
 from compress.nas.time_budget import TimeBudget
-from compress.nas.worker import join
 from compress.pruning.budget import device_messages
 from compress.records.forecast import Forecast
 from compress.records.search_report import SearchReport
@@ -50,59 +37,18 @@ from compress.training.run import Run
 from compress.training.trainer import peak_rss_mb
 
 
-@check_arguments
-def search(
-    *,
-    teacher: TeacherLike,
-    data: DataLike,
-    out: PathName,
-    space: NameLike | Space = "width-depth",
-    budget: Budget = Budget(),
-    device: MeasureOptions = MeasureOptions(),
-    study: StudyOptions = StudyOptions(),
-    max_drop: Share = BUDGETED_LIMIT,
-    columns: DataOptions = DataOptions(),
-    options: RunOptions = RunOptions(),
-    console: Console | None = None,
-) -> SearchReport:
-    """Find the best students of `teacher` on `data` under a budget; distil and ship the
-    winners.
+@with_keywords_of(SearchRequest)
+def search(request: SearchRequest) -> SearchReport:
+    """Find the best students of a teacher under a budget; distil and ship the winners.
 
-    teacher, data, columns, options    as for `compress.distill`
-    space     name (recipes/spaces), path of a .yaml, or a Space
-    budget    what a student may cost; latency is measured on `device`, with its file
-              and setting
-    study     how shapes are drawn and chosen, and where the study is stored
-    max_drop  how much of the score, in its own unit, the shipped int8 file may lose
-    out       the search's folder; `options.resume` continues an interrupted search, in
-              any phase
-
-    Raises a CompressError for anything wrong with these; results up to then are kept.
+    The keywords are the fields of `SearchRequest`. Raises a CompressError for anything
+    wrong with these; results up to then are kept.
     """
-    console = console or Console(quiet=True)
-    request = SearchRequest(
-        teacher=teacher_path(teacher),
-        data=data_path(data),
-        out=Path(out),
-        space=Space.from_argument(space, options.overrides or ()),
-        budget=budget,
-        device=device,
-        study=study,
-        max_drop=max_drop,
-        columns=columns,
-        options=options,
-    )
-    preflight.check(
-        request.space,
-        teacher=request.teacher,
-        out=request.out,
-        data=request.data,
-        kind=request.columns.kind,
-        options=options,
-    )
-    config = request.make_config()
+    config = _configure(request)
+    study = request.study
+    options = request.options
     run = Run.open(
-        request.out,
+        Path(request.out),
         config,
         request.identify(config),
         resume=options.resume,
@@ -110,44 +56,17 @@ def search(
         track=options.track,
     )
     seconds = None if study.minutes is None else 60 * study.minutes
-    time_budget = TimeBudget(run.path, parts(config.space), seconds)
-    with (
-        closing(run),
-        open_chosen(device, say=device_messages(device.device, console)) as target,
-    ):
-        preparing, searching = list_phases(strict=options.gate == "refuse")
-        with time_budget.part("preparation"):
-            job = open_search(
-                config,
-                study,
-                run,
-                time_budget,
-                target,
-                allow_pickle=options.allow_pickle,
-                console=console,
-            )
-        job = run_phases(preparing, job)
+    preparing, searching = list_phases(strict=options.gate == "refuse")
+    with _open_job(request, config, run, seconds) as opened:
+        job = run_phases(preparing, opened)
         with begin_study(job.context, study) as optuna_study:
             job = run_phases(searching, replace(job, study=optuna_study))
     assert job.report is not None, "its last phase has updated it"
     return job.report
 
 
-@check_arguments
-def forecast_search(
-    *,
-    teacher: TeacherLike,
-    data: DataLike,
-    out: PathName,
-    space: NameLike | Space = "width-depth",
-    budget: Budget = Budget(),
-    device: MeasureOptions = MeasureOptions(),
-    study: StudyOptions = StudyOptions(),
-    max_drop: Share = BUDGETED_LIMIT,
-    columns: DataOptions = DataOptions(),
-    options: RunOptions = RunOptions(),
-    console: Console | None = None,
-) -> Forecast:
+@with_keywords_of(SearchRequest)
+def forecast_search(request: SearchRequest) -> Forecast:
     """Forecast what `compress.search` would take with the same arguments, on this
     machine and its device.
 
@@ -158,81 +77,67 @@ def forecast_search(
     smallest shape exceeds is reported as out of reach. Raises a CompressError for
     anything that `search` would refuse before training.
     """
-    console = console or Console(quiet=True)
-    request = SearchRequest(
-        teacher=teacher_path(teacher),
-        data=data_path(data),
-        out=Path(out),
-        space=Space.from_argument(space, options.overrides or ()),
-        budget=budget,
-        device=device,
-        study=study,
-        max_drop=max_drop,
-        columns=columns,
-        options=options,
-    )
-    preflight.check(
-        request.space,
-        teacher=request.teacher,
-        out=request.out,
-        data=request.data,
-        kind=request.columns.kind,
-        options=options,
-    )
-    config = request.make_config()
-    with (
-        TemporaryDirectory() as folder,
-        open_chosen(device, say=device_messages(device.device, console)) as target,
-        closing(Run.open(Path(folder) / "run", config, {"seed": config.seed})) as run,
-    ):
-        time_budget = TimeBudget(run.path, parts(config.space), None)
-        job = open_search(
-            config,
-            study,
-            run,
-            time_budget,
-            target,
-            allow_pickle=options.allow_pickle,
-            console=console,
-        )
-        job = replace(job, teacher=job.teacher.for_trial(Path(folder)))
-        if options.resume:
-            done = SearchProgress.read(request.out, config, study)
-            job = replace(job, done=done)
-        preparing, searching = list_phases(strict=options.gate == "refuse")
-        with console.status("trying each phase"):
-            job, estimates = estimate_phases([*preparing, *searching], job)
+    config = _configure(request)
+    study = request.study
+    options = request.options
+    preparing, searching = list_phases(strict=options.gate == "refuse")
+    with TemporaryDirectory() as folder:
+        run = Run.open(Path(folder) / "run", config, {"seed": config.seed})
+        with _open_job(request, config, run, None) as opened:
+            teacher = opened.teacher.for_trial(Path(folder))
+            job = replace(opened, teacher=teacher)
+            if options.resume:
+                done = SearchProgress.read(Path(request.out), config, study)
+                job = replace(job, done=done)
+            with request.screen.status("trying each phase"):
+                job, estimates = estimate_phases([*preparing, *searching], job)
     models = job.teacher.models
-    shapes = job.shapes
     title = (
         f"{config.space.name}: {models.base_teacher.name} on "
-        f"{models.context.data.name}, {shapes.size():,} shapes"
+        f"{models.context.data.name}, {job.shapes.size():,} shapes"
     )
     return Forecast(
         title, tuple(estimates), peak_rss_mb(), study.minutes, job.unreachable
     )
 
 
-def work(
-    storage: str,
-    *,
-    name: str | None = None,
-    weights: Path | None = None,
-    minutes: float | None = None,
-    allow_code: str | Path | None = None,
-    console: Console | None = None,
-) -> None:
-    """Join the search in this storage, and evaluate shapes for it: see
-    `nas.worker.join`."""
-    join_processes()
-    join(
-        storage,
-        name=name,
-        weights=weights,
-        minutes=minutes,
-        allow_code=allow_code,
-        console=console,
+@contextmanager
+def _open_job(
+    request: SearchRequest, config: SearchConfig, run: Run, seconds: float | None
+) -> Iterator[SearchJob]:
+    """Reach the device, and load teacher and data; close the run at the end."""
+    device = request.device
+    time_budget = TimeBudget(run.path, parts(config.space), seconds)
+    messages = device_messages(device.device, request.screen)
+    with closing(run), open_chosen(device, say=messages) as target:
+        with time_budget.part("preparation"):
+            job = open_search(
+                config,
+                request.study,
+                run,
+                time_budget,
+                target,
+                allow_pickle=request.options.allow_pickle,
+                console=request.screen,
+            )
+        yield job
+
+
+def _configure(request: SearchRequest) -> SearchConfig:
+    """Check the request, and return the settings of its search."""
+    options = request.options
+    teacher = teacher_path(request.teacher)
+    data = data_path(request.data)
+    space = Space.from_argument(request.space, options.overrides or ())
+    preflight.check(
+        space,
+        teacher=teacher,
+        out=request.out,
+        data=data,
+        kind=request.columns.kind,
+        options=options,
     )
+    return request.make_config(teacher, data, space)
 
 
 def show(

@@ -82,13 +82,15 @@ def sample(
         configs, setting, precision=precision, kind=kind, segments=segments, say=say
     ) as exports:
         files = {**exports, **files}
+        terms = {
+            name: Terms.from_config(config, setting, kind)
+            for name, config in configs.items()
+        }
         latencies = race(files, device, setting, rounds=rounds, runs=runs, say=say)
         return tuple(
             Sample(
                 name=name,
-                terms=Terms.from_config(configs[name], setting, kind)
-                if name in configs
-                else Terms({}, 0.0),
+                terms=terms.get(name, Terms({}, 0.0)),
                 ms=each.p50_ms,
                 noisy=each.noisy,
                 noise=each.noise,
@@ -255,14 +257,14 @@ def _build_model(name: str, config: Any, setting: Setting, kind: Kind | None) ->
 
 
 def _convert(full: Path, path: Path, setting: Setting, precision: Precision) -> None:
-    if precision == "int8":
-        quantize_dynamic(full, path)
-    elif precision == "fp16":
-        to_float16(full, path, rows_for(full, setting.seq))
-    elif precision in ("w8", "q4"):
-        quantize_weights(full, path, bits=8 if precision == "w8" else 4)
-    else:
-        full.replace(path)
+    converters: Mapping[Precision, Callable[[], object]] = {
+        "fp32": lambda: full.replace(path),
+        "fp16": lambda: to_float16(full, path, rows_for(full, setting.seq)),
+        "w8": lambda: quantize_weights(full, path, bits=8),
+        "int8": lambda: quantize_dynamic(full, path),
+        "q4": lambda: quantize_weights(full, path, bits=4),
+    }
+    converters[precision]()
 
 
 def _summarise(name: str, races: Sequence[Mapping[str, Latency]]) -> Latency:

@@ -37,7 +37,7 @@ from compress.latency.measure import Sample, choose_spread, sample
 from compress.models import heads
 from compress.models.sharing import share, share_again
 from compress.records import search_report
-from compress.records.json_text import from_json, load_record
+from compress.records.json_text import load_record
 from compress.records.latency import FEWEST_SHAPES, Setting, describe_device
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
@@ -71,29 +71,19 @@ def keep_within(
 class Errors:
     """Relative errors of predictions of shapes that were left out of the fit.
 
-    rank    Spearman's correlation of predicted and measured latency
+    deviation   the root mean square, without taking off a mean
     """
 
     mean: float
     worst: float
     deviation: float
-    rank: float
 
     @staticmethod
     def from_predictions(predicted: Numbers, measured: Numbers) -> "Errors":
-        """Compare predictions with measurements; the deviation is the root mean square,
-        without taking off a mean."""
-        from scipy.stats import rankdata
-
-        off = predicted / measured - 1
-        ranks = [rankdata(each) for each in (predicted, measured)]
-        varied = all(np.ptp(each) > 0 for each in ranks)
-        return Errors(
-            mean=float(np.abs(off).mean()),
-            worst=float(np.abs(off).max()),
-            deviation=float(np.sqrt(np.square(off).mean())),
-            rank=float(np.corrcoef(*ranks)[0, 1]) if varied else math.nan,
-        )
+        """Compare predictions with measurements."""
+        off = np.abs(predicted / measured - 1)
+        deviation = np.sqrt(np.square(off).mean())
+        return Errors(float(off.mean()), float(off.max()), float(deviation))
 
 
 @dataclass(frozen=True)
@@ -117,24 +107,20 @@ class LatencyModel:
 
     def __post_init__(self) -> None:
         if len(self.fitted) < FEWEST_SHAPES:
-            noisy = len(self.samples) - len(self.fitted)
-            noise = next(
-                (f"{each.name}: {each.noise}" for each in self.samples if each.noisy),
-                "",
-            )
-            why = (
-                f" ({noisy} of the {len(self.samples)} measured were noisy: {noise})"
-                if noisy
-                else ""
-            )
+            noises = [
+                f"{each.name}: {each.noise}" for each in self.samples if each.noisy
+            ]
+            why = ""
+            advice = "Measure more shapes"
+            if noises:
+                why = (
+                    f" ({len(noises)} of the {len(self.samples)} measured were noisy: "
+                    f"{noises[0]})"
+                )
+                advice = "Measure while the machine does nothing else"
             raise SearchError(
                 f"latency: {len(self.fitted)} shapes to fit to{why}; expected at least "
-                f"{FEWEST_SHAPES}, better 10 to 24. "
-                + (
-                    "Measure while the machine does nothing else."
-                    if noisy
-                    else "Measure more shapes."
-                )
+                f"{FEWEST_SHAPES}, better 10 to 24. {advice}."
             )
         if wrong := [each.name for each in self.fitted if not 0 < each.ms < math.inf]:
             raise SearchError(
@@ -216,29 +202,29 @@ class LatencyModel:
     def record(self) -> search_report.LatencyPrediction:
         """Create the record for a search report: every measured shape beside its
         leave-one-out prediction."""
-        predicted = dict(
-            zip((each.name for each in self.fitted), self._left_out, strict=True)
+        left_out = zip(
+            self.fitted, self._left_out.tolist(), self._by_flops.tolist(), strict=True
         )
-        by_flops = dict(
-            zip((each.name for each in self.fitted), self._by_flops, strict=True)
-        )
-        timings = [
-            search_report.Timing(
-                name=each.name,
-                measured_ms=each.ms,
-                predicted_ms=float(
-                    predicted.get(each.name, self.predict_terms(each.terms).ms)
-                ),
-                error_ms=self.predict_terms(each.terms).error_ms,
-                flops_ms=float(by_flops[each.name]) if each.name in by_flops else None,
-                noisy=each.noisy,
-            )
-            for each in self.samples
-            if not each.noisy or each.terms.counts.keys() <= self.costs.keys()
-        ]
-        finite = tuple(each for each in timings if math.isfinite(each.predicted_ms))
+        others = {each.name: (ms, flops_ms) for each, ms, flops_ms in left_out}
+        timings = []
+        for each in self.samples:
+            if each.noisy and not each.terms.counts.keys() <= self.costs.keys():
+                continue
+            found = self.predict_terms(each.terms)
+            ms, flops_ms = others.get(each.name, (found.ms, None))
+            if math.isfinite(ms):
+                timings.append(
+                    search_report.Timing(
+                        each.name,
+                        each.ms,
+                        ms,
+                        found.error_ms,
+                        flops_ms,
+                        noisy=each.noisy,
+                    )
+                )
         return search_report.LatencyPrediction(
-            self.about(), self.errors.mean, self.flops_errors.mean, finite
+            self.about(), self.errors.mean, self.flops_errors.mean, tuple(timings)
         )
 
     def about(self) -> str:
@@ -249,30 +235,6 @@ class LatencyModel:
             f"{self.setting}: each predicted from the others to {self.errors.mean:.1%} "
             f"on average, {self.errors.worst:.1%} at worst; from FLOPs alone "
             f"{self.flops_errors.mean:.1%} and {self.flops_errors.worst:.1%}"
-        )
-
-    def to_json(self) -> str:
-        """Write the samples as indented JSON; loading it repeats the fit."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    def save(self, path: Path) -> None:
-        """Write the JSON to a file, whole or not at all."""
-        write_json(path, asdict(self))
-
-    @staticmethod
-    def from_json(source: str | Path) -> "LatencyModel":
-        """Load what `to_json` wrote, from its text or file. Raises SearchError naming
-        each field in error."""
-        if isinstance(source, Path) and not source.is_file():
-            raise SearchError(
-                f"{source}: is missing; remove its folder and measure again"
-            )
-        return from_json(
-            LatencyModel,
-            source,
-            SearchError,
-            "latency model of this tool",
-            "measure again",
         )
 
     @cached_property
@@ -342,7 +304,6 @@ def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
     return np.asarray(costs_N / scale_N)
 
 
-MEASURED_FILE = "measured.json"
 SAMPLES = 14
 """Shapes that a latency model is fitted to: measuring them takes about 20 s on one
 core."""
@@ -388,8 +349,9 @@ class ShapeTimer:
             len(configs),
         ]
         entry = home() / "latency" / io.hash_value(key)[:24]
+        file = entry / "measured.json"
         if is_whole(entry):
-            model = LatencyModel.from_json(entry / MEASURED_FILE)
+            model = load_record(LatencyModel, file, f"Remove {entry} and try again")
         else:
             names = choose_spread(configs, SAMPLES, self.setting, self.kind)
             samples = self._sample({name: configs[name] for name in names}, self.say)
@@ -407,7 +369,9 @@ class ShapeTimer:
                     "machine is idle"
                 )
             else:
-                load_or_create(entry, lambda folder: model.save(folder / MEASURED_FILE))
+                load_or_create(
+                    entry, lambda folder: write_json(folder / file.name, asdict(model))
+                )
         return {name: model.predict(config) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
@@ -520,9 +484,6 @@ def _count_parameters(
     )
 
 
-BESIDE_FILE = "beside.json"
-
-
 @dataclass(frozen=True)
 class LatencyTable:
     """Measurements of one device. models: by precision; others: the teacher's files and
@@ -531,48 +492,18 @@ class LatencyTable:
     models: Mapping[Precision, LatencyModel]
     others: Mapping[str, Sample]
 
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for precision, model in self.models.items():
-            model.save(folder / f"{precision}.json")
-        write_json(
-            folder / BESIDE_FILE,
-            {name: asdict(each) for name, each in self.others.items()},
-        )
+    def save(self, file: Path) -> None:
+        """Write the samples; loading them repeats the fits."""
+        write_json(file, asdict(self))
 
     @staticmethod
-    def load(folder: Path, precisions: Sequence[Precision]) -> "LatencyTable | None":
-        """Load what `save` wrote; None if it was not completed. Raises DamagedError."""
-        if not (folder / BESIDE_FILE).is_file():
-            return None
+    def load(file: Path) -> "LatencyTable | None":
+        """Load what `save` wrote, if it did. Raises DamagedError."""
         remedy = (
-            f"Remove {folder} and repeat the command with --resume: the shapes are "
+            f"Remove {file} and repeat the command with --resume: the shapes are "
             "measured again"
         )
-        others = load_record(dict[str, Sample], folder / BESIDE_FILE, remedy)
-        return LatencyTable(
-            {
-                each: LatencyModel.from_json(folder / f"{each}.json")
-                for each in precisions
-            },
-            others,
-        )
-
-    def to_json(self) -> str:
-        """Write the models alone, for a worker's study."""
-        return json.dumps(
-            {precision: each.to_json() for precision, each in self.models.items()}
-        )
-
-    @staticmethod
-    def from_json(text: str) -> "LatencyTable":
-        return LatencyTable(
-            {
-                name: LatencyModel.from_json(each)
-                for name, each in json.loads(text).items()
-            },
-            {},
-        )
+        return load_record(LatencyTable, file, remedy) if file.is_file() else None
 
     def teacher(self, precision: Precision) -> Sample | None:
         return self.others.get(f"teacher {precision}")

@@ -59,14 +59,12 @@ def _parse_values(value: Any) -> tuple[SettingValue, ...]:
                 f"{dict(value)!r}"
             )
         low, high, step = bounds = [value[key] for key in ("from", "to", "step")]
-        if any(
-            isinstance(bound, bool) or not isinstance(bound, int | float)
-            for bound in bounds
-        ):
+        kinds = {type(bound) for bound in bounds}
+        if not kinds <= {int, float}:
             raise ValueError(
                 f"from, to and step must be numbers, found {dict(value)!r}"
             )
-        if len({isinstance(bound, int) for bound in bounds}) > 1:
+        if len(kinds) > 1:
             raise ValueError(
                 f"from {low}, to {high}, step {step}: expected only counts (whole), or "
                 "only shares"
@@ -157,22 +155,20 @@ class Space(Frozen):
                     f"{name} has {count} values" for name, count in counts.items()
                 )
                 problems.append(f"tied: {found}; expected as many")
-        if self.mode == "supernet" and self.supernet is None:
-            problems.append(
-                "supernet: is missing; a supernet needs the stage that trains it"
-            )
-        if self.mode == "plain" and self.supernet is not None:
-            problems.append("supernet: is given, and `mode: plain` trains none")
-        if self.mode == "supernet" and self.student.model_fields_set:
-            problems.append(
-                "student: a supernet's students are parts of the teacher; for others, "
-                "mode: plain"
-            )
-        if list(self.rungs) != sorted(set(self.rungs)) or self.rungs[-1] != 1:
-            problems.append(
-                f"rungs: {', '.join(map(str, self.rungs))}; expected growing shares "
-                "that end in 1"
-            )
+        supernet = self.mode == "supernet"
+        trained = self.supernet is not None
+        growing = list(self.rungs) == sorted({*self.rungs, 1.0})
+        contradictions = {
+            "supernet: is missing; a supernet needs the stage that trains it": supernet
+            and not trained,
+            "supernet: is given, and `mode: plain` trains none": trained
+            and not supernet,
+            "student: a supernet's students are parts of the teacher; for others, "
+            "mode: plain": supernet and self.student.model_fields_set,
+            f"rungs: {', '.join(map(str, self.rungs))}; expected growing shares that "
+            "end in 1": not growing,
+        }
+        problems += [each for each, holds in contradictions.items() if holds]
         if problems:
             raise ValueError("\n".join(problems))
         return self

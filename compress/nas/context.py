@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -125,9 +126,7 @@ class ScratchEvaluator:
             self.stage.model_copy(
                 update={"name": f"{self.stage.name}-{at}", "steps": max(1, end - begin)}
             )
-            for at, (begin, end) in enumerate(
-                zip([0, *ends], ends, strict=False), start=1
-            )
+            for at, (begin, end) in enumerate(pairwise([0, *ends]), start=1)
         )
 
 

@@ -28,6 +28,8 @@ from compress.progress import Say
 from compress.records.latency import FEWEST_SHAPES
 from compress.records.search_report import ObjectiveName
 
+LATENCIES = "latency.json"
+"""The file of a search that holds its measured latencies."""
 SHAPES_DRAWN = 400
 """Shapes drawn, of which some are chosen to be measured."""
 PRICED = 2000
@@ -113,20 +115,18 @@ def measure(
         f"measuring {len(chosen)} shapes of {shapes.size():,}, and the teacher, on "
         f"{device.name} at {search.setting}"
     )
-    wanted = {
-        (name, precision): configs[name]
+    wanted: dict[str, tuple[Any, Precision]] = {
+        f"{name} {precision}": (configs[name], precision)
         for precision in search.precisions
         for name in chosen
     }
-    wanted |= {
-        ("teacher", precision): shapes.teacher
-        for precision in (*search.precisions, "fp32")
-    }
+    for precision in (*search.precisions, "fp32"):
+        wanted[f"teacher {precision}"] = (shapes.teacher, precision)
     samples = sample(
-        {f"{name} {precision}": config for (name, precision), config in wanted.items()},
+        {name: config for name, (config, _) in wanted.items()},
         device,
         search.setting,
-        precision={f"{name} {precision}": precision for name, precision in wanted},
+        precision={name: precision for name, (_, precision) in wanted.items()},
         kind=kind,
         segments=segments,
         files=_find_anchors(search),

@@ -250,11 +250,7 @@ def distill_winner(
     """
     state = context.student_state(point.number)
     space = context.search.space
-    if (
-        state.bundle is not None
-        and "shipped" in state.scores
-        and "final" in state.scores
-    ):
+    if state.bundle is not None and {"final", "shipped"} <= state.scores.keys():
         return Bundle.load(state.bundle)
     began = time.time()
     stages = _fit_stages(context, "final", space.final, point, share=TRAINING * share)

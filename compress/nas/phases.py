@@ -39,7 +39,7 @@ from compress.nas.context import (
     StudentEvaluator,
     SupernetEvaluator,
 )
-from compress.nas.costs import SHAPES_DRAWN, CostModel
+from compress.nas.costs import LATENCIES, SHAPES_DRAWN, CostModel
 from compress.nas.finalists import (
     choose_winner,
     distill_briefly,
@@ -106,17 +106,17 @@ class MeasureShapes(Phase[SearchJob]):
         training = models.context
         teacher = job.teacher.teacher
         task = training.data.task
-        folder = models.run.path / "latency"
-        table = LatencyTable.load(folder, search.precisions)
+        say = partial(
+            training.console.print, markup=False, highlight=False, soft_wrap=True
+        )
+        file = models.run.path / LATENCIES
+        table = LatencyTable.load(file)
         if table is None:
             if job.device is None:
                 raise SearchError(
                     f"{models.run.path}: has not measured its shapes yet; continue it "
                     "with --resume"
                 )
-            say = partial(
-                training.console.print, markup=False, highlight=False, soft_wrap=True
-            )
             segments = makes_segments(teacher.tokenizer)
             with job.time_budget.part("measuring"):
                 table = latencies.measure(
@@ -127,7 +127,7 @@ class MeasureShapes(Phase[SearchJob]):
                     segments=segments,
                     say=say,
                 )
-                table.save(folder)
+                table.save(file)
         costs = CostModel(search, shapes, table, task.kind)
         evaluator = Evaluator.from_split(
             task, training.data.validation, teacher.tokenizer, search.max_length
@@ -497,24 +497,23 @@ def _measure(
         "measuring", seconds=(least, most), note=f"{count} files", likely=TIMED
     )
     fastest = {each.name: min(each.lows or (each.p50_ms,)) for each in times}
+    budget = search.budget
     cheapest = [costs.cost(each) for each in drawn]
-    reached = {
-        "--max-latency-ms": fastest["smallest"],
-        "--max-params": min(each.parameters for each in cheapest),
-        "--max-file-mb": min(each.file_mb for each in cheapest),
-    }
+    limits = (
+        ("--max-latency-ms", budget.max_latency_ms, fastest["smallest"]),
+        ("--max-params", budget.max_params, min(each.parameters for each in cheapest)),
+        ("--max-file-mb", budget.max_file_mb, min(each.file_mb for each in cheapest)),
+    )
     exceeded = [
-        f"{option} {limit:g}: the smallest shape of the space has {least:,.4g}"
-        for option, least in reached.items()
-        if (limit := getattr(search.budget, option[2:].replace("-", "_"))) is not None
-        and least > limit
+        f"{option} {limit:g}: the smallest shape of the space has {reached:,.4g}"
+        for option, limit, reached in limits
+        if limit is not None and reached > limit
     ]
-    if (limit := search.budget.speedup) is not None and (
-        most := fastest["teacher"] / fastest["smallest"]
-    ) < limit:
+    speedup = fastest["teacher"] / fastest["smallest"]
+    if budget.speedup is not None and speedup < budget.speedup:
         exceeded.append(
-            f"--speedup {limit:g}: the smallest shape of the space is {most:.1f} times "
-            "as fast as the teacher"
+            f"--speedup {budget.speedup:g}: the smallest shape of the space is "
+            f"{speedup:.1f} times as fast as the teacher"
         )
     return phase, per_file, tuple(exceeded)
 
@@ -605,13 +604,11 @@ def _try_students(ends: Sequence[ShapeChoice], job: SearchJob) -> tuple[float, f
 
 def _repeat(phase: PhaseEstimate, times: int, name: str) -> PhaseEstimate:
     """Return the forecast of a phase that runs several times."""
-    least, most = (times * each for each in phase.seconds)
-    steps = times * phase.steps[0], times * phase.steps[1]
     return replace(
         phase,
         name=name,
-        steps=steps,
-        seconds=(least, most),
+        steps=(times * phase.steps[0], times * phase.steps[1]),
+        seconds=(times * phase.seconds[0], times * phase.seconds[1]),
         disk_mb=times * phase.disk_mb,
         cached=not times,
     )

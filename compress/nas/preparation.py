@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from compress.arguments import (
+    DataLike,
+    NameLike,
+    PathName,
+    Share,
+    TeacherLike,
+    check_arguments,
+)
 from compress.benchmark.device import Device
 from compress.config import user_code
 from compress.config.options import (
@@ -31,6 +39,7 @@ from compress.jobs.checks import (
     measure_lengths,
 )
 from compress.jobs.job import Job
+from compress.jobs.ship import BUDGETED_LIMIT
 from compress.jobs.stages import StageModels
 from compress.latency.features import Terms
 from compress.latency.model import LatencyTable
@@ -39,7 +48,7 @@ from compress.models import precision as precisions
 from compress.models import teacher as teachers
 from compress.nas.config import Budget, SearchConfig, Space
 from compress.nas.context import SearchContext, load_student_state
-from compress.nas.costs import SHAPES_DRAWN, CostModel
+from compress.nas.costs import LATENCIES, SHAPES_DRAWN, CostModel
 from compress.nas.space import ShapeChoice, Shapes
 from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, join_study, make_sampler
@@ -60,32 +69,47 @@ STUDY = "study.db"
 """The database of the study in the search's folder."""
 
 
-@dataclass(frozen=True)
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """The arguments of `compress.search`, with names and paths for objects. See
-    there."""
+    """The arguments of a search.
 
-    teacher: str
-    data: str
-    out: Path
-    space: Space
-    budget: Budget
-    device: MeasureOptions
-    study: StudyOptions
-    max_drop: float
-    columns: DataOptions
-    options: RunOptions
+    teacher, data, columns, options    as for `compress.distill`
+    space     name (recipes/spaces), path of a .yaml, or a Space
+    budget    what a student may cost; latency is measured on `device`, with its file
+              and setting
+    study     how shapes are drawn and chosen, and where the study is stored
+    max_drop  how much of the score, in its own unit, the shipped int8 file may lose
+    out       the search's folder; `options.resume` continues an interrupted search, in
+              any phase
+    """
 
-    def make_config(self) -> SearchConfig:
-        """Check the request, and return the settings of its search. Raises a
-        CompressError."""
-        space = self.space
+    teacher: TeacherLike
+    data: DataLike
+    out: PathName
+    space: NameLike | Space = "width-depth"
+    budget: Budget = Budget()
+    device: MeasureOptions = MeasureOptions()
+    study: StudyOptions = StudyOptions()
+    max_drop: Share = BUDGETED_LIMIT
+    columns: DataOptions = DataOptions()
+    options: RunOptions = RunOptions()
+    console: Console | None = None
+
+    @property
+    def screen(self) -> Console:
+        """The console to print to; without one, nothing is printed."""
+        return self.console or Console(quiet=True)
+
+    def make_config(self, teacher: str, data: str, space: Space) -> SearchConfig:
+        """Check the request, and return the settings of a search with this teacher,
+        data and space. Raises a CompressError."""
         device = self.device
         study = self.study
         options = self.options
         user_code.load_kind(self.columns.kind, options.allow_code)
         if any(stage.max_length == "auto" for stage in space.stages.values()):
-            space = space.with_length(self._fitting_length())
+            space = space.with_length(self._fitting_length(teacher, data))
         if join_processes().num_processes > 1:
             raise SearchError(
                 "a search runs in one process; start more with `compress search "
@@ -94,8 +118,8 @@ class SearchRequest:
         seq = min(128, space.final[-1].length) if device.seq is None else device.seq
         objectives = ["score", *(study.objective or ["latency"])]
         config = SearchConfig.parse(
-            teacher=self.teacher,
-            data=self.data,
+            teacher=teacher,
+            data=data,
             space=space,
             columns=self.columns,
             budget=self.budget,
@@ -116,17 +140,15 @@ class SearchRequest:
         _check_study(study)
         return config.with_code(options.allow_code)
 
-    def _fitting_length(self) -> int:
+    def _fitting_length(self, teacher: str, data: str) -> int:
         allow_pickle = self.options.allow_pickle
         seed = self.options.seed
-        folder = checkpoints.resolve(self.teacher, allow_pickle=allow_pickle)
+        folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
         kind = self.columns.kind or kind_of_bundle(folder)
         columns = replace(self.columns, kind=kind)
-        data = load_task(self.data, **asdict(columns), seed=seed)
-        teacher = teachers.load(
-            self.teacher, folder, data.task, allow_pickle=allow_pickle
-        )
-        return measure_lengths(data, teacher, seed).fitting
+        loaded = load_task(data, **asdict(columns), seed=seed)
+        model = teachers.load(teacher, folder, loaded.task, allow_pickle=allow_pickle)
+        return measure_lengths(loaded, model, seed).fitting
 
     def identify(self, config: SearchConfig) -> dict[str, Any]:
         """Return what identifies its run, besides the settings of the search."""
@@ -175,7 +197,7 @@ class SearchProgress:
             for each in path.glob("students/[0-9]*")
         ]
         return SearchProgress(
-            LatencyTable.load(path / "latency", config.precisions),
+            LatencyTable.load(path / LATENCIES),
             net,
             scored,
             sum("short" in each.scores for each in states),

@@ -2,7 +2,7 @@
 study."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,9 +115,8 @@ def read_trials(
     """Read every finished trial, with its last score as that of `stage`. Times count
     from the study's first trial."""
     trials = study.get_trials(deepcopy=False)
-    begin = min(
-        (trial.datetime_start for trial in trials if trial.datetime_start), default=None
-    )
+    begins = [trial.datetime_start for trial in trials if trial.datetime_start]
+    began = min(begins, default=datetime.datetime.now())
     records = []
     for trial in trials:
         if not trial.state.is_finished():
@@ -127,19 +126,17 @@ def read_trials(
         latency = attributes.get("latency", {})
         facts = attributes.get("facts", {})
         scores = attributes.get("scores", {})
-        started = (
-            trial.datetime_start - begin if trial.datetime_start and begin else None
-        )
+        started = None
+        if trial.datetime_start:
+            started = (trial.datetime_start - began).total_seconds()
         records.append(
             TrialRecord(
                 number=trial.number,
                 choice=attributes.get("choice", {}),
                 state=state or "failed",
                 scores={stage: scores[-1]} if scores else {},
-                parameters=int(facts["parameters"]) if "parameters" in facts else None,
-                body_parameters=int(facts["body_parameters"])
-                if "body_parameters" in facts
-                else None,
+                parameters=facts.get("parameters"),
+                body_parameters=facts.get("body_parameters"),
                 flops_per_token=facts.get("flops_per_token"),
                 file_mb=facts.get("file_mb"),
                 predicted_ms=latency.get("ms"),
@@ -147,7 +144,7 @@ def read_trials(
                 reason=attributes.get("reason", "")
                 if state
                 else "its worker was stopped before it was scored",
-                started=started.total_seconds() if started is not None else None,
+                started=started,
                 seconds=attributes.get("seconds"),
             )
         )
@@ -156,10 +153,8 @@ def read_trials(
 
 def write_report(report: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
-    for name, content in (
-        (SEARCH_RECORD, report.to_json()),
-        (PAGE, render_search(report)),
-    ):
+    contents = {SEARCH_RECORD: report.to_json(), PAGE: render_search(report)}
+    for name, content in contents.items():
         with atomic_file(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
 
@@ -198,24 +193,14 @@ def score_anchors(context: SearchContext) -> list[Anchor]:
     times in the measuring race."""
     search = context.search
     anchors = list[Anchor]()
+    scores = {"fp32": context.teacher_check.scores[context.evaluator.task.metric]}
+    parameters = context.costs.teacher().parameters
     for name, timed in context.costs.latencies.others.items():
         who, _, precision = name.rpartition(" ")
         if who == "teacher":
-            score = (
-                context.teacher_check.scores[context.evaluator.task.metric]
-                if precision == "fp32"
-                else None
-            )
-            parameters = context.costs.teacher().parameters
-            anchors.append(
-                Anchor(
-                    f"{context.task_teacher.name} {precision}",
-                    score,
-                    timed.ms,
-                    parameters,
-                    timed.file_mb,
-                )
-            )
+            shown = f"{context.task_teacher.name} {precision}"
+            score = scores.get(precision)
+            anchors.append(Anchor(shown, score, timed.ms, parameters, timed.file_mb))
     for path in search.anchors:
         bundle = Bundle.load(path)
         timed = context.costs.latencies.others[f"{path} {search.precision}"]
@@ -223,15 +208,9 @@ def score_anchors(context: SearchContext) -> list[Anchor]:
         evaluator = bundle.evaluator(context.training.data.validation)
         logits = bundle.logits(evaluator.rows, precision=search.precision)
         score = float(evaluator.scores(logits)[bundle.task.metric])
-        anchors.append(
-            Anchor(
-                Path(path).name,
-                score,
-                timed.ms,
-                bundle.manifest.parameters,
-                timed.file_mb,
-            )
-        )
+        parameters = bundle.manifest.parameters
+        shown = Path(path).name
+        anchors.append(Anchor(shown, score, timed.ms, parameters, timed.file_mb))
     return anchors
 
 
@@ -255,24 +234,18 @@ def _stage_rungs(context: SearchContext, points: Sequence[TrialRecord]) -> list[
         "final": context.search.space.final[-1],
     }
     for point in points:
+        size = point.body_parameters
         for name, stage in stages.items():
             score = point.scores.get(name)
-            if score is None or point.body_parameters is None:
+            if score is None or size is None:
                 continue
-            spent = load_trained(
-                context.student_run(point.number), stage.name, context.training.console
-            )
+            run = context.student_run(point.number)
+            spent = load_trained(run, stage.name, context.training.console)
             if spent is None:
                 continue
-            flops = (
-                BACKWARD
-                * (point.flops_per_token or 0.0)
-                * context.mean_tokens
-                * spent.examples
-            )
-            rungs.append(
-                Rung(name, point.body_parameters, spent.examples, flops, score)
-            )
+            tokens = context.mean_tokens * spent.examples
+            flops = BACKWARD * (point.flops_per_token or 0.0) * tokens
+            rungs.append(Rung(name, size, spent.examples, flops, score))
     return rungs
 
 
@@ -307,12 +280,15 @@ def compute_importances(report: SearchReport) -> tuple[ChoiceImportance, ...]:
             )
             for name in dict.fromkeys(name for point in points for name in point.choice)
         }
+        words = {
+            name
+            for name, each in spaces.items()
+            if isinstance(each, CategoricalDistribution)
+        }
         trials = [
             optuna.trial.create_trial(
                 params={
-                    name: str(choice)
-                    if isinstance(spaces[name], CategoricalDistribution)
-                    else choice
+                    name: str(choice) if name in words else choice
                     for name, choice in point.choice.items()
                 },
                 distributions={name: spaces[name] for name in point.choice},
@@ -326,10 +302,7 @@ def compute_importances(report: SearchReport) -> tuple[ChoiceImportance, ...]:
             )
             study.add_trials(trials)
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            shares: Mapping[str, float] = optuna.importance.get_param_importances(
-                study, evaluator=evaluator
-            )
-        shares = {name: float(share) for name, share in shares.items()}
+            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
         importances.append(
             ChoiceImportance(objective, "PED-ANOVA", len(points), shares)
         )

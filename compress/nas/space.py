@@ -76,10 +76,8 @@ class AxisGroup:
                     ),
                 )
             if not all(isinstance(value, int | float) for value in values):
-                chosen: SettingValue = trial.suggest_categorical(
-                    self.names[0], [str(value) for value in values]
-                )
-                return next(row for row in self.rows if str(row[0]) == chosen)
+                chosen: Any = trial.suggest_categorical(self.names[0], values)
+                return (chosen,)
         return self.rows[
             trial.suggest_int(f"{'+'.join(self.names)} #", 0, len(self.rows) - 1)
         ]
@@ -238,10 +236,7 @@ class Shapes:
         if self.space.mode == "supernet":
             sizes = self.sizes(values).plain()
             sizes.pop("head_size")
-            return {
-                **sizes,
-                **({"precision": values["precision"]} if "precision" in values else {}),
-            }
+            return sizes | {name: values[name] for name in values if name not in SIZES}
         shape = Shape.from_config(self.config(values))
         sizes = {
             name: getattr(shape, name) for name in ("layers", "hidden", "heads", "ffn")
@@ -356,12 +351,9 @@ def _group_axes(
 
 def _as_range(values: Sequence[SettingValue]) -> range | None:
     """Return the range that holds exactly these whole numbers, if there is one."""
-    if not all(
-        isinstance(value, int) and not isinstance(value, bool) for value in values
-    ):
+    counts = [value for value in values if type(value) is int]
+    if len(counts) < len(values):
         return None
-    counts = [int(value) for value in values]
     step = counts[1] - counts[0] if len(counts) > 1 else 1
-    if step > 0 and counts == list(range(counts[0], counts[-1] + 1, step)):
-        return range(counts[0], counts[-1] + 1, step)
-    return None
+    steps = range(counts[0], counts[-1] + 1, step)
+    return steps if list(steps) == counts else None

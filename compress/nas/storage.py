@@ -30,8 +30,6 @@ from compress.errors import SearchError
 from compress.progress import Say
 from compress.provenance import install_command, redact, redact_in
 
-"""Print one line."""
-
 
 class StorageError(SearchError):
     """A study's storage that cannot be reached, read or written."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +67,13 @@ def close_study(study: optuna.Study) -> None:
 
 # ---- creating, continuing and joining a study
 
-SAMPLERS = ("tpe", "nsga2", "gp", "random")
-POPULATION = 24
-"""Completed trials in a generation of NSGA-II; a search has some hundred trials."""
+SAMPLERS: Mapping[str, Callable[..., BaseSampler]] = {
+    "tpe": partial(TPESampler, multivariate=True, group=True, constant_liar=True),
+    # completed trials in a generation; a search has some hundred trials
+    "nsga2": partial(NSGAIISampler, population_size=24),
+    "gp": partial(GPSampler, warn_independent_sampling=False),
+    "random": RandomSampler,
+}
 
 
 def make_sampler(
@@ -93,18 +97,10 @@ def make_sampler(
         if seed is None
         else int(np.random.SeedSequence([seed, *stream]).generate_state(1)[0])
     )
+    if name not in SAMPLERS:
+        raise SearchError(f"no sampler {name!r}.{did_you_mean(name, SAMPLERS)}")
     with quiet():
-        if name == "tpe":
-            return TPESampler(
-                seed=drawn, multivariate=True, group=True, constant_liar=True
-            )
-        if name == "nsga2":
-            return NSGAIISampler(seed=drawn, population_size=POPULATION)
-        if name == "gp":
-            return GPSampler(seed=drawn, warn_independent_sampling=False)
-        if name == "random":
-            return RandomSampler(seed=drawn)
-    raise SearchError(f"no sampler {name!r}.{did_you_mean(name, SAMPLERS)}")
+        return SAMPLERS[name](seed=drawn)
 
 
 @cache

@@ -94,15 +94,9 @@ class Supernet:
     a slice plan and for sizes that are not within the model's.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        plan: SlicePlan | None = None,
-        *,
-        depth: str = "even",
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, depth: str = "even") -> None:
         self.model = model
-        self.plan = plan or SlicePlan.from_model(model)
+        self.plan = SlicePlan.from_model(model)
         self.depth = depth
         self._skeletons: OrderedDict[Any, _Skeleton] = OrderedDict()
 
@@ -414,11 +408,8 @@ def train_supernet(
 def with_looks(stage: Stage, rows: int) -> Stage:
     """Let the stage be scored at least LEAST_SCORINGS times."""
     epochs = plan_steps(stage, max(1, rows // stage.batch)) * stage.batch / rows
-    return stage.model_copy(
-        update={
-            "evaluate": max(stage.evaluate, ceil(LEAST_SCORINGS / max(1.0, epochs)))
-        }
-    )
+    evaluate = max(stage.evaluate, ceil(LEAST_SCORINGS / max(1.0, epochs)))
+    return stage.model_copy(update={"evaluate": evaluate})
 
 
 def draw_from(stage: Stage, among: Sequence[ShapeChoice], costs: CostModel) -> Stage:
@@ -426,9 +417,7 @@ def draw_from(stage: Stage, among: Sequence[ShapeChoice], costs: CostModel) -> S
     step = stage.step
     if step is None or "among" not in options(step.function) or "among" in step.options:
         return stage
-    shapes: dict[Sizes, None] = dict.fromkeys(
-        costs.shapes.sizes(choice) for choice in among
-    )
+    shapes = dict.fromkeys(costs.shapes.sizes(choice) for choice in among)
     plain = [
         {name: count for name, count in each.plain().items() if name != "head_size"}
         for each in shapes

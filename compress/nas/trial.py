@@ -23,12 +23,11 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from compress.errors import CompressError, SearchError
 from compress.nas.config import SURE_DEVIATIONS
-from compress.records.search_report import TrialOutcome, find_front
+from compress.records.search_report import TrialOutcome
 
 if TYPE_CHECKING:
     from compress.nas.context import StudentEvaluator
@@ -61,23 +60,9 @@ def is_within_limits(trial: FrozenTrial) -> bool:
 
 
 def pareto_front(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the completed trials within the limits that no other equals or beats in
-    all objectives, cheapest first."""
-    trials = study.get_trials(deepcopy=False)
-    values = [
-        (
-            tuple(
-                -v if d == StudyDirection.MAXIMIZE else v
-                for v, d in zip(trial.values, study.directions, strict=True)
-            ),
-            trial.number,
-        )
-        for trial in trials
-        if outcome(trial) == "complete" and trial.values and is_within_limits(trial)
-    ]
-    objectives = study.user_attrs["identity"]["objectives"]
-    front = [trials[number] for _, number in find_front(values)]
-    return sorted(front, key=lambda trial: costs_of(trial.user_attrs, objectives))
+    """Return the completed trials within the limits that no other beats in all
+    objectives."""
+    return [trial for trial in study.best_trials if outcome(trial) == "complete"]
 
 
 def costs_of(
@@ -85,9 +70,8 @@ def costs_of(
 ) -> tuple[float, ...]:
     """Return the values of the objectives other than the score, in their order; NaN for
     one that is not known."""
-    latency = attributes.get("latency", {})
-    facts = attributes.get("facts", {})
-    costs = {**facts, **({"latency": latency["ms"]} if latency else {})}
+    latency = attributes.get("latency", {}).get("ms", math.nan)
+    costs = {"latency": latency, **attributes.get("facts", {})}
     return tuple(
         float(costs.get(name, math.nan)) for name in objectives if name != "score"
     )
@@ -152,8 +136,8 @@ class Verdict:
     the reason."""
 
     state: TrialOutcome | None
-    values: tuple[float, ...] | None = None
     reason: str = ""
+    values: tuple[float, ...] | None = None
 
 
 def evaluate_trial(
@@ -173,19 +157,15 @@ def evaluate_trial(
         if twin := _find_twin(study, key, trial.number):
             return _copy_outcome(trial, twin)
         latency = costs.latency(choice)
-        trial.set_user_attr(
-            "latency", {"ms": float(latency.ms), "error_ms": float(latency.error_ms)}
-        )
+        trial.set_user_attr("latency", {"ms": latency.ms, "error_ms": latency.error_ms})
         if excess := _check_limits(trial, limits, {"latency"}):
-            return Verdict("too slow", None, excess)
-        trial.set_user_attr(
-            "facts", {name: float(value) for name, value in costs.facts(choice).items()}
-        )
+            return Verdict("too slow", excess)
+        trial.set_user_attr("facts", costs.facts(choice))
         if excess := _check_limits(trial, limits, limits.keys() - {"latency", "score"}):
-            return Verdict("too slow", None, excess)
+            return Verdict("too slow", excess)
         return _score_rungs(study, trial, evaluator, choice, limits)
     except CompressError as error:
-        return Verdict("failed", None, str(error))
+        return Verdict("failed", str(error))
 
 
 def _score_rungs(
@@ -208,7 +188,7 @@ def _score_rungs(
         trial.set_user_attr("scores", scores)
         if rung < evaluator.rungs - 1:
             if study.user_attrs.get("over"):
-                return Verdict(None, None, "the search has ended")
+                return Verdict(None, "the search has ended")
             others = [
                 Standing(
                     other.user_attrs["scores"][rung],
@@ -223,14 +203,12 @@ def _score_rungs(
                 and len(other.user_attrs.get("scores", ())) > rung
             ]
             if reason := reason_to_prune(Standing(score, costs), others):
-                return Verdict("pruned", None, f"rung {rung}: {reason}")
+                return Verdict("pruned", f"rung {rung}: {reason}")
     if "score" in limits:
         trial.set_constraint("score", limits["score"] - scores[-1])
     rest = iter(costs)
-    return Verdict(
-        "complete",
-        tuple(scores[-1] if name == "score" else next(rest) for name in objectives),
-    )
+    values = (scores[-1] if name == "score" else next(rest) for name in objectives)
+    return Verdict("complete", values=tuple(values))
 
 
 def _check_limits(
@@ -296,13 +274,11 @@ def _is_drawing(trial: FrozenTrial) -> bool:
 def _copy_outcome(trial: optuna.Trial, twin: FrozenTrial) -> Verdict:
     """Copy the twin's results into this trial, so that the sampler learns from it."""
     trial.set_user_attr("twin", twin.number)
-    for name in ("latency", "facts", "scores"):
-        if name in twin.user_attrs:
-            trial.set_user_attr(name, twin.user_attrs[name])
+    for name in twin.user_attrs.keys() & {"latency", "facts", "scores"}:
+        trial.set_user_attr(name, twin.user_attrs[name])
     for name, excess in twin.constraints.items():
         trial.set_constraint(name, excess)
     state = outcome(twin)
     values = tuple(twin.values) if state == "complete" else None
-    return Verdict(
-        "duplicate", values, f"the shape of trial {twin.number} ({state or 'running'})"
-    )
+    reason = f"the shape of trial {twin.number} ({state or 'running'})"
+    return Verdict("duplicate", reason, values)

@@ -20,6 +20,7 @@ from compress.data.cache import home
 from compress.data.collate import Collate
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
+from compress.jobs.checks import join_processes
 from compress.latency.model import LatencyTable
 from compress.models import teacher
 from compress.models.folder import identify
@@ -36,6 +37,7 @@ from compress.nas.costs import CostModel
 from compress.nas.space import Shapes
 from compress.nas.study import close_study, join_study, run_trials
 from compress.provenance import redact
+from compress.records.json_text import from_json, to_json
 from compress.training.context import TrainingContext
 
 ATTRIBUTE = "for workers"
@@ -47,7 +49,7 @@ class WorkerInputs:
     """The inputs of a worker, kept in the study.
 
     search     the text of search.yaml
-    latencies  the latency models
+    latencies  the text of the latency table
     weights    folder of the supernet, or of the teacher that trains each trial; digest:
                of its content
     steps      steps of each trial's training
@@ -82,7 +84,7 @@ def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
     )
     inputs = WorkerInputs(
         context.search.to_yaml(),
-        context.costs.latencies.to_json(),
+        to_json(context.costs.latencies),
         str(folder.resolve()),
         identify(folder),
         context.training.bf16,
@@ -111,6 +113,7 @@ def join(
 
     Raises SearchError if the study or the weights cannot be reached, or are not those
     of the search."""
+    join_processes()
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     study = join_study(storage, name, say=say)
@@ -157,45 +160,28 @@ def _make_evaluator(
 ) -> StudentEvaluator:
     data = load_task(search.data, **asdict(search.columns), seed=search.seed)
     task = data.task
-    bf16 = inputs.bf16
     tokenizer = load_tokenizer(folder)
     evaluator = Evaluator.from_split(
         task, data.validation, tokenizer, search.max_length
     )
-    latencies = LatencyTable.from_json(inputs.latencies)
-    if search.space.mode == "supernet":
-        whole = load_result(folder, "task", task.kind).to(PartialState().device)
-        costs = CostModel(
-            search, Shapes.from_space(search.space, whole.config), latencies, task.kind
-        )
-        training = TrainingContext(
-            data,
-            None,
-            tokenizer,
-            Collate(tokenizer, left=pads_left(whole)),
-            bf16,
-            console,
-        )
-        return SupernetEvaluator.from_model(costs, whole, evaluator, training)
-    task_teacher = teacher.load(search.teacher, folder, task)
-    task_teacher.model.to(PartialState().device)
-    collate = Collate(tokenizer, left=pads_left(task_teacher.model))
-    training = TrainingContext(data, None, tokenizer, collate, bf16, console)
-    costs = CostModel(
-        search,
-        Shapes.from_space(search.space, task_teacher.model.config),
-        latencies,
-        task.kind,
+    latencies = from_json(
+        LatencyTable, inputs.latencies, SearchError, "table of latencies", "start again"
     )
+    task_teacher = None
+    if search.space.mode == "supernet":
+        model = load_result(folder, "task", task.kind)
+    else:
+        task_teacher = teacher.load(search.teacher, folder, task)
+        model = task_teacher.model
+    model.to(PartialState().device)
+    shapes = Shapes.from_space(search.space, model.config)
+    costs = CostModel(search, shapes, latencies, task.kind)
+    collate = Collate(tokenizer, left=pads_left(model))
+    training = TrainingContext(data, None, tokenizer, collate, inputs.bf16, console)
+    if task_teacher is None:
+        return SupernetEvaluator.from_model(costs, model, evaluator, training)
     stage = search.space.short
     if inputs.steps is not None:
         stage = stage.model_copy(update={"steps": inputs.steps})
     scratch = home() / "search" / f"{study}-{digest.hash_value(inputs.search)[:12]}"
-    return ScratchEvaluator(
-        costs,
-        task_teacher,
-        training,
-        evaluator,
-        scratch,
-        stage,
-    )
+    return ScratchEvaluator(costs, task_teacher, training, evaluator, scratch, stage)

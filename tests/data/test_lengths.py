@@ -9,7 +9,7 @@ from rich.console import Console
 
 from compress.commands.distill import distill
 from compress.commands.pretrain import open_pretraining
-from compress.config.options import DataOptions, LengthOptions, MeasureOptions, RunOptions, StudyOptions
+from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
 from compress.data.lengths import RowLengths
@@ -18,7 +18,7 @@ from compress.errors import RecipeError
 from compress.jobs.checks import describe_cuts
 from compress.jobs.request import DistillRequest
 from compress.kinds import Kind
-from compress.nas.config import Budget, Space
+from compress.nas.config import Space
 from compress.nas.preparation import SearchRequest
 from compress.teachers.inputs import open_job
 from tests import tiny
@@ -135,10 +135,8 @@ def test_runs_and_searches_read_what_their_rows_need(tmp_path: Path) -> None:
         assert (lengths, notes) == ({128}, ())
         assert set(models.context.rows(models.recipe.training[-1], 0)["length"]) == {83}
     space = Space.load("albert", ["axes={config.num_hidden_groups: [1, 2]}"])
-    config = SearchRequest(
-        teacher, str(data), tmp_path / "search", space, Budget(), MeasureOptions(), StudyOptions(),
-        0.005, DataOptions(), RunOptions(),
-    ).make_config()  # fmt: skip
+    request = SearchRequest(teacher=teacher, data=data, out=tmp_path / "search")
+    config = request.make_config(teacher, str(data), space)
     assert ({stage.length for stage in config.space.stages.values()}, config.seq) == ({128}, 128)
 
 

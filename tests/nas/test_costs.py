@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import BertConfig
 
-from compress.errors import ArgumentError, SearchError
+from compress.errors import ArgumentError, DamagedError, SearchError
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, exported
 from compress.latency.model import LatencyModel, LatencyTable, model_cost
@@ -76,10 +76,15 @@ def test_an_impossible_budget_names_the_closest_shape_and_a_possible_budget(monk
 
 def test_measurements_survive_their_files(tmp_path: Any) -> None:
     latencies = costs().latencies
-    assert LatencyTable.load(tmp_path, ("int8",)) is None
-    latencies.save(tmp_path)
-    assert LatencyTable.load(tmp_path, ("int8",)) == latencies
-    assert LatencyTable.from_json(latencies.to_json()).models == latencies.models
+    file = tmp_path / "latency.json"
+    assert LatencyTable.load(file) is None
+    latencies.save(file)
+    again = LatencyTable.load(file)
+    assert again == latencies
+    assert again.models["int8"].costs == latencies.models["int8"].costs
+    file.write_text(file.read_text().replace('"ms": 3.0', '"ms": "fast"'))
+    with pytest.raises(DamagedError):
+        LatencyTable.load(file)
 
 
 def test_a_speedup_is_a_latency_once_the_teacher_is_measured() -> None:
@@ -133,7 +138,7 @@ def test_shared_layers_count_once() -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32", "fp16", "w8", "q4"])
-def test_file_sizes_are_estimated(precision: Any) -> None:
+def test_file_sizes_are_estimated(precision: Any, exported_once: None) -> None:
     config = tiny.config("bert", layers=3, hidden=256, vocab_size=4000)
     with exported({"a": config}, Setting(seq=16), precision=precision) as files:
         size = files["a"].stat().st_size / 1e6
