@@ -11,17 +11,18 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from math import exp, isfinite, log
+from math import isfinite
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import ModelProto
 
-from compress.arguments import Share, check_arguments
+from compress.arguments import Share, check_arguments, with_keywords_of
 from compress.benchmark.device import Device
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle
@@ -227,12 +228,15 @@ def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Varia
     threads sleep while they wait."""
     traced = read_model(source)
     variants = [_save("fp32", traced, folder), _save("fp32", traced, folder, way=NORMS)]
-    for norms in (False, True):
-        if (model := attention_fused(traced, norms=norms)) is not None:
+    for way in ("", NORMS):
+        if (model := attention_fused(traced, norms=way == NORMS)) is not None:
             name = "fp32, onnxruntime's fused attention"
-            variant = _save(name, model, folder, ("Attention",), NORMS if norms else "")
+            variant = _save(name, model, folder, ("Attention",), way)
             # QAttention was slower wherever it was measured
             variants.append(replace(variant, quantise=False))
+    ways = {PLAIN: ["", NORMS]}
+    if threads > 1:
+        ways[PLAIN].append(SLEEP)
     for form in FORMS:
         new = rewrite_graph(traced, form)
         if (form.tokens_first and not new.turned) or (form.merged and not new.merged):
@@ -241,9 +245,7 @@ def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Varia
             f"the attention of {new.softmaxes - new.attentions} of {new.softmaxes} "
             "layers has an unknown form"
         )
-        for way in (
-            ("", NORMS, *([SLEEP] if threads > 1 else [])) if form == PLAIN else ("",)
-        ):
+        for way in ways.get(form, [""]):
             variant = _save(
                 f"fp32, {form}",
                 new.model,
@@ -393,23 +395,9 @@ class Tuned:
 
 
 @check_arguments
-def tune(
-    bundle: Bundle,
-    *,
-    device: Device,
-    settings: Sequence[Setting],
-    evaluator: "Evaluator | None" = None,
-    calibration: "Sequence[EncodedRow]" = (),
-    max_drop: Share = 0.005,
-    proof: "Evaluator | None" = None,
-    split: str = "validation",
-    data: str = "",
-    out: Path | None = None,
-    say: Say = lambda _: None,
-) -> Tuned:
-    """Tune the bundle, in place or in a new folder `out`: choose the fp32 file, and
-    with an evaluator the int8 file, that is fastest on the device; write the results
-    into its report.
+@dataclass(frozen=True)
+class TuneRequest:
+    """The arguments of `tune`.
 
     settings     the settings of the race; the geometric mean of the ratios decides
     evaluator    rows for comparing int8 files; without it the int8 file is not tuned
@@ -420,69 +408,99 @@ def tune(
     proof        rows that certify the int8 file; default: those of the evaluator, which
                  chose it
     split, data  the origin of the certificate's rows
+    out          a new folder for the tuned bundle; default: in place
+    """
 
-    A file must be GAIN faster than the bundle's own to replace it. The bundle is not
-    changed before everything is measured. Every form is exported again from the
-    weights. Ratios are to the bundle's own fp32 file. Raises DeviceError if the device
-    fails, ExportError for a model that cannot be exported."""
-    if not settings:
+    bundle: Bundle
+    _: KW_ONLY
+    device: Device
+    settings: Sequence[Setting]
+    evaluator: "Evaluator | None" = None
+    calibration: "Sequence[EncodedRow]" = ()
+    max_drop: Share = 0.005
+    proof: "Evaluator | None" = None
+    split: str = "validation"
+    data: str = ""
+    out: Path | None = None
+    say: Say = lambda _: None
+
+
+@with_keywords_of(TuneRequest)
+def tune(request: TuneRequest) -> Tuned:
+    """Tune a bundle: choose the fp32 file, and with an evaluator the int8 file, that is
+    fastest on the device; write the results into its report.
+
+    The arguments are the fields of `TuneRequest`. A file must be GAIN faster than the
+    bundle's own to replace it. The bundle is not changed before everything is measured.
+    Every form is exported again from the weights. Ratios are to the bundle's own fp32
+    file. Raises DeviceError if the device fails, ExportError for a model that cannot be
+    exported.
+    """
+    bundle = request.bundle
+    device = request.device
+    say = request.say
+    if not request.settings:
         raise ExportError("tune: no settings to race at; expected at least one")
     own = bundle.files()
-    race = partial(_race, device=device, settings=settings, say=say)
     with tempfile.TemporaryDirectory(prefix="compress-tune.") as scratch:
         folder = Path(scratch)
         for name in ("fp32", "int8"):
             (folder / name).mkdir()
         say("building fp32 variants")
-        most = max(setting.threads for setting in settings)
+        most = max(setting.threads for setting in request.settings)
         exact = fp32_variants(_export(bundle, folder), folder / "fp32", threads=most)
         checked = check_exact(bundle, device, exact)
-        tried, fastest = race(checked)
-        chosen: dict[Precision, Path] = (
-            {"fp32": fastest.variant.path} if not fastest.own else {}
-        )
-        if evaluator is not None:
+        tried, best = _race(request, checked, checked[0])
+        fastest: dict[Precision, Checked] = {"fp32": best}
+        kept: Sequence[str] = ()
+        if request.evaluator is not None:
             say("building int8 variants")
             kept = list_floats(own["fp32"], own["int8"])
-            learned = json.loads(
-                (bundle.path / "config.json").read_text(encoding="utf-8")
-            ).get(LEARNED_KEY, {})
+            config = (bundle.path / "config.json").read_text(encoding="utf-8")
             int8 = int8_variants(
                 exact,
                 folder / "int8",
                 keep=kept,
-                calibration=calibration,
-                learned=learned,
+                calibration=request.calibration,
+                learned=json.loads(config).get(LEARNED_KEY, {}),
             )
-            rows = evaluator.subsample(TUNING_ROWS)
             checked_int8 = check_int8(
-                bundle, device, exact[0], int8, evaluator=rows, max_drop=max_drop
+                bundle,
+                device,
+                exact[0],
+                int8,
+                evaluator=request.evaluator.subsample(TUNING_ROWS),
+                max_drop=request.max_drop,
             )
-            more, fastest = race(checked_int8, baseline=checked[0])
+            more, fastest["int8"] = _race(request, checked_int8, checked[0])
             tried += more
-            chosen |= {"int8": fastest.variant.path} if not fastest.own else {}
+        chosen = {
+            precision: each.variant
+            for precision, each in fastest.items()
+            if not each.own
+        }
         candidate = bundle.copy_to(folder / "candidate" / bundle.path.name)
-        for precision, path in chosen.items():
-            candidate = candidate.put(precision, path)
-        if "int8" in chosen and evaluator is not None:
-            proof = proof or evaluator
-            say(f"certifying int8 on {len(proof):,} {split} rows")
-            method = next(each.variant for each in reversed(tried) if each.chosen)
+        for precision, variant in chosen.items():
+            candidate = candidate.put(precision, variant.path)
+        if "int8" in chosen:
+            proof = request.proof or request.evaluator
+            assert proof is not None, "it is tuned with an evaluator only"
+            say(f"certifying int8 on {len(proof):,} {request.split} rows")
             certificate = certify(
                 candidate,
                 "int8",
                 proof,
-                max_drop=max_drop,
+                max_drop=request.max_drop,
                 device=device,
-                method=method,
-                split=split,
-                data=data,
+                method=chosen["int8"].name,
+                split=request.split,
+                data=request.data,
                 kept=kept,
             )
             candidate, _ = attach_certificate(candidate, "int8", certificate)
         candidate = candidate.attach_evidence(tuning=tried)
-        if out is not None:
-            return Tuned(candidate.copy_to(out), tuple(tried))
+        if request.out is not None:
+            return Tuned(candidate.copy_to(request.out), tuple(tried))
         return Tuned(bundle.adopt(candidate, tuple(chosen)), tuple(tried))
 
 
@@ -528,14 +546,9 @@ def check_exact(
     for variant in (own, *variants):
         try:
             pairs = zip(device.logits(variant.path, encoded), exact, strict=True)
-            on_device = (
-                float(
-                    np.max(
-                        [np.abs(logits - expected).max() for logits, expected in pairs]
-                    )
-                )
-                / largest
-            )
+            apart = [
+                np.abs(logits - expected).max() / largest for logits, expected in pairs
+            ]
         except DeviceError as error:
             # the device cannot run this form; if the device is lost, the race fails too
             checked.append(Checked(variant, None, str(error), own=variant is own))
@@ -543,17 +556,14 @@ def check_exact(
         local = difference(
             onnx_run(traced.path), onnx_run(variant.path), [padded]
         ).relative
-        apart = float(np.max([on_device, local]))  # NaN stays NaN
+        most = float(np.max([*apart, local]))  # NaN stays NaN
         problem = (
             ""
-            if apart <= PARITY
-            else f"its logits differ by {apart:.2g} of the largest; allowed: {PARITY:g}"
+            if most <= PARITY
+            else f"its logits differ by {most:.2g} of the largest; allowed: {PARITY:g}"
         )
-        checked.append(
-            Checked(
-                variant, apart if isfinite(apart) else None, problem, own=variant is own
-            )
-        )
+        known = most if isfinite(most) else None
+        checked.append(Checked(variant, known, problem, own=variant is own))
     return checked
 
 
@@ -622,22 +632,18 @@ def _export(bundle: Bundle, folder: Path) -> Path:
 
 
 def _race(
-    checked: Sequence[Checked],
-    baseline: Checked | None = None,
-    *,
-    device: Device,
-    settings: Sequence[Setting],
-    say: Say,
+    request: TuneRequest, checked: Sequence[Checked], baseline: Checked
 ) -> tuple[list[VariantResult], Checked]:
     """Race the files; return all results and the file to ship: the bundle's own, unless
-    another is GAIN faster by the geometric mean. Ratios are to the `baseline`, by
-    default the bundle's own file, which comes first."""
-    baseline = baseline or checked[0]
+    another is GAIN faster by the geometric mean. Ratios are to the `baseline`."""
+    device = request.device
     passed = [each for each in checked if not each.problem or each.own]
     files = {each.variant.name: each.variant.path for each in (baseline, *passed)}
-    say(f"racing {len(files)} files on {device.name}")
+    request.say(f"racing {len(files)} files on {device.name}")
     times: dict[str, list[Latency]] = {name: [] for name in files}
-    for latency in device.race(files, settings, rounds=TUNING_ROUNDS, runs=TUNING_RUNS):
+    for latency in device.race(
+        files, request.settings, rounds=TUNING_ROUNDS, runs=TUNING_RUNS
+    ):
         times[latency.name].append(latency)
     ratios = {
         name: {
@@ -648,32 +654,31 @@ def _race(
     }
 
     def mean(each: Checked) -> float:
-        values = ratios[each.variant.name].values()
-        return exp(sum(log(ratio) for ratio in values) / len(values))
+        return geometric_mean(ratios[each.variant.name].values())
 
     own = next(each for each in passed if each.own)
     best = min((each for each in passed if not each.problem), key=mean, default=own)
     chosen = best if mean(best) < (1 - GAIN) * mean(own) else own
     description = describe_device(device.name, device.facts())
-    results = [
-        VariantResult(
-            variant=each.variant.name,
-            device=description,
-            p50_ms={
-                str(time.setting): time.p50_ms
-                for time in times.get(each.variant.name, ())
-            },
-            ratio=ratios.get(each.variant.name, {}),
-            difference=each.difference,
-            file_mb=each.variant.path.stat().st_size / 1e6,
-            passed=not each.problem,
-            chosen=each is chosen,
-            reason="; ".join(filter(None, (each.problem, each.variant.warning))),
-            agreement=each.agreement,
-            noisy=any(time.noisy for time in times.get(each.variant.name, ())),
-            entries=each.variant.entries,
-            fused=each.variant.fused,
+    results = []
+    for each in checked:
+        name = each.variant.name
+        own_times = times.get(name, [])
+        results.append(
+            VariantResult(
+                variant=name,
+                device=description,
+                p50_ms={str(time.setting): time.p50_ms for time in own_times},
+                ratio=ratios.get(name, {}),
+                difference=each.difference,
+                file_mb=each.variant.path.stat().st_size / 1e6,
+                passed=not each.problem,
+                chosen=each is chosen,
+                reason="; ".join(filter(None, (each.problem, each.variant.warning))),
+                agreement=each.agreement,
+                noisy=any(time.noisy for time in own_times),
+                entries=each.variant.entries,
+                fused=each.variant.fused,
+            )
         )
-        for each in checked
-    ]
     return results, chosen
