@@ -41,6 +41,18 @@ from compress.prompting.answers import Likelihood, UnansweredError
 from compress.terminal import one_line
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+ADVICE = {
+    **dict.fromkeys(
+        (401, 403),
+        "Is the key in the environment variable that the endpoint file names, and may "
+        "it use this model?",
+    ),
+    **dict.fromkeys(
+        (301, 302, 303, 307, 308),
+        "It redirects; use the address that it leads to, if you trust it",
+    ),
+}
+"""What to do about a refusal, by the status of the answer."""
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 120.0
 """Seconds: the wait doubles from the first to the longest. If an endpoint asks for
@@ -312,14 +324,7 @@ class _Remote(ABC, Generic[Question, Parsed]):
             raise _TransientError(
                 reason, _retry_after(response.headers.get("Retry-After"))
             )
-        advice = "Check url, model and mode in the endpoint file"
-        if code in (401, 403):
-            advice = (
-                "Is the key in the environment variable that the endpoint file names, "
-                "and may it use this model?"
-            )
-        elif code in (301, 302, 303, 307, 308):
-            advice = "It redirects; use the address that it leads to, if you trust it"
+        advice = ADVICE.get(code, "Check url, model and mode in the endpoint file")
         raise TeacherError(f"teacher {self.name}: {reason}. {advice}")
 
     def _parse(self, content: bytes, question: Question) -> Parsed:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -119,7 +120,7 @@ class LocalModel:
 
     @property
     def parameters(self) -> int | None:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return self.model.num_parameters()
 
     def count(self, text: str) -> int:
         return len(self._tokens(text)[0]) + sum(map(len, self._ends))
@@ -256,7 +257,7 @@ def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tenso
         past.batch_repeat_interleave(count)
         seen_BM = torch.ones((count, shared), dtype=torch.long, device=device)
     rest = [row.prompt[seen_BM.shape[1] :] for row in rows]
-    prompt_BP, mask_BP = _pad(rest, model, left=True)
+    prompt_BP, mask_BP = _pad(rest, model, "left")
     seen_BM = torch.cat([seen_BM, mask_BP], dim=1)
     out = _extend(model, prompt_BP, seen_BM, past, last_only=True)
     next_BV = out.logits[:, -1].float().log_softmax(-1)
@@ -320,14 +321,13 @@ def _extend(
 ) -> Any:
     """Read more tokens after `past`. mask_BM: the real tokens among the cached and the
     new ones (L <= M)."""
-    parameters = _forward_parameters(model)
-    options: dict[str, Any] = {}
-    if "position_ids" in parameters:
-        options["position_ids"] = (mask_BM.cumsum(1) - 1).clamp_min(0)[
-            :, -tokens_BL.shape[1] :
-        ]
-    if last_only and "logits_to_keep" in parameters:
-        options["logits_to_keep"] = 1
+    places_BM = (mask_BM.cumsum(1) - 1).clamp_min(0)
+    wanted = {
+        "position_ids": places_BM[:, -tokens_BL.shape[1] :],
+        "logits_to_keep": int(last_only),  # 0: all of them
+    }
+    known = _forward_parameters(model)
+    options = {name: value for name, value in wanted.items() if name in known}
     return model(
         input_ids=tokens_BL,
         attention_mask=mask_BM,
@@ -349,19 +349,14 @@ def _sum_log_probabilities(
 
 
 def _pad(
-    rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False
+    rows: Sequence[list[int]], model: PreTrainedModel, side: str = "right"
 ) -> tuple[Tensor, Tensor]:
     """Pad token ids with 0; return them and the mask of the real ones, both (rows,
     longest)."""
-    longest = max(map(len, rows))
-    tokens, mask = (
-        torch.zeros((len(rows), longest), dtype=torch.long) for _ in range(2)
-    )
-    for at, row in enumerate(rows):
-        span = slice(longest - len(row), longest) if left else slice(0, len(row))
-        tokens[at, span] = torch.tensor(row, dtype=torch.long)
-        mask[at, span] = 1
-    return tokens.to(model.device), mask.to(model.device)
+    texts = [torch.tensor(row, dtype=torch.long, device=model.device) for row in rows]
+    real = [torch.ones_like(text) for text in texts]
+    tokens = pad_sequence(texts, batch_first=True, padding_side=side)
+    return tokens, pad_sequence(real, batch_first=True, padding_side=side)
 
 
 def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[int]]]]:
@@ -374,12 +369,8 @@ def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[in
 
 def _common_prefix(rows: Sequence[list[int]]) -> int:
     """Count the tokens that all rows begin with."""
-    return sum(
-        1
-        for _ in takewhile(
-            lambda column: len(set(column)) == 1, zip(*rows, strict=False)
-        )
-    )
+    columns = zip(*rows, strict=False)
+    return len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
 
 
 def _forward_parameters(model: PreTrainedModel) -> frozenset[str]:

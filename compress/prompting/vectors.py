@@ -221,7 +221,7 @@ class CachedVectors:
     def list_missing(self, texts: Sequence[str]) -> list[str]:
         """List the texts, once each, whose vectors are not in the cache."""
         with explained(home()):
-            known = self._read_cache() if self._folder.is_dir() else {}
+            known = self._read_cache()
         return [text for text in dict.fromkeys(texts) if _key(text) not in known]
 
     def _ask(self, new: Mapping[bytes, str], known: dict[bytes, Vectors]) -> None:

@@ -128,12 +128,6 @@ def test_an_empty_prompt_begins_with_the_token_that_begins_texts(tokenizer: Any)
     assert log_p[0] == pytest.approx(by_hand(model, [0], tokenizer("Positive")["input_ids"]), abs=1e-4)
 
 
-def test_padding_is_never_counted(tokenizer: Any) -> None:
-    speaker = language_models.local(language_models.gpt2(), tokenizer)
-    for prompt, together in zip(PROMPTS, found(speaker, PROMPTS, MIXED), strict=True):
-        assert found(speaker, [prompt], MIXED)[0] == pytest.approx(together, abs=1e-4)
-
-
 def test_seq2seq_scores_the_answer_with_its_end() -> None:
     model, tokenizer = language_models.t5(), language_models.pieces()
     rows = []
