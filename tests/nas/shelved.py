@@ -1,6 +1,7 @@
 """A tiny space, and a device that takes what a file's size says: what tests of whole searches use."""
 
 import inspect
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import compress.commands.search  # noqa: F401 shipping keeps the real device when tests replace it
 from compress.benchmark.devices import open_device
+from compress.exporters.onnx import to_onnx
+from compress.io import hash_value
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests import command
 from tests.command import Shelf
@@ -93,6 +97,18 @@ def weighing(name: str, **options: Any) -> Iterator[Weighing]:
     """Stand in for `open_device`, which takes these options and no others."""
     inspect.signature(open_device).bind(name, **options)
     yield Weighing(name)
+
+
+def export_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Export every shape once for all races: its random weights are the same each time."""
+
+    def export(model: Any, path: Path, **settings: Any) -> None:
+        kept = folder / hash_value([model.config.to_dict(), settings])
+        if not kept.exists():
+            to_onnx(model, kept, **settings)
+        shutil.copyfile(kept, path)
+
+    patch.setattr("compress.latency.measure.to_onnx", export)
 
 
 @dataclass(frozen=True)

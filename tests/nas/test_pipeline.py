@@ -28,7 +28,7 @@ from compress.records.search_report import SearchReport
 from compress.reporting.format import magnitude
 from tests import children, command, tiny, unshipped
 from tests.damage import damaged
-from tests.nas.shelved import PLAIN, Searched, weighing
+from tests.nas.shelved import PLAIN, Searched, export_once, weighing
 
 pytestmark = pytest.mark.usefixtures("hastened")
 
@@ -41,10 +41,11 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Searched:
 
 
 @pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+def patched(tmp_path_factory: pytest.TempPathFactory, exports: Path) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr("compress.benchmark.devices.open_device", weighing)
+        export_once(patch, exports)
         unshipped.hasten(patch)
         yield patch
 
@@ -354,7 +355,7 @@ def a_worker_joins_with_the_address_alone(
 def kept(out: Path) -> list[Path]:
     """What a phase leaves once it is over."""
     wanted = (
-        "latency/beside.json",
+        "latency.json",
         "stages/supernet/model/model.safetensors",
         "students/*/stages/short/model/model.safetensors",
     )
@@ -368,10 +369,22 @@ def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
     assert (told.code, "no such file" in told.err) == (2, True)
 
 
-def test_a_finished_search_given_more_time_is_the_same(copied: Path, found: SearchReport, shelf: Searched) -> None:
+def test_a_finished_search_is_the_same_after_a_full_disk_and_with_more_time(
+    copied: Path, found: SearchReport, shelf: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "study.db")
+
     words = shelf.words(copied, *BUDGET, "--set", "short.evaluate=1", "--resume", "--minutes", "60")
     at = words.index("--trials")
-    told = command.run(*words[:at], *words[at + 2 :])
+    words = [*words[:at], *words[at + 2 :]]
+    with monkeypatch.context() as patch:
+        patch.setattr("compress.nas.record.write_report", full)
+        told = command.run(*words)
+    assert told.code == 2
+    assert "study.db: No space left on device" in told.err
+    assert not command.partial(copied)
+    told = command.run(*words)
     assert told.code == 0, told.err
     after = record.load_report(copied)
     assert [replace(point, bundle=None) for point in after.points] == [
@@ -443,7 +456,7 @@ def test_a_storage_of_another_search_is_refused_unchanged(
     close_study(open_study(file, "study", {"teacher": "another"}, objectives=("score",)))
     before = file.read_bytes()
     out = tmp_path / "study"
-    measured = LatencyTable.load(searched / "latency", ("int8",))
+    measured = LatencyTable.load(searched / "latency.json")
     monkeypatch.setattr(LatencyTable, "load", staticmethod(lambda *_: measured))
     told = command.run(*shelf.words(out, storage=str(file)))
     assert command.refused(told, out, "belongs to a different search", "teacher: was another")
@@ -455,17 +468,3 @@ def test_another_search_in_the_same_folder_is_refused(searched: Path, shelf: Sea
     assert (told.code, "the search differs (compare its search.yaml)" in told.err) == (2, True)
     told = command.run(*shelf.words(searched, *BUDGET))
     assert (told.code, "holds a run already; --resume continues it" in told.err) == (2, True)
-
-
-def test_a_search_continues_after_a_full_disk(copied: Path, shelf: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "study.db")
-
-    words = shelf.words(copied, *BUDGET, "--set", "short.evaluate=1", "--resume", trials="40")
-    with monkeypatch.context() as patch:
-        patch.setattr("compress.nas.record.write_report", full)
-        told = command.run(*words)
-    assert told.code == 2
-    assert "study.db: No space left on device" in told.err
-    assert not command.partial(copied)
-    assert command.run(*words).code == 0

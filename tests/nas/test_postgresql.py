@@ -185,7 +185,7 @@ def test_a_search_in_a_database_and_its_worker(
 ) -> None:
     shelf, out = Searched.fill(tmp_path / "shelf"), tmp_path / "study"
     monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
-    words = shelf.words(out, storage=database.url)
+    words = shelf.words(out, storage=database.url, finalists="1")
     with monkeypatch.context() as patch:
         patch.setattr("compress.nas.phases.run_trials", _interrupted)
         assert command.run(*words).code == 130

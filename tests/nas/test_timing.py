@@ -127,7 +127,7 @@ def test_a_file_races_beside_few_others(tmp_path: Path) -> None:
         ("int8", "MatMulInteger"), ("fp32", "MatMul"), ("w8", "MatMulNBits"), ("q4", "MatMulNBits"), ("fp16", "Cast"),
     ],
 )  # fmt: skip
-def test_files_are_quantised_like_those_that_ship(precision: Any, operator: str) -> None:
+def test_files_are_quantised_like_those_that_ship(precision: Any, operator: str, exported_once: None) -> None:
     state = torch.random.get_rng_state()
     with exported({"a": tiny.config("bert", hidden=64)}, SETTING, precision=precision) as made:
         nodes = [node.op_type for node in onnx.load_model(made["a"]).graph.node]
