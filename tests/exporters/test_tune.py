@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -50,11 +51,14 @@ def operators(path: Path) -> set[str]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def traced_and_fused_once() -> Iterator[None]:
-    """Trace each model once per opset, and let onnxruntime fuse each graph once."""
+def made_once() -> Iterator[None]:
+    """Trace each model once per opset; let onnxruntime fuse, quantise and open each graph once."""
     traces: dict[tuple[str, int], Path] = {}
     fused: dict[tuple[bytes, bool], onnx.ModelProto | None] = {}
+    quantised: dict[tuple[bytes, str], bytes] = {}
+    counts: dict[bytes, dict[str, int]] = {}
     trace, fuse = tuning._export, tuning.attention_fused
+    quantise, count = tuning.quantize_dynamic, tuning.count_fused
 
     def export(bundle: Bundle, folder: Path) -> Path:
         weights = bundle.manifest.files["model.safetensors"].sha256
@@ -70,9 +74,24 @@ def traced_and_fused_once() -> Iterator[None]:
             fused[key] = fuse(model, norms=norms)
         return copy.deepcopy(fused[key])
 
+    def quantize_dynamic(source: Path, target: Path, **options: Any) -> None:
+        key = source.read_bytes(), repr(options)
+        if key not in quantised:
+            quantise(source, target, **options)
+            quantised[key] = target.read_bytes()
+        target.write_bytes(quantised[key])
+
+    def count_fused(path: Path) -> dict[str, int]:
+        content = path.read_bytes()
+        if content not in counts:
+            counts[content] = count(path)
+        return counts[content]
+
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "_export", export)
         patch.setattr(tuning, "attention_fused", attention_fused)
+        patch.setattr(tuning, "quantize_dynamic", quantize_dynamic)
+        patch.setattr(tuning, "count_fused", count_fused)
         yield
 
 
