@@ -40,11 +40,6 @@ def test_half_of_the_rows_are_swapped() -> None:
     assert sum(labels) / 2000 == pytest.approx(0.5, abs=4 * (0.25 / 2000) ** 0.5)
 
 
-def test_the_same_seed_gives_the_same_rows() -> None:
-    assert order(3) == order(3)
-    assert len({str(order(seed)) for seed in range(10)}) > 3
-
-
 # mask
 
 INSIDE = range(500, SIZE)

@@ -147,12 +147,6 @@ def test_the_teacher_is_not_registered_in_the_step() -> None:
     assert all(module is not step.teacher for module in step.modules())
 
 
-def test_projections_are_saved_with_the_step_but_not_in_the_student() -> None:
-    step = distillation()
-    assert [name for name in step.state_dict() if "projections" in name]
-    assert step.student.state_dict().keys() == tiny.model("bert", hidden=16).state_dict().keys()
-
-
 @pytest.mark.parametrize("head", [AutoModelForMaskedLM, AutoModelForSequenceClassification], ids=["tokens", "examples"])
 def test_no_loss_of_any_paper_sends_a_gradient_to_the_teacher(head: type) -> None:
     """Every loss that reads a teacher, at once, logits of one kind; heads, widths and labels agree."""

@@ -11,11 +11,12 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
+from compress.config.reference import Call
 from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.collate import LengthGrouped
-from compress.errors import CompressError
-from compress.training.stage import Trained
+from compress.errors import CompressError, ObjectiveError
+from compress.training.stage import Trained, _make_step
 from compress.training.step import Distillation
 from tests import learning, tiny
 
@@ -184,6 +185,14 @@ def test_a_step_keeps_no_weights_before_it_is_ready_and_what_it_says_is_recorded
     assert all(torch.equal(late.student.state_dict()[name], each) for name, each in score.weights[2].items())
     facts.write(tmp_path)
     assert Trained.read(tmp_path).note == "lesson: only just"
+
+
+def test_a_function_of_the_users_that_makes_no_step_is_refused() -> None:
+    own = Call("mine.step", code=lambda student, teacher, objective: student)
+    stage = learning.stage([Term("bert.labels")], step=own)
+    others: Any = {"words": None, "rows": learning.rows(), "origin_D": None, "unit": 1.0}
+    with pytest.raises(ObjectiveError, match=r"mine\.step makes a BertForSequenceClassification"):
+        _make_step(stage, tiny.bert(), None, learning.context(), **others)
 
 
 def test_the_last_weights_are_scored_too(tmp_path: Path) -> None:
