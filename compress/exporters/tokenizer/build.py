@@ -19,7 +19,19 @@ from compress.errors import ExportError
 from compress.exporters.session import input_names
 from compress.exporters.tokenizer import forms
 from compress.exporters.tokenizer.bytelevel import ByteLevel
-from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
+from compress.exporters.tokenizer.graph import (
+    DOMAINS,
+    GraphBuilder,
+    Value,
+    arange,
+    columns,
+    concat,
+    full,
+    maximum,
+    minimum,
+    op,
+    where,
+)
 from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import (
     SURROGATES,
@@ -119,126 +131,89 @@ def read_template(
     return frame
 
 
-def rows(
-    graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str
-) -> dict[str, str]:
+def rows(frame: RowTemplate, tokens: Tokens, texts: Value) -> dict[str, Value]:
     """Add input_ids, attention_mask and token_type_ids (B, longest row) for the tokens
     of `texts` (1,) texts, and the offsets (B, longest row, 2) of tokens with spans, in
     pairs only of the second text; (0, 0) elsewhere."""
     tokens_T = tokens.ids_T
     lines_T = tokens.lines_T
-    counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
-    before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
-    place_T = graph.op(
-        "Sub",
-        graph.numbers(graph.size(tokens_T, 0)),
-        graph.op("Gather", before_R, lines_T),
-    )
-    kept = _truncate(graph, frame, counts_R)
-    kept_T = graph.op("Gather", graph.op("Concat", *kept, axis=0), lines_T)
+    counts_R = full(tokens_T.shape(), 1).sums(lines_T, texts)
+    before_R = counts_R.cumsum(exclusive=True)
+    place_T = arange(tokens_T.size(0)) - before_R[lines_T]
+    kept = _truncate(frame, counts_R)
+    kept_T = concat(*kept)[lines_T]
     if frame.side == "left":  # the first tokens of a long text would be before its row
-        cut_T = graph.op("Sub", graph.op("Gather", counts_R, lines_T), kept_T)
-        place_T = graph.op("Sub", place_T, cut_T)
-        fits_T = graph.op("GreaterOrEqual", place_T, graph.constant(0))
+        cut_T = counts_R[lines_T] - kept_T
+        place_T = place_T - cut_T
+        fits_T = place_T >= 0
     else:
-        fits_T = graph.op("Less", place_T, kept_T)
-    batch = graph.size(kept[0], 0)
-    ends, starts, own = _offsets(graph, frame, kept)
+        fits_T = place_T < kept_T
+    batch = kept[0].size(0)
+    ends, starts, own = _offsets(frame, kept)
     if not own:  # a text without tokens is a padding token, as in `Encoder.encode`
-        ends = graph.op("Max", ends, graph.constant(1))
-    longest = graph.op(
-        "Reshape", graph.op("ReduceMax", ends, keepdims=0), graph.constant([1])
-    )
-    line_B = graph.op("Mul", graph.numbers(batch), longest)
-    begin_R = graph.op(
-        "Concat", *(graph.op("Add", line_B, start) for start in starts), axis=0
-    )
-    at_T = graph.op("Add", graph.op("Gather", begin_R, lines_T), place_T)
-    places = [
-        graph.select(at_T, fits_T),
-        *(graph.op("Add", line_B, at) for at, _ in own),
-    ]
-    values = [
-        graph.select(tokens_T, fits_T),
-        *(graph.full(batch, part.token or 0) for _, part in own),
-    ]
-    shape = graph.op("Concat", batch, longest, axis=0)
+        ends = maximum(ends, 1)
+    longest = op("Reshape", ends.max(), [1])
+    line_B = arange(batch) * longest
+    begin_R = concat(*(line_B + start for start in starts))
+    at_T = begin_R[lines_T] + place_T
+    places = [at_T.select(fits_T), *(line_B + at for at, _ in own)]
+    shape = concat(batch, longest)
 
-    def placed(numbers: Sequence[str], filling: int) -> str:
-        empty = graph.full(graph.op("Mul", batch, longest), filling)
-        flat = graph.op(
-            "ScatterElements",
-            empty,
-            graph.op("Concat", *places, axis=0),
-            graph.op("Concat", *numbers, axis=0),
-            axis=0,
-        )
-        return graph.op("Reshape", flat, shape, allowzero=1)
+    def place(numbers_T: Value, special: Sequence[int], filling: int = 0) -> Value:
+        """Place numbers of tokens, and of the row's own special ones, in rows."""
+        numbers = [numbers_T.select(fits_T), *(full(batch, each) for each in special)]
+        empty = full(batch * longest, filling)
+        return empty.scatter(concat(*places), concat(*numbers)).reshape(shape)
 
+    types_BL = full(shape)
     if any(part.segment for part in frame.parts):
         segments = [part.segment for part in frame.parts if part.token is None]
-        types_R = graph.op(
-            "Concat", *(graph.full(batch, segment) for segment in segments), axis=0
-        )
-        types = [graph.select(graph.op("Gather", types_R, lines_T), fits_T)]
-        types_BL = placed(
-            [*types, *(graph.full(batch, part.segment) for _, part in own)], 0
-        )
-    else:
-        types_BL = graph.full(shape)
-    real = graph.op(
-        "Less", graph.numbers(longest), graph.op("Unsqueeze", ends, graph.constant([1]))
-    )
+        types_R = concat(*(full(batch, segment) for segment in segments))
+        types_BL = place(types_R[lines_T], [part.segment for _, part in own])
+    real = arange(longest) < ends.unsqueeze(1)
     made = {
-        "input_ids": placed(values, frame.padding),
-        "attention_mask": graph.integers(real),
+        "input_ids": place(
+            tokens_T, [part.token or 0 for _, part in own], frame.padding
+        ),
+        "attention_mask": real.integers(),
         "token_type_ids": types_BL,
     }
-    if not frame.outputs:
-        return made
     spans = tokens.spans_T2
+    if spans is None:
+        return made
     if frame.pair:
-        second_T = graph.integers(graph.op("GreaterOrEqual", lines_T, batch))
-        spans = graph.op("Mul", spans, graph.columns(second_T))
+        spans = spans * columns((lines_T >= batch).integers())
     # the first row is for other tokens
-    table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))
-    numbers_T = graph.select(
-        graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])),
-        fits_T,
-    )
-    offsets = graph.op(
-        "Gather", table, placed([numbers_T, *(graph.full(batch) for _ in own)], 0)
-    )
+    table = op("Pad", spans, [1, 0, 0, 0])
+    numbers_T = arange(tokens_T.size(0)) + 1
+    offsets = table[place(numbers_T, [0] * len(own))]
     if len(frame.outputs) == 1:
         return made | {"offsets": offsets}
-    edges = (graph.constant([edge]) for edge in (0, 2, 4))
-    begin, middle, end = edges
-    last = graph.constant([2])
     return made | {
-        "offsets": graph.op("Slice", offsets, begin, middle, last),
-        "words": graph.op("Slice", offsets, middle, end, last),
+        "offsets": op("Slice", offsets, [0], [2], [2]),
+        "words": op("Slice", offsets, [2], [4], [2]),
     }
 
 
 def _offsets(
-    graph: GraphBuilder, frame: RowTemplate, kept: Sequence[str]
-) -> tuple[str, list[str], list[tuple[str, RowPart]]]:
+    frame: RowTemplate, kept: Sequence[Value]
+) -> tuple[Value, list[Value], list[tuple[Value, RowPart]]]:
     """Add the number of tokens of each row (B,), the places where its texts start, and
     those of its special tokens."""
-    offset = graph.op("Mul", kept[0], graph.constant(0))
+    offset = kept[0] * 0
     starts = {}
     own = []
     for part in frame.parts:
         if part.token is None:
             starts[part.second] = offset
-            offset = graph.op("Add", offset, kept[part.second])
+            offset = offset + kept[part.second]
         else:
             own.append((offset, part))
-            offset = graph.op("Add", offset, graph.constant(1))
+            offset = offset + 1
     return offset, [starts[second] for second in sorted(starts)], own
 
 
-def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[str]:
+def _truncate(frame: RowTemplate, counts_R: Value) -> list[Value]:
     """Add the number of tokens (B,) that are kept of the first text, and of the second
     one.
 
@@ -248,27 +223,22 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     """
     room = frame.room
     if not frame.pair:
-        return [graph.op("Min", counts_R, graph.constant(room))]
-    half = graph.op("Div", graph.op("Shape", counts_R), graph.constant([2]))
-    one = graph.op("Slice", counts_R, graph.constant([0]), half)
-    other = graph.op("Slice", counts_R, half, graph.constant([EVERYTHING]))
+        return [minimum(counts_R, room)]
+    half = counts_R.shape() // 2
+    one = counts_R[:half]
+    other = counts_R[half:]
     # like the first window of `windows.read_questions`, on the left like the last
     if frame.question is not None:
-        one = graph.op("Min", one, graph.constant(frame.question))
-        return [one, graph.op("Min", other, graph.op("Sub", graph.constant(room), one))]
-    swapped = graph.op("Greater", one, other)
-    short = graph.op("Min", one, other)
-    long = graph.op("Max", one, other)
-    left = graph.op("Max", short, graph.op("Sub", graph.constant(room), short))
-    both = graph.op("Greater", graph.op("Add", short, left), graph.constant(room))
-    short = graph.op("Where", both, graph.constant(room // 2), short)
-    long = graph.op(
-        "Where", both, graph.constant(room - room // 2), graph.op("Min", long, left)
-    )
-    return [
-        graph.op("Where", swapped, long, short),
-        graph.op("Where", swapped, short, long),
-    ]
+        one = minimum(one, frame.question)
+        return [one, minimum(other, room - one)]
+    swapped = one > other
+    short = minimum(one, other)
+    long = maximum(one, other)
+    left = maximum(short, room - short)
+    both = short + left > room
+    short = where(both, room // 2, short)
+    long = where(both, room - room // 2, minimum(long, left))
+    return [where(swapped, long, short), where(swapped, short, long)]
 
 
 PREFIX = "text"
@@ -291,41 +261,29 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
     attention_mask and token_type_ids (batch, longest row), in the operator set and
     format version of the model `like`."""
     graph = GraphBuilder(PREFIX)
-    inputs = [helper.make_tensor_value_info("text", TensorProto.STRING, ["batch_size"])]
-    texts = "text"
+    texts = graph.input("text", TensorProto.STRING, ["batch_size"])
     if frame.pair:
-        inputs.append(
-            helper.make_tensor_value_info(
-                "text_pair", TensorProto.STRING, ["batch_size"]
-            )
-        )
-        texts = graph.op("Concat", "text", "text_pair", axis=0)
+        other = graph.input("text_pair", TensorProto.STRING, ["batch_size"])
+        texts = concat(texts, other)
     if "words" in frame.outputs:
-        tokens = _tokenize_words(graph, words, texts)
+        tokens = _tokenize_words(words, texts)
     else:
-        tokens = words.write(
-            graph, texts, prompt=frame.prompt, spans=bool(frame.outputs)
-        )
-    for name, tensor in rows(graph, frame, tokens, graph.size(texts, 0)).items():
-        graph.name_output(name, tensor)
-    shape = ["batch_size", "sequence_length"]
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT64, shape)
-        for name in ROW_INPUTS
-    ]
-    outputs += [
-        helper.make_tensor_value_info(name, TensorProto.INT64, [*shape, 2])
-        for name in frame.outputs
-    ]
-    made = helper.make_graph(graph.nodes, "texts", inputs, outputs, graph.constants)
+        tokens = words.write(texts, prompt=frame.prompt, spans=bool(frame.outputs))
+    for name, value in rows(frame, tokens, texts.size(0)).items():
+        shape: list[str | int] = ["batch_size", "sequence_length"]
+        if name in frame.outputs:
+            shape.append(2)
+        graph.output(value, shape=shape, name=name)
     known = DOMAINS | {each.domain: each.version for each in like.opset_import}
     operators = [
         helper.make_opsetid(domain, number) for domain, number in known.items()
     ]
-    return helper.make_model(made, opset_imports=operators, ir_version=like.ir_version)
+    return helper.make_model(
+        graph.proto("texts"), opset_imports=operators, ir_version=like.ir_version
+    )
 
 
-def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens:
+def _tokenize_words(pieces: Pieces, texts_R: Value) -> Tokens:
     """Add the tokens of the words of each text, split by `windows.WORDS`, every word
     tokenised by itself. Spans are (T, 4): the characters of the token, and those of the
     word that begins with it, (0, 0) at its other tokens."""
@@ -335,25 +293,22 @@ def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens
         r"\w", f"[{letters}]"
     )
     pattern = pattern.replace(r"\S", f"[^{spaces}]")
-    parts_RP = cut(graph, texts_R, f"{pattern}|[{spaces}]+", "")
+    parts_RP = cut(texts_R, f"{pattern}|[{spaces}]+", "")
     # one at least
-    parts = graph.op("Concat", graph.flat(parts_RP), graph.constant([""]), axis=0)
-    tokens = pieces.write(graph, parts, spans=True, words=True)
-    sizes = graph.op("Slice", tokens.sizes_R, graph.constant([0]), graph.constant([-1]))
-    sizes_RP = graph.op("Reshape", sizes, graph.op("Shape", parts_RP), allowzero=1)
-    starts_RP = graph.op("CumSum", sizes_RP, graph.constant(1), exclusive=1)
-    starts_T = graph.op("Gather", graph.flat(starts_RP), tokens.lines_T)
-    ends_T = graph.op(
-        "Add", starts_T, graph.op("Gather", graph.flat(sizes_RP), tokens.lines_T)
-    )
-    before_T = graph.op("Concat", graph.constant([-1]), tokens.lines_T, axis=0)
-    before_T = graph.op("Slice", before_T, graph.constant([0]), graph.constant([-1]))
-    first_T = graph.integers(graph.op("Less", before_T, tokens.lines_T))
-    word_T2 = graph.op("Mul", graph.columns(starts_T, ends_T), graph.columns(first_T))
-    spans_T2 = graph.op("Add", tokens.spans_T2, graph.columns(starts_T))
-    width = graph.op("Max", graph.size(parts_RP, 1), graph.constant([1]))
-    lines_T = graph.op("Div", tokens.lines_T, width)
-    return Tokens(tokens.ids_T, lines_T, graph.op("Concat", spans_T2, word_T2, axis=1))
+    parts = concat(parts_RP.flat(), [""])
+    tokens = pieces.write(parts, spans=True, words=True)
+    assert tokens.sizes_R is not None and tokens.spans_T2 is not None, "with spans"
+    sizes_RP = tokens.sizes_R[:-1].reshape(parts_RP.shape())
+    starts_RP = sizes_RP.cumsum(axis=1, exclusive=True)
+    starts_T = starts_RP.flat()[tokens.lines_T]
+    ends_T = starts_T + sizes_RP.flat()[tokens.lines_T]
+    before_T = concat([-1], tokens.lines_T)[:-1]
+    first_T = (before_T < tokens.lines_T).integers()
+    word_T2 = columns(starts_T, ends_T) * columns(first_T)
+    spans_T2 = tokens.spans_T2 + columns(starts_T)
+    width = maximum(parts_RP.size(1), [1])
+    lines_T = tokens.lines_T // width
+    return Tokens(tokens.ids_T, lines_T, concat(spans_T2, word_T2, axis=1))
 
 
 def _list_matches(pattern: str) -> tuple[CodeRange, ...]:
@@ -387,7 +342,7 @@ def join_reader(
             f"for {task.kind}"
         )
     ends = GraphBuilder(f"{PREFIX}/answer")
-    outputs = getattr(forms, task.form)(ends, task, threshold)
+    getattr(forms, task.form)(ends, task, threshold)
     spans = [node for node in read.graph.output if node.name not in ROW_INPUTS]
     graph = helper.make_graph(
         [
@@ -398,7 +353,7 @@ def join_reader(
         "texts_to_labels",
         list(read.graph.input),
         [
-            *outputs,
+            *ends.outputs,
             *(node for node in model.graph.output if node.name in given),
             *spans,
         ],

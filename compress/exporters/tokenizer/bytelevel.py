@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from compress.errors import ExportError
@@ -37,8 +37,18 @@ from compress.exporters.tokenizer.cells import (
     measure,
     take_spaces,
 )
+from compress.exporters.tokenizer.graph import (
+    Value,
+    arange,
+    columns,
+    concat,
+    full,
+    maximum,
+    minimum,
+    op,
+    where,
+)
 from compress.exporters.tokenizer.nfc import compose, read_composition
-from compress.exporters.tokenizer.trie import GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
     PAD,
     SURROGATES,
@@ -245,8 +255,7 @@ class ByteLevel:
 
     def write(
         self,
-        graph: GraphBuilder,
-        texts_R: str,
+        texts_R: Value,
         *,
         prompt: str = "",
         spans: bool = False,
@@ -265,83 +274,55 @@ class ByteLevel:
                     f"tokenizer.json: added token {token!r} begins with a space; a "
                     "tagger expects none"
                 )
-        cells, symbols, sizes_R = self._cells(
-            graph, texts_R, prompt, spans=spans, words=words
-        )
-        end = graph.op(
-            "Where",
-            _split(graph, cells.kinds),
-            graph.constant(WORD_END),
-            graph.constant(NO_SYMBOL),
-        )
-        bytes_N4 = graph.op("Gather", symbols, cells.codes)
-        flat = graph.flat(graph.op("Concat", graph.columns(end), bytes_N4, axis=1))
-        real = graph.op("Greater", flat, graph.constant(NO_SYMBOL))
-        symbols_M = graph.select(flat, real)
-        cells_M = graph.op(
-            "Div",
-            graph.flat(graph.op("NonZero", real)),
-            graph.constant(MOST_BYTES_OF_CHARACTER + 1),
-        )
-        ended_M = graph.op("Equal", symbols_M, graph.constant(WORD_END))
-        starts_M = graph.shift(ended_M, 1, bool)
-        ids_M = self._find_whole(graph, symbols_M, starts_M)
-        words_M = graph.op("CumSum", graph.integers(ended_M), graph.constant(0))
-        places = graph.op("Add", graph.size(symbols_M, 0), graph.constant([1]))
-        found = graph.sums(
-            graph.integers(graph.op("GreaterOrEqual", ids_M, graph.constant(0))),
-            words_M,
-            places,
-        )
-        known_M = graph.op(
-            "Greater", graph.op("Gather", found, words_M), graph.constant(0)
-        )
-        open_M = graph.op("Not", graph.op("Or", ended_M, known_M))
-        bytes_K = graph.op(
-            "Gather", graph.constant(self.bytes), graph.select(symbols_M, open_M)
-        )
-        at_K = graph.flat(graph.op("NonZero", open_M))
-        ids_K, at_K = self._merge(graph, bytes_K, graph.select(starts_M, open_M), at_K)
-        ids_M = graph.op("ScatterElements", ids_M, at_K, ids_K, axis=0)
-        token_M = graph.op("GreaterOrEqual", ids_M, graph.constant(0))
-        ids_T = graph.select(ids_M, token_M)
-        cells_T = graph.select(cells_M, token_M)
-        tokens = Tokens(ids_T, graph.op("Gather", cells.rows, cells_T), sizes_R=sizes_R)
-        if not spans:
+        cells, symbols, sizes_R = self._cells(texts_R, prompt, spans=spans, words=words)
+        end = where(_split(cells.kinds), WORD_END, NO_SYMBOL)
+        bytes_N4 = symbols[cells.codes]
+        flat = concat(columns(end), bytes_N4, axis=1).flat()
+        real = flat > NO_SYMBOL
+        symbols_M = flat.select(real)
+        cells_M = real.nonzero() // (MOST_BYTES_OF_CHARACTER + 1)
+        ended_M = symbols_M.equals(WORD_END)
+        starts_M = ended_M.shift(1, bool)
+        ids_M = self._find_whole(symbols_M, starts_M)
+        words_M = ended_M.integers().cumsum()
+        places = symbols_M.size(0) + 1
+        found = (ids_M >= 0).integers().sums(words_M, places)
+        known_M = found[words_M] > 0
+        open_M = ~(ended_M | known_M)
+        bytes_K = symbols_M.select(open_M).look_up(self.bytes)
+        at_K = open_M.nonzero()
+        ids_K, at_K = self._merge(bytes_K, starts_M.select(open_M), at_K)
+        ids_M = ids_M.scatter(at_K, ids_K)
+        token_M = ids_M >= 0
+        ids_T = ids_M.select(token_M)
+        cells_T = cells_M.select(token_M)
+        tokens = Tokens(ids_T, cells.rows[cells_T], sizes_R=sizes_R)
+        if cells.starts is None or cells.ends is None:
             return tokens
-        inside_M = graph.op("Not", ended_M)  # every such symbol is covered by a token
-        order_M = graph.op(
-            "CumSum", graph.integers(inside_M), graph.constant(0), exclusive=1
-        )
-        inside = graph.select(cells_M, inside_M)
-        after_T = graph.op(
-            "Concat", graph.select(order_M, token_M), graph.size(inside, 0), axis=0
-        )
-        last_T = graph.op(
-            "Gather",
-            inside,
-            graph.op("Sub", graph.slice(after_T, 1), graph.constant(1)),
-        )
-        starts_T = graph.op("Gather", cells.starts, cells_T)
-        ends_T = graph.op("Gather", cells.ends, last_T)
+        inside_M = ~ended_M  # every such symbol is covered by a token
+        order_M = inside_M.integers().cumsum(exclusive=True)
+        inside = cells_M.select(inside_M)
+        after_T = concat(order_M.select(token_M), inside.size(0))
+        last_T = inside[after_T[1:] - 1]
+        starts_T = cells.starts[cells_T]
+        ends_T = cells.ends[last_T]
         if self.trimmed:
             starts_T, ends_T = self._trim(
-                graph, ids_T, starts_T, ends_T, first=-1 if words else 0
+                ids_T, starts_T, ends_T, first=-1 if words else 0
             )
-        return replace(tokens, spans_T2=graph.columns(starts_T, ends_T))
+        return replace(tokens, spans_T2=columns(starts_T, ends_T))
 
     def _cells(
         self,
-        graph: GraphBuilder,
-        texts_R: str,
+        texts_R: Value,
         prompt: str,
         *,
         spans: bool,
         words: bool,
-    ) -> tuple[Cells, str, str]:
+    ) -> tuple[Cells, Value, Value | None]:
         """Add the cells of all texts, each with a boundary after it; the symbols
         (codes, 4) of all codes; and with `spans` the characters of each text."""
-        strings_RC, rows_N = cut_texts(graph, texts_R, self.special, prompt)
+        strings_RC, rows_N = cut_texts(texts_R, self.special, prompt)
         special_codes = {
             token: LISTED + index for index, token in enumerate(self.special)
         }
@@ -354,22 +335,13 @@ class ByteLevel:
         listed = {chr(code): code for code in range(LISTED)}
         listed |= {letter: index for index, letter in enumerate(letters, boundary + 1)}
         codes_RC = number(
-            graph, strings_RC, listed | special_codes | {PAD: boundary}, NO_SYMBOL
+            strings_RC, listed | special_codes | {PAD: boundary}, NO_SYMBOL
         )
-        codes_N = graph.flat(codes_RC)
-        unlisted_N = graph.op("Less", codes_N, graph.constant(0))
-        bytes_n4, points_n = _find_bytes(
-            graph, graph.select(graph.flat(strings_RC), unlisted_N)
-        )
-        beyond = graph.constant(boundary + 1 + len(letters))
-        own_n = graph.op("Add", graph.numbers(graph.size(points_n, 0)), beyond)
-        codes_N = graph.op(
-            "ScatterElements",
-            codes_N,
-            graph.flat(graph.op("NonZero", unlisted_N)),
-            own_n,
-            axis=0,
-        )
+        codes_N = codes_RC.flat()
+        unlisted_N = codes_N < 0
+        bytes_n4, points_n = _find_bytes(strings_RC.flat().select(unlisted_N))
+        own_n = arange(points_n.size(0)) + (boundary + 1 + len(letters))
+        codes_N = codes_N.scatter(unlisted_N.nonzero(), own_n)
         table = np.full(
             (boundary + 1 + len(letters), MOST_BYTES_OF_CHARACTER), NO_SYMBOL
         )
@@ -385,34 +357,28 @@ class ByteLevel:
         table[LISTED:boundary, 0] = np.arange(
             WORD_END + 1, WORD_END + 1 + len(self.special)
         )
-        known = graph.op(
-            "Concat", graph.constant(kinds), _find_kinds(graph, every, points_n), axis=0
-        )
-        cells = Cells(codes_N, rows_N)
-        sizes_R = ""
+        known = concat(kinds, _find_kinds(every, points_n))
+        cells = Cells(codes_N, rows_N, codes_N)
+        sizes_R = None
         if spans:
             # The last one is of characters that are not listed
             lengths = [*[1] * LISTED, *map(len, self.special), 0, 1]
-            cells, sizes_R = measure(
-                graph, cells, graph.op("Shape", codes_RC), lengths, lengths
-            )
+            cells, sizes_R = measure(cells, codes_RC.shape(), lengths, lengths)
         if self.composed:
             cells = compose(
-                graph,
                 cells,
                 {letter: listed[letter] for letter in read_composition().letters},
             )
-        cells = replace(cells, kinds=graph.op("Gather", known, cells.codes))
-        cells = drop_repeated(graph, cells, boundary)
+        cells = replace(cells, kinds=known[cells.codes])
+        cells = drop_repeated(cells, boundary)
         if words:
-            white_N = is_among(graph, cells.kinds, [DROPPED])
+            white_N = is_among(cells.kinds, [DROPPED])
             if self.blank:
                 blank_N = is_among(
-                    graph, cells.codes, [special_codes[token] for token in self.blank]
+                    cells.codes, [special_codes[token] for token in self.blank]
                 )
-                white_N = graph.op("Or", white_N, blank_N)
+                white_N = white_N | blank_N
             cells = insert_spaces(
-                graph,
                 cells,
                 white_N,
                 boundary=boundary,
@@ -420,29 +386,18 @@ class ByteLevel:
                 kind=SPACE_CLASS,
             )
         if self.stripping:
-            stripping, blank = (
-                [special_codes[token] for token in tokens]
-                for tokens in (self.stripping, self.blank)
-            )
-            cells = self._take_spaces(
-                graph, cells, stripping, blank, first=-1 if words else 0
-            )
+            stripping = [special_codes[token] for token in self.stripping]
+            blank = [special_codes[token] for token in self.blank]
+            cells = self._take_spaces(cells, stripping, blank, first=-1 if words else 0)
         if self.prefix:
-            begins = is_among(graph, graph.shift(cells.kinds, 1), [BOUND])
-            spaced = is_among(graph, cells.kinds, [BOUND, SPACE_CLASS])
-            needed = graph.op("And", begins, graph.op("Not", spaced))
-            cells = insert(
-                graph, cells, needed, code=ord(" "), kind=SPACE_CLASS, width=0
-            )
-        return (
-            cells,
-            graph.op("Concat", graph.constant(table), bytes_n4, axis=0),
-            sizes_R,
-        )
+            begins = is_among(cells.kinds.shift(1), [BOUND])
+            spaced = is_among(cells.kinds, [BOUND, SPACE_CLASS])
+            needed = begins & ~spaced
+            cells = insert(cells, needed, code=ord(" "), kind=SPACE_CLASS, width=0)
+        return cells, concat(table, bytes_n4), sizes_R
 
     def _take_spaces(
         self,
-        graph: GraphBuilder,
         cells: Cells,
         stripping: Sequence[int],
         blank: Sequence[int],
@@ -451,156 +406,94 @@ class ByteLevel:
     ) -> Cells:
         """Let special tokens take the white space before them, which their spans cover
         unless they are trimmed."""
-        stripping_N = is_among(graph, cells.codes, stripping)
-        blank_N = is_among(graph, cells.kinds, [SPACE_CLASS, WHITE_CLASS])
+        stripping_N = is_among(cells.codes, stripping)
+        blank_N = is_among(cells.kinds, [SPACE_CLASS, WHITE_CLASS])
         if blank:
-            blank_N = graph.op("Or", blank_N, is_among(graph, cells.codes, blank))
+            blank_N = blank_N | is_among(cells.codes, blank)
         kept, starts_N = take_spaces(
-            graph, cells, stripping_N, blank_N, boundary=LISTED + len(self.special)
+            cells, stripping_N, blank_N, boundary=LISTED + len(self.special)
         )
-        if not cells.starts or (self.trimmed and not self.kept):
+        if cells.starts is None or starts_N is None or (self.trimmed and not self.kept):
             return kept
         wide_N = stripping_N
         if self.trimmed:
-            one_N = graph.op(
-                "Equal", graph.op("Sub", cells.starts, starts_N), graph.constant(1)
-            )
-            at_first = graph.op("Equal", starts_N, graph.constant(first))
-            wide_N = graph.op("And", wide_N, graph.op("And", one_N, at_first))
-        return replace(kept, starts=graph.op("Where", wide_N, starts_N, cells.starts))
+            one_N = (cells.starts - starts_N).equals(1)
+            at_first = starts_N.equals(first)
+            wide_N = wide_N & (one_N & at_first)
+        return replace(kept, starts=where(wide_N, starts_N, cells.starts))
 
-    def _find_whole(self, graph: GraphBuilder, symbols_M: str, starts_M: str) -> str:
+    def _find_whole(self, symbols_M: Value, starts_M: Value) -> Value:
         """Add (M,): the ids of words that are one token, at their first symbols; -1
         elsewhere."""
-        root, dead = (
-            graph.constant(np.array(state, np.int32))
-            for state in (*self.whole.roots, trie.DEAD)
-        )
-        small = graph.op("Cast", symbols_M, to=TensorProto.INT32)
-        begin_M = graph.op("Where", starts_M, root, dead)
-        words_M = graph.op("CumSum", graph.integers(starts_M), graph.constant(0))
-        count = graph.size(symbols_M, 0)
-        sizes = graph.sums(
-            graph.full(count, 1), words_M, graph.op("Add", count, graph.constant([1]))
-        )
-        longest = graph.op("ReduceMax", sizes, keepdims=0)
-        return trie.longest_matches(graph, self.whole, small, begin_M, longest=longest)[
-            1
-        ]
+        small = symbols_M.cast(TensorProto.INT32)
+        words_M = starts_M.integers().cumsum()
+        count = symbols_M.size(0)
+        sizes = full(count, 1).sums(words_M, count + 1)
+        return trie.begin_matches(self.whole, small, starts_M, sizes.max())[1]
 
-    def _merge(
-        self, graph: GraphBuilder, ids_K: str, first_K: str, at_K: str
-    ) -> tuple[str, str]:
+    def _merge(self, ids_K: Value, first_K: Value, at_K: Value) -> tuple[Value, Value]:
         """Add the ids and places of the tokens of words, given the ids of their bytes,
         which of these are the first of a word, and their places. In each round every
         word merges all occurrences of its pair of the lowest rank, until none has a
         pair."""
-        body = GraphBuilder(f"{graph.prefix}/merge")
-        step, going, ids, first, at = (
-            f"{body.prefix}/{name}" for name in ("step", "on", "ids", "first", "at")
-        )
+        body = ids_K.graph.body("merge")
+        body.input("step", shape=[])
+        body.input("going", TensorProto.BOOL, [])
+        ids = body.input("ids")
+        first = body.input("first", TensorProto.BOOL)
+        at = body.input("at")
         # its children are the left ids
         root = int(self.pairs.base[self.pairs.roots[0]])
-        base = body.constant(self.pairs.base[root : root + len(self.edges)])
-        check = body.constant(self.pairs.check)
-        value = body.constant(self.pairs.value)
-        state = body.op("Add", ids, body.constant(root))
-        place = body.op(
-            "Add", body.integers(body.op("Gather", base, ids)), body.shift(ids, -1)
-        )
-        led = body.op("Equal", body.integers(body.op("Gather", check, place)), state)
-        later = body.op("Not", first)
-        joins = body.op("And", led, body.shift(later, -1, bool))
-        none = body.constant(len(self.merged))
-        rank = body.op(
-            "Where", joins, body.integers(body.op("Gather", value, place)), none
-        )
+        base = self.pairs.base[root : root + len(self.edges)]
+        place = ids.look_up(base).integers() + ids.shift(-1)
+        led = place.look_up(self.pairs.check).integers().equals(ids + root)
+        later = ~first
+        joins = led & later.shift(-1, bool)
+        none = len(self.merged)
+        rank = where(joins, place.look_up(self.pairs.value).integers(), none)
         # counted from 1
-        word = body.op("CumSum", body.integers(first), body.constant(0))
-        key = body.op(
-            "Add", body.op("Mul", word, body.constant(len(self.merged) + 1)), rank
-        )
-        count = body.size(ids, 0)
-        order = f"{body.prefix}/sorted"
-        body.nodes.append(
-            helper.make_node(
-                "TopK", [key, count], [order, f"{order}_from"], name=order, largest=0
-            )
-        )
-        lowest = body.op("Gather", order, body.flat(body.op("NonZero", first)))
-        lowest = body.op("Gather", lowest, body.op("Sub", word, body.constant(1)))
-        chosen = body.op("And", joins, body.op("Equal", key, lowest))
+        word = first.integers().cumsum()
+        key = word * (none + 1) + rank
+        order, _ = key.sort()
+        lowest = order[first.nonzero()][word - 1]
+        chosen = joins & key.equals(lowest)
         # Of pairs that overlap, as in aaa, every second one
-        other = body.op("Not", chosen)
-        others = body.op(
-            "Concat", body.constant([-1]), body.flat(body.op("NonZero", other)), axis=0
-        )
-        latest = body.op(
-            "Gather", others, body.op("CumSum", body.integers(other), body.constant(0))
-        )
-        odd = body.op(
-            "Mod", body.op("Sub", body.numbers(count), latest), body.constant(2)
-        )
-        chosen = body.op("And", chosen, body.op("Cast", odd, to=TensorProto.BOOL))
-        made = body.op("Gather", body.constant(np.append(self.merged, 0)), rank)
-        kept = body.op("Not", body.shift(chosen, 1, bool))
-        after = [
-            body.select(each, kept)
-            for each in (body.op("Where", chosen, made, ids), first, at)
-        ]
-        more = body.op("Less", body.op("ReduceMin", rank, keepdims=0), none)
-        types = TensorProto.INT64, TensorProto.BOOL, TensorProto.INT64
-        inputs = [
-            helper.make_tensor_value_info(step, TensorProto.INT64, []),
-            helper.make_tensor_value_info(going, TensorProto.BOOL, []),
-            *(
-                helper.make_tensor_value_info(*each, [None])
-                for each in zip((ids, first, at), types, strict=True)
-            ),
-        ]
-        outputs = [
-            helper.make_tensor_value_info(more, TensorProto.BOOL, []),
-            *(
-                helper.make_tensor_value_info(*each, [None])
-                for each in zip(after, types, strict=True)
-            ),
-        ]
-        rounds = helper.make_graph(body.nodes, "merge", inputs, outputs, body.constants)
-        begin = graph.op(
-            "Greater", graph.scalar(graph.size(ids_K, 0)), graph.constant(0)
-        )
-        ended = f"{graph.prefix}/Loop_{len(graph.nodes)}"
-        given = ["", begin, ids_K, first_K, at_K]
-        left = [f"{ended}/{name}" for name in ("ids", "first", "at")]
-        graph.nodes.append(
-            helper.make_node("Loop", given, left, name=ended, body=rounds)
-        )
-        return left[0], left[2]
+        other = ~chosen
+        others = concat([-1], other.nonzero())
+        latest = others[other.integers().cumsum()]
+        odd = (arange(ids.size(0)) - latest) % 2
+        chosen = chosen & odd.cast(TensorProto.BOOL)
+        made = rank.look_up(np.append(self.merged, 0))
+        kept = ~chosen.shift(1, bool)
+        body.output(rank.min() < none, TensorProto.BOOL, [])
+        body.output(where(chosen, made, ids).select(kept))
+        body.output(first.select(kept), TensorProto.BOOL)
+        body.output(at.select(kept))
+        begin = ids_K.size(0).scalar() > 0
+        ids_K, _, at_K = ids_K.graph.run(body, None, begin, ids_K, first_K, at_K)
+        return ids_K, at_K
 
     def _trim(
-        self, graph: GraphBuilder, ids_T: str, starts_T: str, ends_T: str, *, first: int
-    ) -> tuple[str, str]:
+        self,
+        ids_T: Value,
+        starts_T: Value,
+        ends_T: Value,
+        *,
+        first: int,
+    ) -> tuple[Value, Value]:
         """Add the spans (T,), (T,) without spaces, as tokenizers trims them; `first`:
         where texts begin."""
-        edges = graph.op("Gather", graph.constant(self.edges), ids_T)
-        before = graph.op("Gather", edges, graph.constant(0), axis=1)
-        after = graph.op("Gather", edges, graph.constant(1), axis=1)
+        edges = ids_T.look_up(self.edges)
+        before = edges.take(0, axis=1)
+        after = edges.take(1, axis=1)
         if self.kept:
-            at_first = graph.integers(
-                graph.op("Equal", starts_T, graph.constant(first))
-            )
-            own = graph.op(
-                "Mul",
-                graph.integers(graph.op("Equal", before, graph.constant(1))),
-                at_first,
-            )
-            before = graph.op("Sub", before, own)
-        starts_T = graph.op("Min", graph.op("Add", starts_T, before), ends_T)
-        shorter = graph.op("Sub", ends_T, after)
-        possible = graph.op("GreaterOrEqual", shorter, graph.constant(first))
-        return starts_T, graph.op(
-            "Where", possible, graph.op("Max", shorter, starts_T), ends_T
-        )
+            at_first = starts_T.equals(first).integers()
+            own = before.equals(1).integers() * at_first
+            before = before - own
+        starts_T = minimum(starts_T + before, ends_T)
+        shorter = ends_T - after
+        possible = shorter >= first
+        return starts_T, where(possible, maximum(shorter, starts_T), ends_T)
 
 
 TRIMMING: Final = "ByteLevel", "RobertaProcessing"
@@ -655,27 +548,23 @@ def _count_spaces(token: str) -> tuple[int, int]:
     return begins, ends
 
 
-def _split(graph: GraphBuilder, kinds_N: str) -> str:
+def _split(kinds_N: Value) -> Value:
     """Add (N,) bool: the cells at which a word begins by GPT-2's pattern, and all
     boundaries."""
-    key = graph.shift(kinds_N, 1)
-    for each in (kinds_N, graph.shift(kinds_N, -1), graph.shift(kinds_N, -2)):
-        key = graph.op("Add", graph.op("Mul", key, graph.constant(CELL_KINDS)), each)
+    key = kinds_N.shift(1)
+    for each in (kinds_N, kinds_N.shift(-1), kinds_N.shift(-2)):
+        key = key * CELL_KINDS + each
     flags = np.array(
         [_find_flags(*kinds) for kinds in product(range(CELL_KINDS), repeat=4)],
         np.uint8,
     )
-    flags_N = graph.integers(graph.op("Gather", graph.constant(flags), key))
-    starts = graph.op("Mod", flags_N, graph.constant(2))
-    two = graph.integers(graph.op("Equal", flags_N, graph.constant(STARTS | TWO)))
-    three = graph.integers(graph.op("Equal", flags_N, graph.constant(STARTS | THREE)))
-    inside = graph.op("Add", graph.shift(two, 1), graph.shift(three, 1))
-    after = graph.op("Add", graph.shift(two, 2), graph.shift(three, 3))
-    return graph.op(
-        "Greater",
-        graph.op("Add", graph.op("Sub", starts, inside), after),
-        graph.constant(0),
-    )
+    flags_N = key.look_up(flags).integers()
+    starts = flags_N % 2
+    two = flags_N.equals(STARTS | TWO).integers()
+    three = flags_N.equals(STARTS | THREE).integers()
+    inside = two.shift(1) + three.shift(1)
+    after = two.shift(2) + three.shift(3)
+    return starts - inside + after > 0
 
 
 def _find_flags(before: int, here: int, after: int, second: int) -> int:
@@ -736,112 +625,68 @@ def _list_kinds() -> NDArray[np.int64]:
     return kinds
 
 
-def _find_kinds(graph: GraphBuilder, kinds: NDArray[np.int64], points_n: str) -> str:
+def _find_kinds(kinds: NDArray[np.int64], points_n: Value) -> Value:
     """Add the kinds of characters, given as code points."""
     blocks, numbers = np.unique(
         kinds.reshape(-1, WORDPIECE_BLOCK).astype(np.uint8), axis=0, return_inverse=True
     )
-    size = graph.constant(WORDPIECE_BLOCK)
-    block_n = graph.op(
-        "Gather", graph.constant(numbers.reshape(-1)), graph.op("Div", points_n, size)
-    )
-    place_n = graph.op(
-        "Add", graph.op("Mul", block_n, size), graph.op("Mod", points_n, size)
-    )
-    return graph.integers(
-        graph.op("Gather", graph.constant(blocks.reshape(-1)), place_n)
-    )
+    size = WORDPIECE_BLOCK
+    block_n = (points_n // size).look_up(numbers.reshape(-1))
+    place_n = block_n * size + points_n % size
+    return place_n.look_up(blocks.reshape(-1)).integers()
 
 
 ROUND: Final = 1 << 32
 
 
-def _find_bytes(graph: GraphBuilder, strings_n: str) -> tuple[str, str]:
+def _find_bytes(strings_n: Value) -> tuple[Value, Value]:
     """Add the UTF-8 bytes (n, 4), the fourth of three NO_SYMBOL, and the code points
     (n,) of characters from U+0800 on.
 
     The hash is undone step by step, from the last to the first; seed 0, one block of
     four bytes or a rest of three.
     """
-    long_n = graph.op(
-        "Cast", contains(graph, strings_n, ((PLANE, UNICODE - 1),)), to=TensorProto.BOOL
-    )
-    four_n = graph.integers(long_n)
-    value = graph.integers(graph.op("MurmurHash3", strings_n, domain=MICROSOFT, seed=0))
+    long_n = contains(strings_n, ((PLANE, UNICODE - 1),)).cast(TensorProto.BOOL)
+    four_n = long_n.integers()
+    value = op("MurmurHash3", strings_n, domain=MICROSOFT, seed=0).integers()
     for shift, factor in ((16, 0xC2B2AE35), (13, 0x85EBCA6B)):
-        value = _divide(graph, _undo_shift(graph, value, shift), factor)
+        value = _divide(_undo_shift(value, shift), factor)
     lengths = np.array([[size >> bit & 1 for bit in range(32)] for size in (3, 4)])
-    value = _undo_shift(
-        graph, value, 16, flips=graph.op("Gather", graph.constant(lengths), four_n)
-    )
-    mixed = _divide(graph, graph.op("Sub", value, graph.constant(0xE6546B64)), 5)
-    value = graph.op("Where", long_n, _rotate(graph, mixed, 13), value)
-    value = _divide(
-        graph, _rotate(graph, _divide(graph, value, 0x1B873593), 15), 0xCC9E2D51
-    )
-    places = graph.constant(
-        [1 << 8 * place for place in range(MOST_BYTES_OF_CHARACTER)]
-    )
-    bytes_n4 = graph.op(
-        "Mod", graph.op("Div", graph.columns(value), places), graph.constant(256)
-    )
+    value = _undo_shift(value, 16, flips=four_n.look_up(lengths))
+    mixed = _divide(value - 0xE6546B64, 5)
+    value = where(long_n, _rotate(mixed, 13), value)
+    value = _divide(_rotate(_divide(value, 0x1B873593), 15), 0xCC9E2D51)
+    places = [1 << 8 * place for place in range(MOST_BYTES_OF_CHARACTER)]
+    bytes_n4 = columns(value) // places % 256
     shares = np.array([[1 << 12, 1 << 6, 1, 0], [1 << 18, 1 << 12, 1 << 6, 1]])
     marks = shares @ [[0xE0, 0xF0], [0x80, 0x80], [0x80, 0x80], [0, 0x80]]
-    weighed = graph.op(
-        "Mul", bytes_n4, graph.op("Gather", graph.constant(shares), four_n)
-    )
-    points_n = graph.op("ReduceSum", weighed, graph.constant([1]), keepdims=0)
-    points_n = graph.op(
-        "Sub", points_n, graph.op("Gather", graph.constant(marks.diagonal()), four_n)
-    )
-    missing = graph.op(
-        "Gather",
-        graph.constant(np.array([[0, 0, 0, NO_SYMBOL], [0] * MOST_BYTES_OF_CHARACTER])),
-        four_n,
-    )
-    return graph.op("Add", bytes_n4, missing), points_n
+    weighed = bytes_n4 * four_n.look_up(shares)
+    points_n = weighed.sum(1) - four_n.look_up(marks.diagonal())
+    missing = np.array([[0, 0, 0, NO_SYMBOL], [0] * MOST_BYTES_OF_CHARACTER])
+    return bytes_n4 + four_n.look_up(missing), points_n
 
 
-def _undo_shift(
-    graph: GraphBuilder, value: str, shift: int, flips: str | None = None
-) -> str:
+def _undo_shift(value: Value, shift: int, flips: Value | None = None) -> Value:
     """Add x of which x ^ (x >> shift) is `value`, with the bits `flips` (n, 32)
     inverted."""
-    powers = graph.constant([1 << bit for bit in range(32)])
-    bits = graph.op(
-        "Mod", graph.op("Div", graph.columns(value), powers), graph.constant(2)
-    )
+    powers = [1 << bit for bit in range(32)]
+    bits = columns(value) // powers % 2
     reads = sum(np.eye(32, k=-by, dtype=np.float32) for by in range(0, 32, shift))
-    sums = graph.integers(
-        graph.op(
-            "MatMul",
-            graph.op("Cast", bits, to=TensorProto.FLOAT),
-            graph.constant(reads),
-        )
-    )
-    bits = graph.op(
-        "Mod", graph.op("Add", sums, flips) if flips else sums, graph.constant(2)
-    )
-    return graph.op(
-        "ReduceSum", graph.op("Mul", bits, powers), graph.constant([1]), keepdims=0
-    )
+    sums = op("MatMul", bits.cast(TensorProto.FLOAT), reads).integers()
+    if flips is not None:
+        sums = sums + flips
+    return (sums % 2 * powers).sum(1)
 
 
-def _divide(graph: GraphBuilder, value: str, factor: int) -> str:
+def _divide(value: Value, factor: int) -> Value:
     """Add x of which x * factor is `value`, modulo 2^32."""
     inverse = pow(factor, -1, ROUND)
     # so that the product has 64 bits
     signed = inverse if inverse < ROUND // 2 else inverse - ROUND
-    return graph.op(
-        "Mod", graph.op("Mul", value, graph.constant(signed)), graph.constant(ROUND)
-    )
+    return value * signed % ROUND
 
 
-def _rotate(graph: GraphBuilder, value: str, bits: int) -> str:
+def _rotate(value: Value, bits: int) -> Value:
     """Add 32-bit numbers rotated to the right."""
-    low = graph.op(
-        "Mul",
-        graph.op("Mod", value, graph.constant(1 << bits)),
-        graph.constant(ROUND >> bits),
-    )
-    return graph.op("Add", graph.op("Div", value, graph.constant(1 << bits)), low)
+    low = value % (1 << bits) * (ROUND >> bits)
+    return value // (1 << bits) + low

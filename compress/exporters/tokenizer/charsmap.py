@@ -15,12 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import normalizers
 
-from compress.exporters.tokenizer.wordpiece import (
-    SURROGATES,
-    UNICODE,
-    WORDPIECE_BLOCK,
-    isolate,
-)
+from compress.exporters.tokenizer.wordpiece import UNICODE, isolate, list_blocks
 
 CLUSTER_BYTES: Final = 5
 """Longer clusters are looked up character by character."""
@@ -131,10 +126,7 @@ def find_classes() -> NDArray[np.uint8]:
         write_charsmap({"a": "b", "\u0301\u0301": "c", "e\u0301": "d"})
     )
     classes = np.full(UNICODE, OTHER_CHARACTER, np.uint8)
-    for first in (
-        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
-    ):
-        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
+    for block in list_blocks():
         after, before, around = (
             isolate(
                 [text.replace("?", each) for each in block],
@@ -143,15 +135,13 @@ def find_classes() -> NDArray[np.uint8]:
             )
             for text in ("a?", "?\u0301\u0301", "?e\u0301")
         )
-        for code, *made in zip(
-            range(first, first + WORDPIECE_BLOCK), after, before, around, strict=True
-        ):
+        for character, *made in zip(block, after, before, around, strict=True):
             if made[0] == "b":
-                classes[code] = EXTENDS
+                classes[ord(character)] = EXTENDS
             elif made[1].endswith("c"):
-                classes[code] = CONTROL
+                classes[ord(character)] = CONTROL
             elif not made[2].endswith("d"):
-                classes[code] = PREPENDS
+                classes[ord(character)] = PREPENDS
     classes[ord("\r")] = RETURN
     classes[ord("\n")] = FEED
     return classes

@@ -15,18 +15,21 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from tokenizers import normalizers
 
 from compress.exporters.tokenizer import trie
-from compress.exporters.tokenizer.cells import Cells, gather
-from compress.exporters.tokenizer.trie import GraphBuilder
-from compress.exporters.tokenizer.wordpiece import (
-    SURROGATES,
-    UNICODE,
-    WORDPIECE_BLOCK,
-    isolate,
+from compress.exporters.tokenizer.cells import Cells
+from compress.exporters.tokenizer.graph import (
+    Value,
+    concat,
+    full,
+    maximum,
+    minimum,
+    op,
+    where,
 )
+from compress.exporters.tokenizer.wordpiece import UNICODE, change_each
 
 COMPOSED_AWAY = -1
 NFC_CLASSES = 256
@@ -75,15 +78,11 @@ def read_composition() -> Composition:
     """Ask tokenizers how it composes characters (2 s)."""
     split = normalizers.NFD().normalize_str
     join = normalizers.NFC().normalize_str
-    decomposed = {}
-    for first in (
-        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
-    ):
-        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
-        results = zip(block, isolate(block, split), strict=True)
-        decomposed.update(
-            {character: result for character, result in results if result != character}
-        )
+    decomposed = {
+        character: result
+        for character, result in change_each(split)
+        if result != character
+    }
     classes = {}
     for character in map(chr, range(UNICODE)):
         if kind := unicodedata.combining(character):
@@ -99,7 +98,7 @@ def read_composition() -> Composition:
     return Composition(decomposed, classes, composed)
 
 
-def compose(graph: GraphBuilder, cells: Cells, numbers: Mapping[str, int]) -> Cells:
+def compose(cells: Cells, numbers: Mapping[str, int]) -> Cells:
     """Add the cells in NFC; `numbers`: the codes of `Composition.letters`. Cells of all
     other codes stay as they are.
 
@@ -120,161 +119,91 @@ def compose(graph: GraphBuilder, cells: Cells, numbers: Mapping[str, int]) -> Ce
         classes[numbers[letter]] = kind
         follows[numbers[letter]] = True
     follows[[numbers[pair[1]] for pair in how.composed]] = True
-    codes_N = graph.op("Min", cells.codes, graph.constant(other))
-    flat = graph.flat(graph.look_up(becomes, codes_N))
-    real = graph.op("Greater", flat, graph.constant(COMPOSED_AWAY))
-    width = graph.constant(becomes.shape[1])
-    at_M = graph.flat(graph.op("NonZero", real))
-    codes_M = graph.select(flat, real)
-    places_M = graph.op("Div", at_M, width)
-    more_M = graph.integers(
-        graph.op("Greater", graph.op("Mod", at_M, width), graph.constant(0))
-    )
-    classes_M = graph.look_up(classes, codes_M)
-    runs_M = graph.op(
-        "CumSum",
-        graph.integers(graph.op("Equal", classes_M, graph.constant(0))),
-        graph.constant(0),
-    )
-    order_M = _sort(
-        graph,
-        graph.op(
-            "Add", graph.op("Mul", runs_M, graph.constant(NFC_CLASSES)), classes_M
-        ),
-    )
-    codes_M = graph.op("Gather", codes_M, order_M)
-    places_M = graph.op("Gather", places_M, order_M)
-    more_M = graph.op("Gather", more_M, order_M)
+    flat = minimum(cells.codes, other).look_up(becomes).flat()
+    real = flat > COMPOSED_AWAY
+    at_M = real.nonzero()
+    width = becomes.shape[1]
+    codes_M = flat.select(real)
+    places_M = at_M // width
+    more_M = (at_M % width > 0).integers()
+    classes_M = codes_M.look_up(classes)
+    runs_M = classes_M.equals(0).integers().cumsum()
+    _, order_M = (runs_M * NFC_CLASSES + classes_M).sort()
+    codes_M = codes_M[order_M]
+    places_M = places_M[order_M]
+    more_M = more_M[order_M]
     pairs = {
         tuple(numbers[letter] for letter in pair): numbers[made]
         for pair, made in how.composed.items()
     }
-    heads_M = graph.op("Not", graph.look_up(follows, codes_M))
-    heads_M = graph.op(
-        "Concat", graph.constant(np.array([True])), graph.slice(heads_M, 1), axis=0
-    )
+    heads_M = ~codes_M.look_up(follows)
+    heads_M = concat(np.array([True]), heads_M[1:])
     after_M, more_M = _join(
-        graph, trie.build([pairs], other + 1), classes, heads_M, (codes_M, more_M)
+        trie.build([pairs], other + 1), classes, heads_M, codes_M, more_M
     )
-    kept_M = graph.op("Greater", after_M, graph.constant(COMPOSED_AWAY))
-    codes_K = graph.select(after_M, kept_M)
-    more_K = graph.select(more_M, kept_M)
-    own_K = graph.op("Gather", cells.codes, graph.select(places_M, kept_M))
-    codes_K = graph.op(
-        "Where", graph.op("Equal", codes_K, graph.constant(other)), own_K, codes_K
-    )
+    kept_M = after_M > COMPOSED_AWAY
+    codes_K = after_M.select(kept_M)
+    more_K = more_M.select(kept_M)
+    own_K = cells.codes[places_M.select(kept_M)]
+    codes_K = where(codes_K.equals(other), own_K, codes_K)
     # A character takes as many of the text as it was made of, or none and covers the
     # one before
-    adds_K = graph.op("Greater", more_K, graph.constant(0))
-    taken_K = graph.op(
-        "Max", graph.op("Sub", graph.constant(1), more_K), graph.constant(0)
-    )
-    source_K = graph.op("CumSum", taken_K, graph.constant(0), exclusive=1)
-    source_K = graph.op("Sub", source_K, graph.integers(adds_K))
-    return replace(gather(graph, cells, source_K), codes=codes_K)
-
-
-def _sort(graph: GraphBuilder, keys_M: str) -> str:
-    """Add (M,): the places of the keys in ascending order, of equal ones in their
-    own."""
-    ends = [
-        f"{graph.prefix}/sorted_{len(graph.nodes)}",
-        f"{graph.prefix}/order_{len(graph.nodes)}",
-    ]
-    given = [keys_M, graph.size(keys_M, 0)]
-    graph.nodes.append(helper.make_node("TopK", given, ends, name=ends[0], largest=0))
-    return ends[1]
+    adds_K = more_K > 0
+    taken_K = maximum(1 - more_K, 0)
+    source_K = taken_K.cumsum(exclusive=True) - adds_K.integers()
+    return replace(cells.at(source_K), codes=codes_K)
 
 
 def _join(
-    graph: GraphBuilder,
     pairs: trie.Trie,
     classes: NDArray[np.int64],
-    heads_M: str,
-    decomposed: tuple[str, str],
-) -> tuple[str, str]:
+    heads_M: Value,
+    codes_M: Value,
+    more_M: Value,
+) -> tuple[Value, Value]:
     """Add the codes (M,) after composition, COMPOSED_AWAY where a character became a
     part of one before, and how many characters more each was made of than it was
-    decomposed into; `decomposed`: both before.
+    decomposed into, of both before.
 
     In each round, every character of `heads_M` looks at the next one of those after it,
     which are no heads.
     """
-    root = int(pairs.base[pairs.roots[0]])
-    codes_M, more_M = decomposed
-    begin_W = graph.flat(graph.op("NonZero", heads_M))
-    ends_W = graph.op("Concat", graph.slice(begin_W, 1), graph.size(codes_M, 0), axis=0)
-    rounds = graph.op("ReduceMax", graph.op("Sub", ends_W, begin_W), keepdims=0)
-    several_W = graph.op("Greater", ends_W, graph.op("Add", begin_W, graph.constant(1)))
-    begin_W = graph.select(begin_W, several_W)
-    ends_W = graph.select(ends_W, several_W)
-    body = GraphBuilder(f"{graph.prefix}/compose")
-    step, going, codes, more, head, latest = (
-        f"{body.prefix}/{name}"
-        for name in ("step", "going", "codes", "more", "head", "latest")
+    begin_W = heads_M.nonzero()
+    ends_W = concat(begin_W[1:], codes_M.size(0))
+    rounds = (ends_W - begin_W).max()
+    several_W = ends_W > begin_W + 1
+    begin_W = begin_W.select(several_W)
+    ends_W = ends_W.select(several_W)
+    body = codes_M.graph.body("compose")
+    step = body.input("step", shape=[])
+    going = body.input("going", TensorProto.BOOL, [])
+    codes, more, head, latest = map(body.input, ("codes", "more", "head", "latest"))
+    place = begin_W + step + 1
+    inside = place < ends_W
+    place = where(inside, place, head)
+    one = codes[head]
+    other = codes[place]
+    state = one + int(pairs.base[pairs.roots[0]])
+    begun = state.look_up(pairs.check).integers().equals(pairs.roots[0])
+    at = state.look_up(pairs.base).integers() + other
+    led = at.look_up(pairs.check).integers().equals(state)
+    kind = other.look_up(classes)
+    clear = latest.equals(0) | (latest < kind)
+    joins = inside & clear & (begun & led)
+    made = where(joins, at.look_up(pairs.value).integers(), one)
+    size = more[head] + (more[place] - 1)
+    size = where(joins, size, more[head])
+    gone = where(joins, place, head)
+    left = where(joins, COMPOSED_AWAY, made)
+    stays = inside & ~joins
+    starts = stays & kind.equals(0)
+    body.output(op("Identity", going), TensorProto.BOOL, [])
+    body.output(codes.scatter(head, made).scatter(gone, left))
+    body.output(more.scatter(head, size))
+    body.output(where(starts, place, head))
+    body.output(where(stays, kind, latest))
+    first_W = full(begin_W.shape())
+    codes_M, more_M, *_ = codes_M.graph.run(
+        body, rounds - 1, None, codes_M, more_M, begin_W, first_W
     )
-    place = body.op("Add", body.op("Add", begin_W, step), body.constant(1))
-    inside = body.op("Less", place, ends_W)
-    place = body.op("Where", inside, place, head)
-    one = body.op("Gather", codes, head)
-    other = body.op("Gather", codes, place)
-    base = body.constant(pairs.base)
-    check = body.constant(pairs.check)
-    value = body.constant(pairs.value)
-    state = body.op("Add", one, body.constant(root))
-    begun = body.op(
-        "Equal",
-        body.integers(body.op("Gather", check, state)),
-        body.constant(pairs.roots[0]),
-    )
-    at = body.op("Add", body.integers(body.op("Gather", base, state)), other)
-    led = body.op("Equal", body.integers(body.op("Gather", check, at)), state)
-    kind = body.look_up(classes, other)
-    clear = body.op(
-        "Or", body.op("Equal", latest, body.constant(0)), body.op("Less", latest, kind)
-    )
-    joins = body.op("And", body.op("And", inside, clear), body.op("And", begun, led))
-    made = body.op("Where", joins, body.integers(body.op("Gather", value, at)), one)
-    size = body.op(
-        "Add",
-        body.op("Gather", more, head),
-        body.op("Sub", body.op("Gather", more, place), body.constant(1)),
-    )
-    size = body.op("Where", joins, size, body.op("Gather", more, head))
-    codes_after = body.op("ScatterElements", codes, head, made, axis=0)
-    more_after = body.op("ScatterElements", more, head, size, axis=0)
-    gone = body.op("Where", joins, place, head)
-    left = body.op("Where", joins, body.constant(COMPOSED_AWAY), made)
-    codes_after = body.op("ScatterElements", codes_after, gone, left, axis=0)
-    stays = body.op("And", inside, body.op("Not", joins))
-    starts = body.op("And", stays, body.op("Equal", kind, body.constant(0)))
-    head_after = body.op("Where", starts, place, head)
-    latest_after = body.op("Where", stays, kind, latest)
-    still = body.op("Identity", going)
-    line = TensorProto.INT64, [None]
-    inputs = [
-        helper.make_tensor_value_info(step, TensorProto.INT64, []),
-        helper.make_tensor_value_info(going, TensorProto.BOOL, []),
-        *(
-            helper.make_tensor_value_info(name, *line)
-            for name in (codes, more, head, latest)
-        ),
-    ]
-    outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, [])]
-    outputs += [
-        helper.make_tensor_value_info(name, *line)
-        for name in (codes_after, more_after, head_after, latest_after)
-    ]
-    loop = f"{graph.prefix}/Loop_{len(graph.nodes)}"
-    given = [
-        graph.op("Sub", rounds, graph.constant(1)),
-        "",
-        codes_M,
-        more_M,
-        begin_W,
-        graph.full(graph.op("Shape", begin_W)),
-    ]
-    ends = [f"{loop}/{name}" for name in ("codes", "more", "head", "latest")]
-    walk = helper.make_graph(body.nodes, "compose", inputs, outputs, body.constants)
-    graph.nodes.append(helper.make_node("Loop", given, ends, name=loop, body=walk))
-    return ends[0], ends[1]
+    return codes_M, more_M

@@ -1,5 +1,4 @@
-"""Build ONNX graphs node by node; and a graph of the longest match in a set of words,
-for all positions at once.
+"""Find the longest match in a set of words, for all positions at once, in a graph.
 
 The words are a double-array trie (Aoe 1989, An efficient digital search algorithm by
 using a double-array structure): from state s, symbol c leads to base[s] + c if
@@ -11,143 +10,18 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
-from compress.exporters.session import MICROSOFT
-
-Attribute = int | float | str | Sequence[int] | Sequence[str]
-
-CLASSIC = "ai.onnx.ml"
-DOMAINS = {MICROSOFT: 1, CLASSIC: 2}
-"""The operator sets of the graphs besides ONNX's own; onnxruntime's standard builds
-have both."""
-
-EVERYTHING = np.iinfo(np.int64).max
-
-
-class GraphBuilder:
-    """Nodes and constants in the order in which they were added; all names begin with
-    `prefix`."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[TensorProto] = []
-        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-
-    def op(
-        self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute
-    ) -> str:
-        """Add a node and return the name of its output. `onnx.checker`, which checks
-        every file, refuses attributes that the operator does not have."""
-        name = f"{self.prefix}/{kind}_{len(self.nodes)}"
-        node = helper.make_node(kind, inputs, [name], name=name, domain=domain)
-        node.attribute.extend(
-            helper.make_attribute(key, value) for key, value in attributes.items()
-        )
-        self.nodes.append(node)
-        return name
-
-    def name_output(self, name: str, tensor: str) -> None:
-        """Make `tensor` an output of the graph called `name`."""
-        self.nodes.append(
-            helper.make_node(
-                "Identity", [tensor], [name], name=f"{self.prefix}/as_{name}"
-            )
-        )
-
-    def constant(
-        self, value: NDArray[np.generic] | Sequence[int] | Sequence[str] | int
-    ) -> str:
-        """Add a constant: numbers become int64, texts strings, an array keeps its type;
-        equal ones share a name."""
-        array = np.asarray(value)
-        tensor = (
-            helper.make_tensor(
-                "",
-                TensorProto.STRING,
-                array.shape,
-                [text.encode() for text in array.ravel().tolist()],
-            )
-            if array.dtype.kind in "UO"
-            else numpy_helper.from_array(array)
-        )
-        content = tensor.SerializeToString(deterministic=True)
-        key = (str(array.dtype.kind), array.shape, content)
-        if key not in self._known:
-            tensor.name = self._known[key] = (
-                f"{self.prefix}/constant_{len(self.constants)}"
-            )
-            self.constants.append(tensor)
-        return self._known[key]
-
-    def size(self, tensor: str, axis: int) -> str:
-        """Add (1,): one dimension of a tensor."""
-        return self.op("Gather", self.op("Shape", tensor), self.constant([axis]))
-
-    def flat(self, tensor: str) -> str:
-        return self.op("Reshape", tensor, self.constant([-1]))
-
-    def scalar(self, tensor: str) -> str:
-        return self.op("Reshape", tensor, self.constant(np.empty(0, np.int64)))
-
-    def full(self, shape: str, value: int = 0) -> str:
-        """Add an int64 tensor of this shape, filled with `value`."""
-        name = f"{self.prefix}/ConstantOfShape_{len(self.nodes)}"
-        filling = helper.make_tensor("value", TensorProto.INT64, [1], [value])
-        self.nodes.append(
-            helper.make_node(
-                "ConstantOfShape", [shape], [name], name=name, value=filling
-            )
-        )
-        return name
-
-    def numbers(self, count: str) -> str:
-        """Add (count,): 0, 1, 2, ... for a (1,) count."""
-        return self.op("Range", self.constant(0), self.scalar(count), self.constant(1))
-
-    def integers(self, tensor: str) -> str:
-        """Cast bools, or small integers, to int64."""
-        return self.op("Cast", tensor, to=TensorProto.INT64)
-
-    def sums(self, values: str, places: str, count: str) -> str:
-        """Add (count,): the sum of the values of each place."""
-        return self.op(
-            "ScatterElements", self.full(count), places, values, axis=0, reduction="add"
-        )
-
-    def columns(self, *vectors: str) -> str:
-        """Add (n, vectors): (n,) vectors as columns."""
-        ones = self.constant([1])
-        return self.op(
-            "Concat",
-            *(self.op("Unsqueeze", vector, ones) for vector in vectors),
-            axis=1,
-        )
-
-    def slice(self, vector: str, first: int, end: int = EVERYTHING) -> str:
-        """Add the values of a vector from `first` to before `end`."""
-        return self.op("Slice", vector, self.constant([first]), self.constant([end]))
-
-    def shift(self, vector: str, by: int, kind: type = np.int64) -> str:
-        """Add the values of a vector, of this type, each `by` places later; False, or
-        0, where none is left."""
-        empty = self.constant(np.zeros(abs(by), kind))
-        whole = self.op(
-            "Concat", *((empty, vector) if by > 0 else (vector, empty)), axis=0
-        )
-        return self.slice(whole, 0, -by) if by > 0 else self.slice(whole, -by)
-
-    def look_up(self, table: NDArray[np.generic] | Sequence[int], numbers: str) -> str:
-        """Add the values of a constant table at these places."""
-        return self.op("Gather", self.constant(table), numbers)
-
-    def select(self, values: str, where: str) -> str:
-        """Select those of (n,) or (n, ...) values where the condition (n,) holds."""
-        return self.op("Compress", values, where, axis=0)
-
+from compress.exporters.tokenizer.graph import (
+    Value,
+    arange,
+    concat,
+    maximum,
+    minimum,
+    op,
+    where,
+)
 
 DEAD: Final = 0
 """The state from which no symbol leads on."""
@@ -246,8 +120,8 @@ def _place(
 
 
 def find_matches(
-    graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str, *, longest: str = ""
-) -> tuple[str, str]:
+    trie: Trie, symbols_M: Value, states_M: Value, longest: Value | None = None
+) -> tuple[Value, Value]:
     """Add (K, M) int32 values of the words of 1 to K symbols that begin at each of M
     places, from `states_M` (int32), and -1 where there is none; and (K, 1) numbers from
     0 to K - 1.
@@ -255,70 +129,53 @@ def find_matches(
     longest  int64 scalar: the most symbols that a match can have in these texts, which
              saves rounds
     """
-    most = graph.constant(trie.longest)
-    rounds = (
-        graph.op("Max", graph.op("Min", longest, most), graph.constant(1))
-        if longest
-        else most
-    )
-    beyond = graph.constant(np.zeros(trie.longest, np.int32))
-    steps_K1 = graph.op(
-        "Unsqueeze",
-        graph.op("Range", graph.constant(0), rounds, graph.constant(1)),
-        graph.constant([1]),
-    )
-    ahead_KM = graph.op("Add", steps_K1, graph.numbers(graph.size(symbols_M, 0)))
-    symbols_KM = graph.op(
-        "Gather", graph.op("Concat", symbols_M, beyond, axis=0), ahead_KM
-    )
-    body = GraphBuilder(f"{graph.prefix}/match")
-    state, here, kept = (f"{body.prefix}/{name}" for name in ("state", "here", "kept"))
-    place = body.op("Add", body.op("Gather", body.constant(trie.base), state), here)
-    led = body.op("Equal", body.op("Gather", body.constant(trie.check), place), state)
-    after = body.op("Where", led, place, body.constant(np.array(DEAD, np.int32)))
-    body.nodes.append(helper.make_node("Identity", [after], [kept], name=kept))
-    line = [
-        helper.make_tensor_value_info(name, TensorProto.INT32, [None])
-        for name in (state, here, after, kept)
-    ]
-    walk = helper.make_graph(body.nodes, "match", line[:2], line[2:], body.constants)
-    scan = f"{graph.prefix}/Scan_{len(graph.nodes)}"
-    ends = [f"{scan}/state", f"{scan}/states"]
-    graph.nodes.append(
-        helper.make_node(
-            "Scan",
-            [states_M, symbols_KM],
-            ends,
-            name=scan,
-            body=walk,
-            num_scan_inputs=1,
-        )
-    )
-    return graph.look_up(trie.value, ends[1]), steps_K1
+    graph = symbols_M.graph
+    rounds = graph.constant(trie.longest)
+    if longest is not None:
+        rounds = maximum(minimum(longest, rounds), 1)
+    beyond = np.zeros(trie.longest, np.int32)
+    steps_K1 = op("Range", 0, rounds, 1).unsqueeze(1)
+    ahead_KM = steps_K1 + arange(symbols_M.size(0))
+    symbols_KM = concat(symbols_M, beyond)[ahead_KM]
+    body = graph.body("match")
+    state_M = body.input("state", TensorProto.INT32)
+    here_M = body.input("here", TensorProto.INT32)
+    place_M = state_M.look_up(trie.base) + here_M
+    led_M = place_M.look_up(trie.check).equals(state_M)
+    after_M = where(led_M, place_M, np.array(DEAD, np.int32))
+    body.output(after_M, TensorProto.INT32)
+    body.output(op("Identity", after_M), TensorProto.INT32)
+    _, states_KM = graph.run(body, states_M, symbols_KM, scan=True)
+    return states_KM.look_up(trie.value), steps_K1
 
 
 def longest_matches(
-    graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str, *, longest: str = ""
-) -> tuple[str, str]:
+    trie: Trie, symbols_M: Value, states_M: Value, longest: Value | None = None
+) -> tuple[Value, Value]:
     """Add (M,) int64 lengths and values of the longest of the words that `find_matches`
     finds at each place.
 
     Where there is none, the length is 0 and the value -1.
     """
-    values_KM, steps_K1 = find_matches(
-        graph, trie, symbols_M, states_M, longest=longest
-    )
-    found = graph.op("Greater", values_KM, graph.constant(np.array(-1, np.int32)))
-    sizes = graph.op(
-        "Where", found, graph.op("Add", steps_K1, graph.constant(1)), graph.constant(0)
-    )
-    best_1M = graph.op("ArgMax", sizes, axis=0, keepdims=1)
-    lengths = graph.flat(graph.op("GatherElements", sizes, best_1M, axis=0))
-    values = graph.flat(graph.op("GatherElements", values_KM, best_1M, axis=0))
-    return lengths, graph.integers(values)
+    values_KM, steps_K1 = find_matches(trie, symbols_M, states_M, longest)
+    found = values_KM > np.array(-1, np.int32)
+    sizes = where(found, steps_K1 + 1, 0)
+    best_1M = op("ArgMax", sizes, axis=0, keepdims=1)
+    lengths = op("GatherElements", sizes, best_1M, axis=0).flat()
+    values = op("GatherElements", values_KM, best_1M, axis=0).flat()
+    return lengths, values.integers()
 
 
-def follow_chains(graph: GraphBuilder, begun_N: str, jumps_N: str, longest: str) -> str:
+def begin_matches(
+    trie: Trie, symbols_M: Value, begins_M: Value, longest: Value | None = None
+) -> tuple[Value, Value]:
+    """Add what `longest_matches` adds, at the places that words of the first set may
+    begin at; nothing elsewhere."""
+    root, dead = np.array([trie.roots[0], DEAD], np.int32)
+    return longest_matches(trie, symbols_M, where(begins_M, root, dead), longest)
+
+
+def follow_chains(begun_N: Value, jumps_N: Value, longest: Value) -> Value:
     """Add (N,) bool: the places that are reached from those that are begun (int64, 0 or
     1).
 
@@ -326,32 +183,17 @@ def follow_chains(graph: GraphBuilder, begun_N: str, jumps_N: str, longest: str)
     once, by jumps of 1, 2, 4, ..., takes as many rounds as `longest`, the most places
     of a chain (int64 scalar), has bits.
     """
-    body = GraphBuilder(f"{graph.prefix}/follow")
-    step, going, jumps, reached = (
-        f"{body.prefix}/{name}" for name in ("step", "going", "jumps", "reached")
-    )
+    graph = begun_N.graph
+    body = graph.body("follow")
+    body.input("step", shape=[])
+    going = body.input("going", TensorProto.BOOL, [])
+    jumps = body.input("jumps")
+    reached = body.input("reached")
+    body.output(op("Identity", going), TensorProto.BOOL, [])
+    body.output(jumps[jumps])
     # counts paths, of which each round doubles the sum: less than 2^63 by far
-    after = body.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
-    doubled = body.op("Gather", jumps, jumps)
-    still = body.op("Identity", going)
-    scalars = (step, TensorProto.INT64), (going, TensorProto.BOOL)
-    inputs = [helper.make_tensor_value_info(*each, []) for each in scalars]
-    inputs += [
-        helper.make_tensor_value_info(name, TensorProto.INT64, [None])
-        for name in (jumps, reached)
-    ]
-    outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, [])]
-    outputs += [
-        helper.make_tensor_value_info(name, TensorProto.INT64, [None])
-        for name in (doubled, after)
-    ]
+    body.output(reached.scatter(jumps, reached, reduction="add"))
     powers = graph.constant([1 << bit for bit in range(32)])
-    rounds = graph.op(
-        "ReduceSum", graph.integers(graph.op("Less", powers, longest)), keepdims=0
-    )
-    loop = f"{graph.prefix}/Loop_{len(graph.nodes)}"
-    given = [rounds, "", jumps_N, begun_N]
-    left = [f"{loop}/jumps", f"{loop}/reached"]
-    walk = helper.make_graph(body.nodes, "follow", inputs, outputs, body.constants)
-    graph.nodes.append(helper.make_node("Loop", given, left, name=loop, body=walk))
-    return graph.op("Cast", left[1], to=TensorProto.BOOL)
+    rounds = op("ReduceSum", (powers < longest).integers(), keepdims=0)
+    _, reached_N = graph.run(body, rounds, None, jumps_N, begun_N)
+    return reached_N.cast(TensorProto.BOOL)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from tokenizers import Tokenizer, normalizers
 
 from compress.errors import ExportError
@@ -31,12 +31,10 @@ from compress.exporters.tokenizer.cells import (
     Cells,
     cut_texts,
     drop_repeated,
-    gather,
     insert,
     insert_spaces,
     is_among,
     measure,
-    select,
     take_spaces,
 )
 from compress.exporters.tokenizer.charsmap import (
@@ -50,19 +48,27 @@ from compress.exporters.tokenizer.charsmap import (
     list_odd_keys,
     read_charsmap,
 )
+from compress.exporters.tokenizer.graph import (
+    EVERYTHING,
+    Value,
+    arange,
+    columns,
+    concat,
+    full,
+    minimum,
+    op,
+    where,
+)
 from compress.exporters.tokenizer.nfc import compose, read_composition
-from compress.exporters.tokenizer.trie import GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
     FIRST,
     NO_STATE,
     PAD,
     PIECE_END,
-    SURROGATES,
     UNICODE,
     UNKNOWN,
-    WORDPIECE_BLOCK,
     Tokens,
-    isolate,
+    change_each,
     list_odd_tokens,
     number,
     spell,
@@ -348,8 +354,7 @@ class Unigram:
 
     def write(
         self,
-        graph: GraphBuilder,
-        texts_R: str,
+        texts_R: Value,
         *,
         prompt: str = "",
         spans: bool = False,
@@ -358,35 +363,29 @@ class Unigram:
         """Add the tokens of all texts, each after `prompt`, and with `spans` the
         characters that they cover; with `words` every text is a word that follows a
         space, or white space, which has no tokens."""
-        cells, sizes_R = self._read(graph, texts_R, prompt, spans=spans, words=words)
-        cells = self._split(graph, self._normalize(graph, cells))
-        numbers_T, firsts_T, lasts_T = self._segment(graph, cells)
-        ids_T = graph.look_up(self.ids, numbers_T)
-        unknown_T = graph.op("Equal", ids_T, graph.constant(self.unknown))
-        within_T = graph.op(
-            "Equal", graph.op("Gather", cells.kinds, firsts_T), graph.constant(0)
-        )
+        cells, sizes_R = self._read(texts_R, prompt, spans=spans, words=words)
+        cells = self._split(self._normalize(cells))
+        numbers_T, firsts_T, lasts_T = self._segment(cells)
+        ids_T = numbers_T.look_up(self.ids)
+        unknown_T = ids_T.equals(self.unknown)
+        within_T = cells.kinds[firsts_T].equals(0)
         # Of unknown characters in a row, in a word, all but the first
-        more_T = graph.op(
-            "And", graph.op("And", unknown_T, within_T), graph.shift(unknown_T, 1, bool)
-        )
-        real_T = graph.op("GreaterOrEqual", ids_T, graph.constant(0))
-        begun_T = graph.op("And", real_T, graph.op("Not", more_T))
-        firsts = graph.select(firsts_T, begun_T)
+        more_T = unknown_T & within_T & unknown_T.shift(1, bool)
+        real_T = ids_T >= 0
+        begun_T = real_T & ~more_T
+        firsts = firsts_T.select(begun_T)
         tokens = Tokens(
-            graph.select(ids_T, begun_T),
-            graph.op("Gather", cells.rows, firsts),
+            ids_T.select(begun_T),
+            cells.rows[firsts],
             sizes_R=sizes_R,
         )
-        if not spans:
+        if cells.starts is None or cells.ends is None:
             return tokens
-        ended_T = graph.op(
-            "And", real_T, graph.op("Not", graph.shift(more_T, -1, bool))
-        )
-        ends = graph.op("Gather", cells.ends, graph.select(lasts_T, ended_T))
+        ended_T = real_T & ~more_T.shift(-1, bool)
+        ends = cells.ends[lasts_T.select(ended_T)]
         return replace(
             tokens,
-            spans_T2=graph.columns(graph.op("Gather", cells.starts, firsts), ends),
+            spans_T2=columns(cells.starts[firsts], ends),
         )
 
     def _number_special(self) -> dict[str, int]:
@@ -396,25 +395,23 @@ class Unigram:
             for index, token in enumerate(self.special, FIRST + len(self.symbols))
         }
 
-    def _is_edge(self, graph: GraphBuilder, codes_N: str) -> str:
-        return is_among(graph, codes_N, [PIECE_END, *self._number_special().values()])
+    def _is_edge(self, codes_N: Value) -> Value:
+        return is_among(codes_N, [PIECE_END, *self._number_special().values()])
 
-    def _is_white(self, graph: GraphBuilder, codes_N: str) -> str:
+    def _is_white(self, codes_N: Value) -> Value:
         return is_among(
-            graph,
             codes_N,
             [self.symbols[each] for each in BLANK - SEPARATORS if each in self.symbols],
         )
 
     def _read(
         self,
-        graph: GraphBuilder,
-        texts_R: str,
+        texts_R: Value,
         prompt: str,
         *,
         spans: bool,
         words: bool,
-    ) -> tuple[Cells, str]:
+    ) -> tuple[Cells, Value | None]:
         """Add the cells of all texts, of which each ends with a boundary, as symbols,
         after the normalisers of single characters; and with `spans` the characters of
         each text."""
@@ -432,115 +429,89 @@ class Unigram:
                 _Row((symbol,), len(token), len(token)), len(rows)
             )
         strings_RC, rows_N = cut_texts(
-            graph, texts_R, (*self.special, *self.normal.replaced), prompt
+            texts_R, (*self.special, *self.normal.replaced), prompt
         )
-        codes_RC = number(graph, strings_RC, numbers, 0)
-        cells = Cells(graph.flat(codes_RC), rows_N)
-        sizes_R = ""
+        codes_RC = number(strings_RC, numbers, 0)
+        codes_N = codes_RC.flat()
+        cells = Cells(codes_N, rows_N, codes_N)
+        sizes_R = None
         if spans:
-            lengths, covered = (
-                [getattr(row, name) for row in rows] for name in ("length", "covered")
-            )
-            cells, sizes_R = measure(
-                graph, cells, graph.op("Shape", codes_RC), lengths, covered
-            )
+            lengths = [row.length for row in rows]
+            covered = [row.covered for row in rows]
+            cells, sizes_R = measure(cells, codes_RC.shape(), lengths, covered)
         boundary = numbers[PAD]
-        cells = drop_repeated(graph, cells, boundary)
-        white, dropped = (
-            [index for row, index in rows.items() if row.kind in kinds]
-            for kinds in ((WHITE_KIND,), (WHITE_KIND, SEPARATOR))
-        )
+        cells = drop_repeated(cells, boundary)
+        white = [index for row, index in rows.items() if row.kind == WHITE_KIND]
         if words:
-            dropped_N = is_among(graph, cells.codes, dropped)
+            dropped = [index for row, index in rows.items() if row.kind != INNER]
+            dropped_N = is_among(cells.codes, dropped)
             cells = insert_spaces(
-                graph, cells, dropped_N, boundary=boundary, code=numbers[ONE_SPACE]
+                cells, dropped_N, boundary=boundary, code=numbers[ONE_SPACE]
             )
         if self.stripping:
             stripping_N = is_among(
-                graph, cells.codes, [numbers[token] for token in self.stripping]
+                cells.codes, [numbers[token] for token in self.stripping]
             )
-            white_N = is_among(graph, cells.codes, white)
-            kept, starts_N = take_spaces(
-                graph, cells, stripping_N, white_N, boundary=boundary
-            )
-            starts_N = starts_N and graph.op(
-                "Where", stripping_N, starts_N, cells.starts
-            )
+            white_N = is_among(cells.codes, white)
+            kept, starts_N = take_spaces(cells, stripping_N, white_N, boundary=boundary)
+            if starts_N and cells.starts:
+                starts_N = where(stripping_N, starts_N, cells.starts)
             cells = replace(kept, starts=starts_N)
         if self.normal.blanks:
-            cells = self._join_blanks(
-                graph, cells, is_among(graph, cells.codes, white), numbers
-            )
-        symbols, places, _ = spell(graph, [row.symbols for row in rows], cells.codes)
-        return replace(
-            gather(graph, cells, places), codes=graph.integers(symbols)
-        ), sizes_R
+            cells = self._join_blanks(cells, is_among(cells.codes, white), numbers)
+        symbols, places, _ = spell([row.symbols for row in rows], cells.codes)
+        return replace(cells.at(places), codes=symbols.integers()), sizes_R
 
     def _join_blanks(
         self,
-        graph: GraphBuilder,
         cells: Cells,
-        white_N: str,
+        white_N: Value,
         numbers: Mapping[str, int],
     ) -> Cells:
         """Make one space, which covers the last character, of white space of several,
         and of a tab or a line's end."""
-        several_N = graph.op("And", white_N, graph.shift(white_N, 1, bool))
-        ended_N = is_among(graph, cells.codes, [numbers[each] for each in "\n\r\t"])
-        space_N = graph.op("Or", several_N, ended_N)
-        codes_N = graph.op(
-            "Where", space_N, graph.constant(numbers[ONE_SPACE]), cells.codes
-        )
-        going_N = graph.op("And", white_N, graph.shift(white_N, -1, bool))
-        return select(graph, replace(cells, codes=codes_N), graph.op("Not", going_N))
+        several_N = white_N & white_N.shift(1, bool)
+        ended_N = is_among(cells.codes, [numbers[each] for each in "\n\r\t"])
+        space_N = several_N | ended_N
+        codes_N = where(space_N, numbers[ONE_SPACE], cells.codes)
+        going_N = white_N & white_N.shift(-1, bool)
+        return replace(cells, codes=codes_N).select(~going_N)
 
-    def _normalize(self, graph: GraphBuilder, cells: Cells) -> Cells:
+    def _normalize(self, cells: Cells) -> Cells:
         """Add the cells after all other steps of the normaliser."""
         if self.normal.composed:
             cells = compose(
-                graph,
                 cells,
                 {letter: self.symbols[letter] for letter in read_composition().letters},
             )
-        cells = self._strip(graph, cells, self.normal.before)
+        cells = self._strip(cells, self.normal.before)
         if self.normal.keys:
-            cells = self._replace_clusters(graph, cells)
-        cells = self._strip(graph, cells, self.normal.after)
+            cells = self._replace_clusters(cells)
+        cells = self._strip(cells, self.normal.after)
         if not self.normal.joined:
             return cells
-        space_N = is_among(graph, cells.codes, [self.symbols[ONE_SPACE]])
-        return select(
-            graph,
-            cells,
-            graph.op("Not", graph.op("And", space_N, graph.shift(space_N, -1, bool))),
-        )
+        space_N = is_among(cells.codes, [self.symbols[ONE_SPACE]])
+        return cells.select(~(space_N & space_N.shift(-1, bool)))
 
-    def _strip(self, graph: GraphBuilder, cells: Cells, sides: frozenset[str]) -> Cells:
+    def _strip(self, cells: Cells, sides: frozenset[str]) -> Cells:
         """Remove white space next to special tokens and to the ends of texts."""
         if not sides:
             return cells
-        solid_N = graph.op("Not", self._is_white(graph, cells.codes))
-        solid = self._is_edge(graph, graph.select(cells.codes, solid_N))
-        edges = graph.op(
-            "Concat",
-            graph.constant(np.array([True])),
-            solid,
-            graph.constant(np.array([True])),
-            axis=0,
-        )
+        solid_N = ~self._is_white(cells.codes)
+        solid = self._is_edge(cells.codes.select(solid_N))
+        edges = concat(np.array([True]), solid, np.array([True]))
         # the place of the last solid cell
-        before_N = graph.op("CumSum", graph.integers(solid_N), graph.constant(0))
-        places = [before_N] if "left" in sides else []
-        places += (
-            [graph.op("Add", before_N, graph.constant(1))] if "right" in sides else []
-        )
-        inner = [
-            graph.op("Not", graph.op("Gather", edges, places_N)) for places_N in places
-        ]
-        inner_N = graph.op("And", *inner) if len(inner) == 2 else inner[0]
-        return select(graph, cells, graph.op("Or", solid_N, inner_N))
+        before_N = solid_N.integers().cumsum()
+        kept_N = solid_N
+        if sides == {"left", "right"}:
+            kept_N = solid_N | (~edges[before_N] & ~edges[before_N + 1])
+        elif sides == {"left"}:
+            kept_N = solid_N | ~edges[before_N]
+        else:
+            kept_N = solid_N | ~edges[before_N + 1]
+        return cells.select(kept_N)
 
-    def _replace_clusters(self, graph: GraphBuilder, cells: Cells) -> Cells:
+    def _replace_clusters(self, cells: Cells) -> Cells:
         """Replace characters and short clusters of them by what the map has for them.
 
         The characters that a cluster becomes cover the cluster's characters, one each,
@@ -570,135 +541,82 @@ class Unigram:
             if is_cluster(key):
                 clusters[tuple(self.symbols[letter] for letter in key)] = len(clusters)
                 table.append(spelled)
-        class_N = graph.look_up(classes, cells.codes)
-        pair_N = graph.op(
-            "Add",
-            graph.op("Mul", graph.shift(class_N, 1), graph.constant(CHARSMAP_CLASSES)),
-            class_N,
-        )
-        joined_N = graph.look_up(JOINED.reshape(-1), pair_N)
+        class_N = cells.codes.look_up(classes)
+        pair_N = class_N.shift(1) * CHARSMAP_CLASSES + class_N
+        joined_N = pair_N.look_up(JOINED.reshape(-1))
         # counted from 1
-        cluster_N = graph.op(
-            "CumSum", graph.integers(graph.op("Not", joined_N)), graph.constant(0)
+        cluster_N = (~joined_N).integers().cumsum()
+        places = cluster_N.size(0) + 1
+        ones_N = full(cluster_N.shape(), 1)
+        sizes_N = ones_N.sums(cluster_N, places)[cluster_N]
+        bytes_N = cells.codes.look_up(widths).sums(cluster_N, places)[cluster_N]
+        short_N = (sizes_N > 1) & (bytes_N <= CLUSTER_BYTES)
+        _, values_N = trie.begin_matches(
+            trie.build([clusters], size),
+            cells.codes.cast(TensorProto.INT32),
+            short_N & ~joined_N,
         )
-        places = graph.op("Add", graph.size(cluster_N, 0), graph.constant([1]))
-        ones_N = graph.full(graph.op("Shape", cluster_N), 1)
-        sizes_N = graph.op("Gather", graph.sums(ones_N, cluster_N, places), cluster_N)
-        bytes_N = graph.op(
-            "Gather",
-            graph.sums(graph.look_up(widths, cells.codes), cluster_N, places),
-            cluster_N,
-        )
-        several_N = graph.op("Greater", sizes_N, graph.constant(1))
-        short_N = graph.op(
-            "And",
-            several_N,
-            graph.op("LessOrEqual", bytes_N, graph.constant(CLUSTER_BYTES)),
-        )
-        found = trie.build([clusters], size)
-        root, dead = (
-            graph.constant(np.array(state, np.int32))
-            for state in (*found.roots, trie.DEAD)
-        )
-        first_N = graph.op("And", short_N, graph.op("Not", joined_N))
-        symbols_N = graph.op("Cast", cells.codes, to=TensorProto.INT32)
-        _, values_N = trie.longest_matches(
-            graph, found, symbols_N, graph.op("Where", first_N, root, dead)
-        )
-        at_N = graph.op("GreaterOrEqual", values_N, graph.constant(0))
-        hits = graph.sums(graph.integers(at_N), cluster_N, places)
-        hit_N = graph.op(
-            "Cast", graph.op("Gather", hits, cluster_N), to=TensorProto.BOOL
-        )
-        codes_N = graph.op("Where", hit_N, graph.constant(NO_STATE), cells.codes)
-        codes_N = graph.op(
-            "Where", at_N, graph.op("Add", values_N, graph.constant(size)), codes_N
-        )
-        symbols_M, places_M, steps_M = spell(graph, table, codes_N)
-        after = Cells(
-            graph.integers(symbols_M), graph.op("Gather", cells.rows, places_M)
-        )
-        if not cells.starts:
+        at_N = values_N >= 0
+        hits = at_N.integers().sums(cluster_N, places)
+        hit_N = hits[cluster_N].cast(TensorProto.BOOL)
+        codes_N = where(hit_N, NO_STATE, cells.codes)
+        codes_N = where(at_N, values_N + size, codes_N)
+        symbols_M, places_M, steps_M = spell(table, codes_N)
+        codes_M = symbols_M.integers()
+        after = Cells(codes_M, cells.rows[places_M], codes_M)
+        if cells.starts is None or cells.ends is None:
             return after
-        spread_N = graph.op("Where", at_N, sizes_N, graph.constant(1))
-        end_M = graph.op("Add", places_M, graph.op("Gather", spread_N, places_M))
+        spread_N = where(at_N, sizes_N, 1)
+        end_M = places_M + spread_N[places_M]
         # becomes nothing
-        next_M = graph.op("Greater", graph.shift(places_M, -1), end_M)
-        last_M = graph.op(
-            "Sub", graph.op("Add", end_M, graph.integers(next_M)), graph.constant(1)
-        )
-        source_M = graph.op("Min", graph.op("Add", places_M, steps_M), last_M)
-        source_M = graph.op(
-            "Sub", source_M, self._count_lost(graph, after.codes, places_M)
-        )
-        starts_M = graph.op("Gather", cells.starts, source_M)
-        ends_M = graph.op("Gather", cells.ends, source_M)
+        next_M = places_M.shift(-1) > end_M
+        last_M = end_M + next_M.integers() - 1
+        source_M = minimum(places_M + steps_M, last_M)
+        source_M = source_M - self._count_lost(codes_M, places_M)
+        starts_M = cells.starts[source_M]
+        ends_M = cells.ends[source_M]
         return replace(after, starts=starts_M, ends=ends_M)
 
-    def _count_lost(self, graph: GraphBuilder, codes_M: str, places_M: str) -> str:
+    def _count_lost(self, codes_M: Value, places_M: Value) -> Value:
         """Add (M,): how many characters became nothing before the first of each text,
         or part of one between special tokens; 0 for these."""
-        inner_M = graph.op("Not", self._is_edge(graph, codes_M))
-        begins_M = graph.op(
-            "And", inner_M, graph.op("Not", graph.shift(inner_M, 1, bool))
-        )
-        before_M = graph.op(
-            "Concat", graph.constant([-1]), graph.slice(places_M, 0, -1), axis=0
-        )
-        skipped_M = graph.op(
-            "Sub", graph.op("Sub", places_M, before_M), graph.constant(1)
-        )
+        inner_M = ~self._is_edge(codes_M)
+        begins_M = inner_M & ~inner_M.shift(1, bool)
+        before_M = concat([-1], places_M[:-1])
+        skipped_M = places_M - before_M - 1
         # counted from 1
-        parts_M = graph.op("CumSum", graph.integers(begins_M), graph.constant(0))
-        skipped_M = graph.op("Mul", skipped_M, graph.integers(begins_M))
-        skipped = graph.sums(
-            skipped_M,
-            parts_M,
-            graph.op("Add", graph.size(parts_M, 0), graph.constant([1])),
-        )
-        return graph.op(
-            "Mul", graph.op("Gather", skipped, parts_M), graph.integers(inner_M)
-        )
+        parts_M = begins_M.integers().cumsum()
+        skipped_M = skipped_M * begins_M.integers()
+        skipped = skipped_M.sums(parts_M, parts_M.size(0) + 1)
+        return skipped[parts_M] * inner_M.integers()
 
-    def _split(self, graph: GraphBuilder, cells: Cells) -> Cells:
+    def _split(self, cells: Cells) -> Cells:
         """Add the cells with marks for spaces; their kinds are 1 where a word begins,
         and 0 elsewhere."""
-        edge_N = self._is_edge(graph, cells.codes)
+        edge_N = self._is_edge(cells.codes)
         mark = self.symbols[self.mark]
-        inner_N = graph.op("Not", edge_N)
+        inner_N = ~edge_N
         if self.blank:
-            white_N = self._is_white(graph, cells.codes)
-            inner_N = graph.op("And", inner_N, graph.op("Not", white_N))
+            white_N = self._is_white(cells.codes)
+            inner_N = inner_N & ~white_N
         else:
-            space_N = is_among(graph, cells.codes, [self.symbols[ONE_SPACE]])
-            cells = replace(
-                cells,
-                codes=graph.op("Where", space_N, graph.constant(mark), cells.codes),
-            )
-        begins_N = graph.op(
-            "And", inner_N, graph.op("Not", graph.shift(inner_N, 1, bool))
-        )
-        mark_N = is_among(graph, cells.codes, [mark])
-        starts_N = graph.op("Or", begins_N, edge_N)
-        starts_N = graph.op("Or", starts_N, mark_N) if self.splits else starts_N
-        kept = replace(cells, kinds=graph.integers(starts_N))
+            space_N = is_among(cells.codes, [self.symbols[ONE_SPACE]])
+            cells = replace(cells, codes=where(space_N, mark, cells.codes))
+        begins_N = inner_N & ~inner_N.shift(1, bool)
+        mark_N = is_among(cells.codes, [mark])
+        starts_N = begins_N | edge_N
+        if self.splits:
+            starts_N = starts_N | mark_N
+        kept = replace(cells, kinds=starts_N.integers())
         if self.prepended != "never":
-            needed_N = graph.op("And", begins_N, graph.op("Not", mark_N))
+            needed_N = begins_N & ~mark_N
             if self.prepended == "first":
-                special_N = graph.shift(
-                    is_among(
-                        graph,
-                        cells.codes,
-                        list(self._number_special().values()) or [NO_STATE],
-                    ),
-                    1,
-                    bool,
-                )
-                needed_N = graph.op("And", needed_N, graph.op("Not", special_N))
-            kinds_N = graph.op("And", starts_N, graph.op("Not", needed_N))
+                special = list(self._number_special().values())
+                special_N = is_among(cells.codes, special or [NO_STATE])
+                needed_N = needed_N & ~special_N.shift(1, bool)
+            kinds_N = starts_N & ~needed_N
             kept = insert(
-                graph,
-                replace(cells, kinds=graph.integers(kinds_N)),
+                replace(cells, kinds=kinds_N.integers()),
                 needed_N,
                 code=mark,
                 kind=1,
@@ -706,80 +624,46 @@ class Unigram:
             )
         if not self.blank:
             return kept
-        return select(graph, kept, graph.op("Not", self._is_white(graph, kept.codes)))
+        return kept.select(~self._is_white(kept.codes))
 
-    def _segment(self, graph: GraphBuilder, cells: Cells) -> tuple[str, str, str]:
+    def _segment(self, cells: Cells) -> tuple[Value, Value, Value]:
         """Add the numbers (T,) of the pieces of the best segmentation of every word,
         and the places of their first and last cells."""
-        starts_M = graph.op("Cast", cells.kinds, to=TensorProto.BOOL)
-        count = graph.size(starts_M, 0)
-        one = graph.constant(1)
-        begin_W = graph.flat(graph.op("NonZero", starts_M))
-        words_M = graph.op(
-            "Sub", graph.op("CumSum", cells.kinds, graph.constant(0)), one
-        )
-        places_M = graph.op(
-            "Sub", graph.numbers(count), graph.op("Gather", begin_W, words_M)
-        )
-        longest = graph.op("Add", graph.op("ReduceMax", places_M, keepdims=0), one)
-        root = graph.op(
-            "Expand", graph.constant(np.array(self.pieces.roots[0], np.int32)), count
-        )
-        symbols_M = graph.op("Cast", cells.codes, to=TensorProto.INT32)
-        values_KM, steps_K1 = trie.find_matches(
-            graph, self.pieces, symbols_M, root, longest=longest
-        )
-        values_KM = graph.integers(values_KM)
-        zero_K1 = graph.op("Equal", steps_K1, graph.constant(0))
-        lone_KM = graph.op(
-            "And", zero_K1, graph.op("Less", values_KM, graph.constant(0))
-        )
-        values_KM = graph.op(
-            "Where", lone_KM, graph.constant(len(self.ids) - 1), values_KM
-        )
-        values = graph.flat(values_KM)
-        widest = graph.size(steps_K1, 0)
-        best_LW = _search(
-            graph,
-            graph.look_up(self.scores, values),
-            begin_W,
-            count=count,
-            widest=widest,
-            longest=longest,
-        )
-        round_M = graph.op(
-            "Add", graph.op("Mul", places_M, graph.size(begin_W, 0)), words_M
-        )
+        starts_M = cells.kinds.cast(TensorProto.BOOL)
+        count = starts_M.size(0)
+        begin_W = starts_M.nonzero()
+        words_M = cells.kinds.cumsum() - 1
+        places_M = arange(count) - begin_W[words_M]
+        longest = places_M.max() + 1
+        root = op("Expand", np.array(self.pieces.roots[0], np.int32), count)
+        symbols_M = cells.codes.cast(TensorProto.INT32)
+        values_KM, steps_K1 = trie.find_matches(self.pieces, symbols_M, root, longest)
+        values_KM = values_KM.integers()
+        lone_KM = steps_K1.equals(0) & (values_KM < 0)
+        values_KM = where(lone_KM, len(self.ids) - 1, values_KM)
+        values = values_KM.flat()
+        widest = steps_K1.size(0)
+        scores = values.look_up(self.scores)
+        best_LW = _search(scores, begin_W, count, widest, longest)
+        round_M = places_M * begin_W.size(0) + words_M
         # characters of the piece that ends here, less one
-        back_M = graph.op("Gather", graph.flat(best_LW), round_M)
-        first_M = graph.op("Sub", graph.numbers(count), back_M)
-        begun_M = graph.op("Gather", starts_M, first_M)
-        jumps = graph.op("Where", begun_M, count, graph.op("Sub", first_M, one))
+        back_M = best_LW.flat()[round_M]
+        first_M = arange(count) - back_M
+        begun_M = starts_M[first_M]
+        jumps = where(begun_M, count, first_M - 1)
         # one place after all others, which leads to itself
-        jumps = graph.op("Concat", jumps, count, axis=0)
-        ends = graph.op(
-            "Concat", graph.slice(cells.kinds, 1), graph.constant([1, 0]), axis=0
-        )
-        reached_M = graph.slice(trie.follow_chains(graph, ends, jumps, longest), 0, -1)
-        firsts_T = graph.select(first_M, reached_M)
-        lasts_T = graph.flat(graph.op("NonZero", reached_M))
-        row_T = graph.op("Mul", graph.op("Sub", lasts_T, firsts_T), count)
-        return (
-            graph.op("Gather", values, graph.op("Add", row_T, firsts_T)),
-            firsts_T,
-            lasts_T,
-        )
+        jumps = concat(jumps, count)
+        ends = concat(cells.kinds[1:], [1, 0])
+        reached_M = trie.follow_chains(ends, jumps, longest)[:-1]
+        firsts_T = first_M.select(reached_M)
+        lasts_T = reached_M.nonzero()
+        row_T = (lasts_T - firsts_T) * count
+        return values[row_T + firsts_T], firsts_T, lasts_T
 
 
 def _search(
-    graph: GraphBuilder,
-    scores: str,
-    begin_W: str,
-    *,
-    count: str,
-    widest: str,
-    longest: str,
-) -> str:
+    scores: Value, begin_W: Value, count: Value, widest: Value, longest: Value
+) -> Value:
     """Add (L, W): how many characters before each character of every word the piece
     begins that ends there in the best segmentation. Where scores are equal, the longest
     piece is taken.
@@ -788,67 +672,28 @@ def _search(
              at each of M (`count`, (1,)) ones
     longest  L, int64 scalar
     """
-    one = graph.constant([1])
-    back_K = graph.op("Sub", graph.op("Sub", widest, one), graph.numbers(widest))
+    back_K = widest - 1 - arange(widest)
     # A piece that begins k characters before round t of a word: at k * M + begin + t -
     # k
-    places_WK = graph.op(
-        "Add",
-        graph.columns(begin_W),
-        graph.op("Mul", back_K, graph.op("Sub", count, one)),
-    )
-    end = graph.op("Sub", graph.op("Mul", widest, count), one)
-    none_K = graph.op(
-        "Where",
-        graph.op("Equal", back_K, graph.constant(0)),
-        *(graph.constant(np.array(each)) for each in (0.0, -np.inf)),
-    )
-    state_WK = graph.op("Expand", none_K, graph.op("Shape", places_WK))
-    body = GraphBuilder(f"{graph.prefix}/segment")
-    state = f"{body.prefix}/state"
-    step = f"{body.prefix}/step"
-    places = body.op("Min", body.op("Add", places_WK, step), end)
-    sums_WK = body.op("Add", body.op("Gather", scores, places), state)
+    places_WK = columns(begin_W) + back_K * (count - 1)
+    end = widest * count - 1
+    none_K = where(back_K.equals(0), np.array(0.0), np.array(-np.inf))
+    state_WK = op("Expand", none_K, places_WK.shape())
+    body = scores.graph.body("segment")
+    state = body.input("state", TensorProto.DOUBLE, [None, None])
+    step = body.input("step", shape=[])
+    places = minimum(places_WK + step, end)
+    sums_WK = scores[places] + state
     # of equal ones the first; ArgMax may take another
-    best_W1 = f"{body.prefix}/best"
-    at_W1 = f"{body.prefix}/at"
-    body.nodes.append(
-        helper.make_node(
-            "TopK",
-            [sums_WK, body.constant([1])],
-            [best_W1, at_W1],
-            name=best_W1,
-            axis=1,
-        )
-    )
-    best_W = body.flat(at_W1)
-    others = body.op(
-        "Slice",
-        state,
-        body.constant([1]),
-        body.constant([trie.EVERYTHING]),
-        body.constant([1]),
-    )
-    after = body.op("Concat", others, best_W1, axis=1)
-    given = [(state, TensorProto.DOUBLE, [None, None]), (step, TensorProto.INT64, [])]
-    made = [
-        (after, TensorProto.DOUBLE, [None, None]),
-        (best_W, TensorProto.INT64, [None]),
-    ]
-    inputs, outputs = (
-        [helper.make_tensor_value_info(*each) for each in some]
-        for some in (given, made)
-    )
-    rounds = helper.make_graph(body.nodes, "segment", inputs, outputs, body.constants)
-    steps = graph.op("Range", graph.constant(0), longest, graph.constant(1))
-    scan = f"{graph.prefix}/Scan_{len(graph.nodes)}"
-    ends = [f"{scan}/state", f"{scan}/best"]
-    graph.nodes.append(
-        helper.make_node(
-            "Scan", [state_WK, steps], ends, name=scan, body=rounds, num_scan_inputs=1
-        )
-    )
-    return graph.op("Sub", graph.op("Sub", widest, one), ends[1])
+    best_W1, at_W1 = body.add("TopK", sums_WK, [1], outputs=2, axis=1)
+    best_W = at_W1.flat()
+    others = op("Slice", state, [1], [EVERYTHING], [1])
+    after = concat(others, best_W1, axis=1)
+    body.output(after, TensorProto.DOUBLE, [None, None])
+    body.output(best_W)
+    steps = op("Range", 0, longest, 1)
+    _, best_LW = scores.graph.run(body, state_WK, steps, scan=True)
+    return widest - 1 - best_LW
 
 
 class _Row(NamedTuple):
@@ -881,13 +726,8 @@ def _list_changed(single: str) -> dict[str, str]:
     normalizer = normalizers.Sequence(
         [getattr(normalizers, kind["type"])() for kind in kinds]
     )
-    changed = {}
-    for first in (
-        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
-    ):
-        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
-        results = zip(block, isolate(block, normalizer.normalize_str), strict=True)
-        changed.update(
-            {character: result for character, result in results if result != character}
-        )
-    return changed
+    return {
+        character: result
+        for character, result in change_each(normalizer.normalize_str)
+        if result != character
+    }

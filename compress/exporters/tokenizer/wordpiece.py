@@ -12,7 +12,7 @@ Shapes: R texts, M symbols of all texts, one after another, T tokens of all text
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -23,7 +23,17 @@ from tokenizers import Tokenizer
 from compress.errors import ExportError
 from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
-from compress.exporters.tokenizer.trie import CLASSIC, GraphBuilder
+from compress.exporters.tokenizer.graph import (
+    CLASSIC,
+    Value,
+    arange,
+    columns,
+    concat,
+    full,
+    minimum,
+    op,
+    where,
+)
 
 SURROGATES: Final = range(0xD800, 0xE000)
 UNICODE: Final = 0x110000
@@ -115,22 +125,34 @@ def _normalise_all(rules: str) -> _Normalisation:
     dropped = array("l")
     alone = array("l")
     changed = {}
-    for first in (
-        first for first in range(0, UNICODE, WORDPIECE_BLOCK) if first not in SURROGATES
-    ):
-        block = list(map(chr, range(first, first + WORDPIECE_BLOCK)))
-        for character, result in zip(block, isolate(block, normalise), strict=True):
-            if result == character != " ":
-                continue
-            if not result:
-                dropped.append(ord(character))
-            elif result == f" {character} ":
-                alone.append(ord(character))
-            else:
-                changed[character] = tuple(
-                    BETWEEN if part == " " else part for part in result
-                )
+    for character, result in change_each(normalise):
+        if result == character != " ":
+            continue
+        if not result:
+            dropped.append(ord(character))
+        elif result == f" {character} ":
+            alone.append(ord(character))
+        else:
+            changed[character] = tuple(
+                BETWEEN if part == " " else part for part in result
+            )
     return _Normalisation(dropped, alone, changed)
+
+
+def list_blocks() -> list[list[str]]:
+    """List all characters, in blocks that are small enough for `isolate`."""
+    firsts = range(0, UNICODE, WORDPIECE_BLOCK)
+    return [
+        list(map(chr, range(first, first + WORDPIECE_BLOCK)))
+        for first in firsts
+        if first not in SURROGATES
+    ]
+
+
+def change_each(change: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+    """Change every character by itself; yield it with the result."""
+    for block in list_blocks():
+        yield from zip(block, isolate(block, change), strict=True)
 
 
 def isolate(
@@ -180,15 +202,15 @@ class Tokens:
 
     ids_T       the ids, without special tokens around a text; lines_T: the number of
                 each token's text
-    spans_T2    the first character of its text that a token covers, and the end; ''
-                where not requested
-    sizes_R     characters of each text; '' where not requested
+    spans_T2    the first character of its text that a token covers, and the end; if
+                requested
+    sizes_R     characters of each text; if requested
     """
 
-    ids_T: str
-    lines_T: str
-    spans_T2: str = ""
-    sizes_R: str = ""
+    ids_T: Value
+    lines_T: Value
+    spans_T2: Value | None = None
+    sizes_R: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -295,8 +317,7 @@ class WordPiece:
 
     def write(
         self,
-        graph: GraphBuilder,
-        texts_R: str,
+        texts_R: Value,
         *,
         prompt: str = "",
         spans: bool = False,
@@ -305,78 +326,50 @@ class WordPiece:
         """Add the tokens of all texts, each after `prompt`, and with `spans` the
         characters that they cover; white space is no token, and `words` changes
         nothing."""
-        symbols_M, rows_M, lengths_RC, cells_M = self._symbols(
-            graph, texts_R, prompt, spans=spans
-        )
-        inside_M = graph.op(
-            "Greater", symbols_M, graph.constant(np.array(PIECE_END, np.int32))
-        )
-        inside = graph.integers(inside_M)
-        count = graph.size(symbols_M, 0)
-        before = graph.op(
-            "Concat", graph.constant([0]), graph.slice(inside, 0, -1), axis=0
-        )
-        starts_M = graph.op("Greater", inside, before)
-        starts = graph.integers(starts_M)
-        root, other = (
-            graph.constant(np.array(state, np.int32)) for state in self.pieces.roots
-        )
-        begin = graph.op("Where", starts_M, root, other)
+        symbols_M, rows_M, measured = self._symbols(texts_R, prompt, spans=spans)
+        inside_M = symbols_M > np.array(PIECE_END, np.int32)
+        inside = inside_M.integers()
+        count = symbols_M.size(0)
+        before = concat([0], inside[:-1])
+        starts_M = inside > before
+        starts = starts_M.integers()
+        root, other = np.array(self.pieces.roots, np.int32)
+        begin = where(starts_M, root, other)
         # counted from 1; before the first word: 0
-        words_M = graph.op("CumSum", starts, graph.constant(0))
-        places = graph.op("Add", count, graph.constant([1]))
-        sizes = graph.sums(inside, words_M, places)
-        longest = graph.op("ReduceMax", sizes, keepdims=0)
-        lengths_M, ids_M = trie.longest_matches(
-            graph, self.pieces, symbols_M, begin, longest=longest
-        )
-        ahead = graph.op("Min", graph.op("Add", graph.numbers(count), lengths_M), count)
-        jumps = graph.op("Where", _zero(graph, lengths_M), count, ahead)
+        words_M = starts.cumsum()
+        places = count + 1
+        sizes = inside.sums(words_M, places)
+        longest = sizes.max()
+        lengths_M, ids_M = trie.longest_matches(self.pieces, symbols_M, begin, longest)
+        none_M = lengths_M.equals(0)
+        ahead = minimum(arange(count) + lengths_M, count)
         # one place after all others, which leads to itself
-        jumps = graph.op("Concat", jumps, count, axis=0)
-        begun = graph.op("Concat", starts, graph.constant([0]), axis=0)
-        reached_M = graph.slice(trie.follow_chains(graph, begun, jumps, longest), 0, -1)
-        begun_M = graph.op("And", inside_M, reached_M)
-        stuck = graph.op("And", begun_M, _zero(graph, lengths_M))
-        faults = graph.sums(graph.integers(stuck), words_M, places)
-        lost = graph.op(
-            "Or",
-            graph.op("Greater", faults, graph.constant(0)),
-            graph.op("Greater", sizes, graph.constant(self.longest)),
-        )
-        lost_M = graph.op("Gather", lost, words_M)
-        token_M = graph.op(
-            "And", begun_M, graph.op("Or", starts_M, graph.op("Not", lost_M))
-        )
-        ids = graph.op("Where", lost_M, graph.constant(self.unknown), ids_M)
-        tokens = Tokens(graph.select(ids, token_M), graph.select(rows_M, token_M))
-        if not spans:
+        jumps = concat(where(none_M, count, ahead), count)
+        begun = concat(starts, [0])
+        reached_M = trie.follow_chains(begun, jumps, longest)[:-1]
+        begun_M = inside_M & reached_M
+        faults = (begun_M & none_M).integers().sums(words_M, places)
+        lost = (faults > 0) | (sizes > self.longest)
+        lost_M = lost[words_M]
+        token_M = begun_M & (starts_M | ~lost_M)
+        ids = where(lost_M, self.unknown, ids_M)
+        tokens = Tokens(ids.select(token_M), rows_M.select(token_M))
+        if measured is None:
             return tokens
-        at_T = graph.flat(graph.op("NonZero", token_M))
-        reach_M = graph.op(
-            "Where", lost_M, graph.op("Gather", sizes, words_M), lengths_M
-        )
-        last_T = graph.op(
-            "Sub",
-            graph.op("Add", at_T, graph.op("Gather", reach_M, at_T)),
-            graph.constant(1),
-        )
-        starts_RC = graph.op("CumSum", lengths_RC, graph.constant(1), exclusive=1)
-        ends_RC = graph.op("Add", starts_RC, lengths_RC)
-        edges = [
-            graph.op("Gather", graph.flat(edge), graph.op("Gather", cells_M, place))
-            for edge, place in ((starts_RC, at_T), (ends_RC, last_T))
-        ]
-        spans_T2 = graph.columns(*edges)
-        return replace(
-            tokens,
-            spans_T2=spans_T2,
-            sizes_R=graph.op("ReduceSum", lengths_RC, graph.constant([1]), keepdims=0),
-        )
+        lengths_RC, cells_M = measured
+        at_T = token_M.nonzero()
+        reach_M = where(lost_M, sizes[words_M], lengths_M)
+        last_T = at_T + reach_M[at_T] - 1
+        starts_RC = lengths_RC.cumsum(axis=1, exclusive=True)
+        ends_RC = starts_RC + lengths_RC
+        starts_T = starts_RC.flat()[cells_M[at_T]]
+        ends_T = ends_RC.flat()[cells_M[last_T]]
+        spans_T2 = columns(starts_T, ends_T)
+        return replace(tokens, spans_T2=spans_T2, sizes_R=lengths_RC.sum(1))
 
     def _symbols(
-        self, graph: GraphBuilder, texts_R: str, prompt: str, *, spans: bool
-    ) -> tuple[str, str, str, str]:
+        self, texts_R: Value, prompt: str, *, spans: bool
+    ) -> tuple[Value, Value, tuple[Value, Value] | None]:
         """Add the (M,) int32 symbols, each text ending with PIECE_END, and the (M,)
         numbers of their texts; for spans also the (R, C) lengths of the parts of the
         texts, 0 for padding, and the (M,) places among these R x C."""
@@ -389,10 +382,10 @@ class WordPiece:
             if self.reading.dropped and not spans
             else "(?s:.)"
         )
-        strings = cut(graph, texts_R, f"{special}|{every}" if special else every)
+        strings = cut(texts_R, f"{special}|{every}" if special else every)
         dropped = [] if spans else self.reading.dropped
         strings = put_before(
-            graph, strings, texts_R, cut_prompt(prompt, self.special, dropped)
+            strings, texts_R, cut_prompt(prompt, self.special, dropped)
         )
         table = [(UNKNOWN,), (PIECE_END, UNKNOWN, PIECE_END), (PIECE_END,)]
         spelled: dict[tuple[int, ...], int] = {
@@ -415,49 +408,38 @@ class WordPiece:
             filling = len(table) + 1
             table = [*table, (), (PIECE_END,)]
             numbers[PAD] = filling
-        codes = number(graph, strings, numbers, 0)
+        codes = number(strings, numbers, 0)
         if spans:
-            codes = self._unlisted(graph, codes, strings, dropped=len(table) - 2)
+            codes = self._unlisted(codes, strings, dropped=len(table) - 2)
         elif self.reading.alone:
-            codes = graph.op("Add", codes, self._alone(graph, strings, codes))
-        ends = graph.constant(np.array([0, 0, 0, 1]))
-        codes = graph.op("Pad", codes, ends, graph.constant(filling))
-        symbols_M, cells_M, _ = spell(graph, table, codes)
-        kept = symbols_M, graph.op("Div", cells_M, graph.size(codes, 1))
+            codes = codes + self._alone(strings, codes)
+        codes = op("Pad", codes, [0, 0, 0, 1], filling)
+        symbols_M, cells_M, _ = spell(table, codes)
+        rows_M = cells_M // codes.size(1)
         if not spans:
-            return *kept, "", ""
+            return symbols_M, rows_M, None
         lengths = np.ones(len(table), np.int64)
         lengths[filling] = 0
         for token in self.special:
             lengths[numbers[token]] = len(token)
-        return *kept, graph.look_up(lengths, codes), cells_M
+        return symbols_M, rows_M, (codes.look_up(lengths), cells_M)
 
-    def _alone(self, graph: GraphBuilder, strings: str, codes: str) -> str:
+    def _alone(self, strings: Value, codes: Value) -> Value:
         """Add 1 where a character that is not listed stands alone, 0 elsewhere."""
-        alone = contains(graph, strings, self.reading.alone)
-        as_cut = graph.op("Reshape", alone, graph.op("Shape", strings), allowzero=1)
-        return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
+        alone = contains(strings, self.reading.alone)
+        return alone.reshape(strings.shape()) * codes.equals(0).integers()
 
-    def _unlisted(
-        self, graph: GraphBuilder, codes: str, strings: str, *, dropped: int
-    ) -> str:
+    def _unlisted(self, codes: Value, strings: Value, *, dropped: int) -> Value:
         """Replace the codes of the few characters that are not listed: 1 for those that
         stand alone, or `dropped`."""
-        flat = graph.flat(codes)
-        unlisted = _zero(graph, flat)
-        strings = graph.select(graph.flat(strings), unlisted)
-        own = graph.full(graph.op("Shape", strings))
+        flat = codes.flat()
+        unlisted = flat.equals(0)
+        strings = strings.flat().select(unlisted)
+        own = full(strings.shape())
         for ranges, code in ((self.reading.alone, 1), (self.reading.dropped, dropped)):
             if ranges:
-                found = contains(graph, strings, ranges)
-                own = graph.op("Add", own, graph.op("Mul", found, graph.constant(code)))
-        places = graph.flat(graph.op("NonZero", unlisted))
-        return graph.op(
-            "Reshape",
-            graph.op("ScatterElements", flat, places, own, axis=0),
-            graph.op("Shape", codes),
-            allowzero=1,
-        )
+                own = own + contains(strings, ranges) * code
+        return flat.scatter(unlisted.nonzero(), own).reshape(codes.shape())
 
 
 def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> list[str]:
@@ -473,10 +455,10 @@ def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> lis
     ]
 
 
-def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> str:
+def cut(texts: Value, pattern: str, filling: str = PAD) -> Value:
     """Add (texts, most matches) strings: the longest matches in each text, one after
     another, padded by `filling`."""
-    return graph.op(
+    return op(
         "Tokenizer",
         texts,
         domain=MICROSOFT,
@@ -513,26 +495,15 @@ def cut_prompt(
     ]
 
 
-def put_before(
-    graph: GraphBuilder, strings_RC: str, texts_R: str, pieces: Sequence[str]
-) -> str:
+def put_before(strings_RC: Value, texts_R: Value, pieces: Sequence[str]) -> Value:
     """Add (R, P + C) strings: the same P pieces before the strings of each text."""
     if not pieces:
         return strings_RC
-    shape = graph.op(
-        "Concat", graph.size(texts_R, 0), graph.constant([len(pieces)]), axis=0
-    )
-    return graph.op(
-        "Concat",
-        graph.op("Expand", graph.constant(list(pieces)), shape),
-        strings_RC,
-        axis=1,
-    )
+    shape = concat(texts_R.size(0), [len(pieces)])
+    return concat(op("Expand", list(pieces), shape), strings_RC, axis=1)
 
 
-def spell(
-    graph: GraphBuilder, table: Sequence[Sequence[int]], codes: str
-) -> tuple[str, str, str]:
+def spell(table: Sequence[Sequence[int]], codes: Value) -> tuple[Value, Value, Value]:
     """Add (M,) int32: the symbols that a table has for each code, one after another;
     the places (M,) of the codes; and the place (M,) of each symbol among those of its
     code."""
@@ -540,35 +511,24 @@ def spell(
     becomes = np.full((len(table), width), NO_STATE, np.int32)
     for index, symbols in enumerate(table):
         becomes[index, : len(symbols)] = symbols
-    flat = graph.flat(graph.look_up(becomes, codes))
-    real = graph.op("Greater", flat, graph.constant(np.array(NO_STATE, np.int32)))
-    at_M = graph.flat(graph.op("NonZero", real))
-    size = graph.constant(width)
-    return (
-        graph.select(flat, real),
-        graph.op("Div", at_M, size),
-        graph.op("Mod", at_M, size),
-    )
+    flat = codes.look_up(becomes).flat()
+    real = flat > np.array(NO_STATE, np.int32)
+    at_M = real.nonzero()
+    return flat.select(real), at_M // width, at_M % width
 
 
-def contains(graph: GraphBuilder, strings: str, ranges: Sequence[CodeRange]) -> str:
+def contains(strings: Value, ranges: Sequence[CodeRange]) -> Value:
     """Add (n,): 1 for each of n strings that contains a character of these ranges, 0
     for the others."""
     # So that every batch has one; not U+0000, which a constant loses
-    example = graph.constant([chr(ranges[0][0] or ranges[0][1])])
-    matched = cut(
-        graph,
-        graph.op("Concat", graph.flat(strings), example, axis=0),
-        f"[{characters(ranges)}]",
-    )
-    return graph.slice(graph.flat(number(graph, matched, {PAD: 0}, 1)), 0, -1)
+    example = [chr(ranges[0][0] or ranges[0][1])]
+    matched = cut(concat(strings.flat(), example), f"[{characters(ranges)}]")
+    return number(matched, {PAD: 0}, 1).flat()[:-1]
 
 
-def number(
-    graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int
-) -> str:
+def number(strings: Value, numbers: Mapping[str, int], other: int) -> Value:
     """Add the number of each string, `other` for those that have none."""
-    return graph.op(
+    return op(
         "LabelEncoder",
         strings,
         domain=CLASSIC,
@@ -576,7 +536,3 @@ def number(
         values_int64s=list(numbers.values()),
         default_int64=other,
     )
-
-
-def _zero(graph: GraphBuilder, integers: str) -> str:
-    return graph.op("Equal", integers, graph.constant(0))
