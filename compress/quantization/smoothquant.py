@@ -20,6 +20,7 @@ of dynamic int8's latency, whereas one feed-forward layer in float32 costs 1.10 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +34,14 @@ from compress.arrays import Floats
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import (
     Graph,
+    MismatchError,
     Product,
+    Wiring,
     attribute,
     find_writer,
     products,
+    rank,
+    require,
 )
 from compress.exporters.session import read_model, save_changed
 from compress.quantization.calibration import iterate_activations
@@ -66,97 +71,83 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
     can be folded exactly."""
     graph = source if isinstance(source, Graph) else Graph(source)
     found = products(graph)
-    writers = graph.writers()
-    readers = graph.readers()
-    linear = {product.output: product for product in found}
     starts = {product.ends[0] for product in found}
+    search = _Search(Wiring(graph), {product.output: product for product in found})
+    made = {}
+    for name in dict.fromkeys(product.reads for product in found):
+        readers = search.readers(name)
+        if not all(node.output and node.output[0] in starts for node in readers):
+            continue
+        for pattern in (search.norm, search.linear, search.values):
+            with suppress(MismatchError):
+                made[name] = pattern(name)
+                break
+    return made
 
-    def reading(name: str) -> list[onnx.NodeProto]:
-        return [node for node in readers.get(name, ()) if node.op_type != "Shape"]
 
-    def is_zero(name: str) -> bool:
-        """Return True for a constant of zeros, such as the bias of a LayerNorm without
+@dataclass(frozen=True)
+class _Search:
+    """Finds what produces a tensor; methods raise MismatchError for anything else."""
+
+    wiring: Wiring
+    products: Mapping[str, Product]
+
+    def readers(self, name: str) -> list[onnx.NodeProto]:
+        """List the readers of a tensor, without those of its shape."""
+        readers = self.wiring.readers.get(name, ())
+        return [node for node in readers if node.op_type != "Shape"]
+
+    def norm(self, name: str) -> Producer:
+        """Divide in a LayerNorm that has its weights for itself."""
+        graph = self.wiring.graph
+        node = self.wiring.writer(name, "LayerNormalization")
+        affine = [each for each in node.input[1:] if each and not self._is_zero(each)]
+        for each in affine:
+            require(rank(graph.value(each)) == 1 and self.wiring.read_once(each))
+        return Producer(tuple((each, 0) for each in affine))
+
+    def _is_zero(self, name: str) -> bool:
+        """Check for a constant of zeros, such as the bias of a LayerNorm without
         one."""
-        node = find_writer(writers, name, "Constant")
+        node = find_writer(self.wiring.writers, name, "Constant")
         return node is not None and not any(
             numpy_helper.to_array(each.t).any() for each in node.attribute
         )
 
-    def columns(product: Product | None) -> Producer | None:
-        """Divide the output columns of a weight and its bias, unless another layer
-        reads the bias too."""
-        if product is None or (
-            product.bias and len(readers[product.bias]) > len(readers[product.weight])
-        ):
-            return None
-        bias = () if product.bias is None else ((product.bias, 0),)
-        return Producer(
-            ((product.weight, 0 if product.transposed else 1), *bias), product
-        )
-
-    def norm(name: str) -> Producer | None:
-        node = find_writer(writers, name, "LayerNormalization")
-        affine = (
-            []
-            if node is None
-            else [each for each in node.input[1:] if each and not is_zero(each)]
-        )
-        own = all(
-            each in graph.tensors
-            and len(readers[each]) == 1
-            and len(graph.tensors[each].dims) == 1
-            for each in affine
-        )
-        return (
-            Producer(tuple((each, 0) for each in affine))
-            if node is not None and own
-            else None
-        )
-
-    def find_linear(name: str) -> Producer | None:
+    def linear(self, name: str) -> Producer:
         """Divide in a linear layer, or before its ReLU, which commutes with s > 0."""
-        relu = find_writer(writers, name, "Relu")
-        made = name if relu is None else relu.input[0]
-        return (
-            columns(linear.get(made))
-            if relu is None or len(reading(made)) == 1
-            else None
-        )
+        relu = find_writer(self.wiring.writers, name, "Relu")
+        if relu is None:
+            return self._columns(name)
+        require(len(self.readers(relu.input[0])) == 1)
+        return self._columns(relu.input[0])
 
-    def find_transpose(name: str) -> onnx.NodeProto | None:
-        node = find_writer(writers, name, "Transpose")
-        return node if node is not None and attribute(node, "perm") in SWAPS else None
-
-    def find_value_projection(name: str) -> Producer | None:
+    def values(self, name: str) -> Producer:
         """Divide in the value projection: a channel of the attention output averages
         that channel of the values."""
-        joined = find_writer(writers, name, "Reshape")
-        back = joined and find_transpose(joined.input[0])
-        mixed = back and find_writer(writers, back.input[0], "MatMul")
-        values = mixed and find_transpose(mixed.input[1])
-        split = values and find_writer(writers, values.input[0], "Reshape")
-        if not (joined and back and mixed and values and split):
-            return None
-        chain = (
-            joined.input[0],
-            back.input[0],
-            mixed.input[1],
-            values.input[0],
-            split.input[0],
+        joined, back, mixed = self.wiring.trace_back(
+            name, "Reshape", "Transpose", "MatMul"
         )
-        return (
-            columns(linear.get(split.input[0]))
-            if all(len(reading(each)) == 1 for each in chain)
-            else None
-        )
+        values, split = self.wiring.trace_back(mixed.input[1], "Transpose", "Reshape")
+        for node in (back, values):
+            require(attribute(node, "perm") in SWAPS)
+        nodes = (joined, back, values, split)
+        chain = [mixed.input[1], *(node.input[0] for node in nodes)]
+        require(all(len(self.readers(each)) == 1 for each in chain))
+        return self._columns(split.input[0])
 
-    made = {}
-    for name in dict.fromkeys(product.reads for product in found):
-        if all(node.output and node.output[0] in starts for node in reading(name)):
-            producer = norm(name) or find_linear(name) or find_value_projection(name)
-            if producer is not None:
-                made[name] = producer
-    return made
+    def _columns(self, name: str) -> Producer:
+        """Divide the output columns of a weight and its bias, unless another layer
+        reads the bias too."""
+        product = self.products.get(name)
+        if product is None:
+            raise MismatchError
+        weight = product.weight, 0 if product.transposed else 1
+        if product.bias is None:
+            return Producer((weight,), product)
+        readers = self.wiring.readers
+        require(len(readers[product.bias]) <= len(readers[product.weight]))
+        return Producer((weight, (product.bias, 0)), product)
 
 
 SMALLEST = 1e-5

@@ -8,19 +8,21 @@ all of these are swapped.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from onnx import NodeProto
 
-from compress.arrays import Array
 from compress.exporters.rewrite.graph import (
     ATTENTION_OPERATOR,
     OURS,
     Graph,
-    Readers,
-    Writers,
+    MismatchError,
+    Wiring,
     attribute,
+    find_all,
     find_writer,
-    trace_back,
+    rank,
+    require,
 )
 
 BY_HEAD = [0, 2, 1, 3]
@@ -64,36 +66,21 @@ class AttentionCore:
     scale: float
 
     @staticmethod
-    def around(
-        graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers
-    ) -> "AttentionCore | None":
-        """Find the attention of this softmax; None for one of another form."""
-        context, joined = find_context(readers, softmax.output[0])
-        scores, mask = _before_mask(graph, softmax.input[0], writers)
-        scores, scale = _before_scale(graph, scores, writers)
-        multiplied = find_writer(writers, scores, "MatMul")
-        if (
-            context is None
-            or joined is None
-            or multiplied is None
-            or attribute(softmax, "axis", -1) not in (-1, 3)
-        ):
-            return None
-        parts = [
-            _by_head(graph, multiplied.input[0], BY_HEAD, writers, readers),
-            _by_head(graph, multiplied.input[1], KEYS_BY_HEAD, writers, readers),
-            _by_head(graph, context.input[1], BY_HEAD, writers, readers),
-        ]
-        found = [part for part in parts if part is not None]
-        if (
-            len(found) < 3
-            or len({part.heads for part in found}) > 1
-            or (mask and not masks_keys(graph, mask, writers))
-        ):
-            return None
-        queries, _, values = found
+    def around(wiring: Wiring, softmax: NodeProto) -> "AttentionCore":
+        """Find the attention of this softmax. Raises MismatchError for one of another
+        form."""
+        require(attribute(softmax, "axis", -1) in (-1, 3))
+        context, joined = find_context(wiring, softmax.output[0])
+        scores, mask = _before_mask(wiring, softmax.input[0])
+        scores, scale = _before_scale(wiring, scores)
+        product = wiring.writer(scores, "MatMul")
+        queries = _by_head(wiring, product.input[0], BY_HEAD)
+        keys = _by_head(wiring, product.input[1], KEYS_BY_HEAD)
+        values = _by_head(wiring, context.input[1], BY_HEAD)
+        require(queries.heads == keys.heads == values.heads)
+        require(not mask or masks_keys(wiring, mask))
         name = softmax.name.removesuffix("/Softmax")
-        inputs = tuple(part.source for part in found)
+        inputs = queries.source, keys.source, values.source
         return AttentionCore(
             joined, name, inputs, mask, queries.heads, queries.size, values.size, scale
         )
@@ -110,14 +97,8 @@ class _ByHead:
 
 def collapse(graph: Graph) -> list[AttentionCore]:
     """Replace every attention of the known form by one node."""
-    writers = graph.writers()
-    readers = graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
-    cores = [
-        core
-        for node in softmaxes
-        if (core := AttentionCore.around(graph, node, writers, readers)) is not None
-    ]
+    cores = find_all(partial(AttentionCore.around, Wiring(graph)), softmaxes)
     for at, core in enumerate(cores):
         node = graph.replace(
             core.node,
@@ -136,27 +117,21 @@ def collapse(graph: Graph) -> list[AttentionCore]:
     return cores
 
 
-def linear(
-    graph: Graph, name: str, writers: Writers, readers: Readers, *, bare: bool = False
-) -> Linear | None:
+def linear(wiring: Wiring, name: str, *, bare: bool = False) -> Linear:
     """Find the product whose sum with a bias is `name`; with `bare` also one without a
     bias."""
-    total = find_writer(writers, name, "Add")
-    alone = find_writer(writers, name, "MatMul") if bare else None
-    if alone is not None and len(readers[name]) == 1 and graph.tokenwise(alone):
+    graph = wiring.graph
+    require(wiring.read_once(name))
+    alone = find_writer(wiring.writers, name, "MatMul") if bare else None
+    if alone is not None and graph.tokenwise(alone):
         return Linear(alone, alone, alone.input[1], "")
-    if total is None or len(readers[name]) != 1:
-        return None
+    total = wiring.writer(name, "Add")
     for bias, inner in (tuple(total.input), tuple(reversed(total.input))):
-        node = find_writer(writers, inner, "MatMul")
-        if (
-            node is not None
-            and len(readers[inner]) == 1
-            and graph.tokenwise(node)
-            and _rank(graph.value(bias)) == 1
-        ):
+        if rank(graph.value(bias)) == 1:
+            node = wiring.writer(inner, "MatMul")
+            require(wiring.read_once(inner) and graph.tokenwise(node))
             return Linear(node, total, node.input[1], bias)
-    return None
+    raise MismatchError
 
 
 def write_out(graph: Graph) -> None:
@@ -204,32 +179,22 @@ def _split_heads(graph: Graph, node: NodeProto, name: str, part: str) -> str:
     )
 
 
-def only_reader(
-    readers: Readers, name: str, operator: str, perm: list[int] | None = None
-) -> NodeProto | None:
-    """Return the only node that reads `name`, if it is of this operator."""
-    found = readers.get(name, [])
-    if len(found) != 1 or found[0].op_type != operator:
-        return None
-    return found[0] if perm is None or attribute(found[0], "perm") == perm else None
-
-
-def find_context(
-    readers: Readers, probabilities: str
-) -> tuple[NodeProto | None, NodeProto | None]:
+def find_context(wiring: Wiring, probabilities: str) -> tuple[NodeProto, NodeProto]:
     """Find the product of probabilities and values, and the node that concatenates its
     heads."""
-    context = only_reader(readers, probabilities, "MatMul")
-    turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
-    return context, turned and only_reader(readers, turned.output[0], "Reshape")
+    context = wiring.reader(probabilities, "MatMul")
+    turned = wiring.reader(context.output[0], "Transpose")
+    require(attribute(turned, "perm") == BY_HEAD)
+    return context, wiring.reader(turned.output[0], "Reshape")
 
 
-def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
+def masks_keys(wiring: Wiring, name: str) -> bool:
     """Check whether a tensor (rows, 1, 1, tokens) is computed from `attention_mask`
     (rows, tokens) alone."""
+    graph = wiring.graph
     axes: list[int] = []
-    while name in writers:
-        node = writers[name]
+    while name in wiring.writers:
+        node = wiring.writers[name]
         if node.op_type == "Unsqueeze":
             if len(node.input) < 2:  # an opset below 13
                 return False
@@ -239,52 +204,41 @@ def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
             return False
         varying = graph.varying(node)
         if len(varying) != 1 or any(
-            _rank(graph.value(each)) for each in node.input if each not in varying
+            rank(graph.value(each)) for each in node.input if each not in varying
         ) != (node.op_type == "Unsqueeze"):
             return False
         name = varying[0]
     return name == "attention_mask" and axes == [1, 2]
 
 
-def _before_mask(graph: Graph, name: str, writers: Writers) -> tuple[str, str]:
+def _before_mask(wiring: Wiring, name: str) -> tuple[str, str]:
     """Find the scores before a mask is added, and the mask."""
-    added = find_writer(writers, name, "Add")
+    added = find_writer(wiring.writers, name, "Add")
     if added is None:
         return name, ""
     first, second = added.input
-    return (second, first) if masks_keys(graph, first, writers) else (first, second)
+    return (second, first) if masks_keys(wiring, first) else (first, second)
 
 
-def _before_scale(graph: Graph, name: str, writers: Writers) -> tuple[str, float]:
+def _before_scale(wiring: Wiring, name: str) -> tuple[str, float]:
     """Find the scores before they are scaled by a constant, and the factor."""
-    node = writers.get(name)
-    factor = (
-        graph.scalar(node.input[1])
-        if node is not None and node.op_type in ("Mul", "Div")
-        else None
-    )
-    if node is None or not factor:
+    node = wiring.writers.get(name)
+    if node is None or node.op_type not in ("Mul", "Div"):
+        return name, 1.0
+    factor = wiring.graph.scalar(node.input[1])
+    if not factor:
         return name, 1.0
     return node.input[0], factor if node.op_type == "Mul" else 1.0 / factor
 
 
-def _by_head(
-    graph: Graph, name: str, perm: list[int], writers: Writers, readers: Readers
-) -> _ByHead | None:
-    nodes = trace_back(writers, name, "Transpose", "Reshape")
-    product = linear(graph, nodes[1].input[0], writers, readers) if nodes else None
-    if product is None or attribute(nodes[0], "perm") != perm:
-        return None
+def _by_head(wiring: Wiring, name: str, perm: list[int]) -> _ByHead:
+    turned, split = wiring.trace_back(name, "Transpose", "Reshape")
+    require(attribute(turned, "perm") == perm)
+    product = linear(wiring, split.input[0])
     # rows, tokens, heads, size, the first two computed
-    sizes = find_writer(writers, nodes[1].input[1], "Concat")
-    last = (
-        None if sizes is None or len(sizes.input) != 4 else graph.scalar(sizes.input[3])
-    )
-    bias = graph.value(product.bias)
-    if not last or bias is None or last < 1 or bias.size % last:
-        return None
-    return _ByHead(nodes[1].input[0], int(bias.size // last), int(last))
-
-
-def _rank(value: Array | None) -> int:
-    return 0 if value is None else value.ndim
+    sizes = wiring.writer(split.input[1], "Concat")
+    require(len(sizes.input) == 4)
+    size = wiring.scalar(sizes.input[3])
+    width = wiring.value(product.bias).size
+    require(size >= 1 and width % size == 0)
+    return _ByHead(split.input[0], int(width // size), int(size))

@@ -8,10 +8,12 @@ too. Products of two activations do not count.
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,6 +23,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from compress.arrays import Array
 from compress.exporters.session import read_model
 
+Found = TypeVar("Found")
 Writers = Mapping[str, NodeProto]
 Readers = Mapping[str, list[NodeProto]]
 
@@ -334,17 +337,84 @@ def find_writer(writers: Writers, name: str, operator: str) -> NodeProto | None:
     return node if node is not None and node.op_type == operator else None
 
 
-def trace_back(writers: Writers, name: str, *operators: str) -> list[NodeProto]:
-    """Follow the first inputs back from a tensor: return the nodes of these operators;
-    none if any is of another."""
-    nodes = list[NodeProto]()
-    for operator in operators:
-        node = find_writer(writers, name, operator)
+class MismatchError(Exception):
+    """A part of a graph is of another form than a pattern."""
+
+
+def require(condition: bool) -> None:
+    """Raise MismatchError unless a condition of a pattern holds."""
+    if not condition:
+        raise MismatchError
+
+
+def find_all(
+    pattern: Callable[[NodeProto], Found], nodes: Iterable[NodeProto]
+) -> list[Found]:
+    """Apply a pattern to each node; list what it finds, without mismatches."""
+    found = []
+    for node in nodes:
+        with suppress(MismatchError):
+            found.append(pattern(node))
+    return found
+
+
+class Wiring:
+    """The writers and readers of a graph's tensors as it is now, for patterns. Methods
+    raise MismatchError where a node is of another operator."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.writers = graph.writers()
+        self.readers = graph.readers()
+
+    def writer(self, name: str, operator: str) -> NodeProto:
+        """Return the node that writes a tensor."""
+        node = find_writer(self.writers, name, operator)
         if node is None:
-            return []
-        nodes.append(node)
-        name = node.input[0]
-    return nodes
+            raise MismatchError
+        return node
+
+    def trace_back(self, name: str, *operators: str) -> list[NodeProto]:
+        """Follow the first inputs back from a tensor: return the nodes of these
+        operators."""
+        nodes = list[NodeProto]()
+        for operator in operators:
+            nodes.append(self.writer(name, operator))
+            name = nodes[-1].input[0]
+        return nodes
+
+    def reader(self, name: str, operator: str) -> NodeProto:
+        """Return the only node that reads a tensor."""
+        found = self.readers.get(name, [])
+        require([node.op_type for node in found] == [operator])
+        return found[0]
+
+    def read_once(self, name: str) -> bool:
+        return len(self.readers[name]) == 1
+
+    def uncast(self, name: str) -> str:
+        """Return the tensor of which this one is a cast."""
+        while (cast := find_writer(self.writers, name, "Cast")) is not None:
+            name = cast.input[0]
+        return name
+
+    def value(self, name: str) -> Array:
+        value = self.graph.value(name)
+        if value is None:
+            raise MismatchError
+        return value
+
+    def scalar(self, name: str) -> float:
+        """Return the value of a constant of one number, which is not 0."""
+        value = self.graph.scalar(name)
+        if not value:
+            raise MismatchError
+        return value
+
+
+def rank(value: Array | None) -> int:
+    """Return the rank of a constant; 0 for a computed tensor."""
+    return 0 if value is None else value.ndim
 
 
 def is_plain_gemm(node: NodeProto) -> bool:
@@ -422,11 +492,7 @@ def products(source: GraphProto | Graph) -> list[Product]:
         for node in graph.nodes
         if node.op_type in ("Gemm", "MatMul") and graph.is_matrix(node.input[1])
     ]
-    return [
-        product
-        for node in nodes
-        if (product := _read_product(graph, node, readers)) is not None
-    ]
+    return find_all(partial(_read_product, graph, readers), nodes)
 
 
 def read_factors(graph: GraphProto) -> dict[str, float]:
@@ -467,9 +533,9 @@ def layer(name: str) -> str:
     return (" ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name) + use
 
 
-def _read_product(graph: Graph, node: NodeProto, readers: Readers) -> Product | None:
-    """Read a MatMul with its bias, or a Gemm; None for a Gemm that is more than x @ W
-    (+ b)."""
+def _read_product(graph: Graph, readers: Readers, node: NodeProto) -> Product:
+    """Read a MatMul with its bias, or a Gemm. Raises MismatchError for a Gemm that is
+    more than x @ W (+ b)."""
     output = node.output[0]
     weight = node.input[1]
     name = node.name or output
@@ -478,11 +544,8 @@ def _read_product(graph: Graph, node: NodeProto, readers: Readers) -> Product | 
     ends: tuple[str, ...] = (output,)
     if gemm:
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
-        constant = bias is None or (
-            bias in graph.tensors and len(graph.tensors[bias].dims) == 1
-        )
-        if not constant or not is_plain_gemm(node):
-            return None
+        require(bias is None or rank(graph.value(bias)) == 1)
+        require(is_plain_gemm(node))
     else:
         after = readers.get(output, [])
         if len(after) == 1 and after[0].op_type == "Add":

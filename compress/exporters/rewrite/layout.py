@@ -17,6 +17,7 @@ from compress.exporters.rewrite.graph import (
     OURS,
     ROTARY,
     Graph,
+    Wiring,
     attribute,
     find_writer,
     set_attribute,
@@ -270,12 +271,10 @@ def merge(graph: Graph) -> int:
 
 
 def _product(graph: Graph, name: str) -> Linear:
-    writers = graph.writers()
-    if (turned := find_writer(writers, name, ROTARY)) is not None:
-        name = turned.input[0]
-    found = linear(graph, name, writers, graph.readers(), bare=True)
-    assert found is not None, "an attention's products are checked when it is found"
-    return found
+    """Find a product of an attention, which was checked when that was found."""
+    wiring = Wiring(graph)
+    turned = find_writer(wiring.writers, name, ROTARY)
+    return linear(wiring, name if turned is None else turned.input[0], bare=True)
 
 
 def _reweigh(

@@ -9,7 +9,10 @@ node during the rewriting: it reads a tensor (rows, tokens, heads x size) and tw
 first half) (-sin, sin).
 """
 
+import operator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,18 +23,19 @@ from compress.exporters.rewrite.attention import (
     AttentionCore,
     find_context,
     masks_keys,
-    only_reader,
 )
 from compress.exporters.rewrite.graph import (
     ATTENTION_OPERATOR,
     OURS,
     ROTARY,
     Graph,
-    Readers,
-    Writers,
+    MismatchError,
+    Wiring,
     attribute,
+    find_all,
     find_writer,
-    trace_back,
+    rank,
+    require,
 )
 
 KEYS_LAST = [0, 1, 3, 2]
@@ -76,46 +80,31 @@ class _RotaryAttention:
     joined: NodeProto
 
     @staticmethod
-    def around(
-        graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers
-    ) -> "_RotaryAttention | None":
-        """Find the attention of this softmax; None for one of another form."""
+    def around(wiring: Wiring, softmax: NodeProto) -> "_RotaryAttention":
+        """Find the attention of this softmax. Raises MismatchError for one of another
+        form."""
+        require(attribute(softmax, "axis", -1) in (-1, 3))
         probabilities = softmax.output[0]
-        while (cast := only_reader(readers, probabilities, "Cast")) is not None:
-            probabilities = cast.output[0]
-        context, joined = find_context(readers, probabilities)
-        nodes = trace_back(writers, softmax.input[0], "Add", "Mul", "MatMul")
-        if (
-            context is None
-            or joined is None
-            or not nodes
-            or attribute(softmax, "axis", -1) not in (-1, 3)
-        ):
-            return None
-        added, scaled, scores = nodes
-        scale = graph.scalar(scaled.input[1])
-        keys_last = find_writer(writers, scores.input[1], "Transpose")
-        if not scale or keys_last is None or attribute(keys_last, "perm") != KEYS_LAST:
-            return None
-        queries = _read_rotation(graph, scores.input[0], writers)
-        keys = _read_rotation(graph, keys_last.input[0], writers)
-        if queries is None or keys is None or queries[1:] != keys[1:]:
-            return None
-        parts = [
-            _part(graph, name, writers)
-            for name in (queries.source, keys.source, context.input[1])
-        ]
-        found = [part for part in parts if part is not None]
-        if [part.place for part in found] != [0, 1, 2] or len(
-            {part.product.output[0] for part in found}
-        ) > 1:
-            return None
+        with suppress(MismatchError):
+            while True:
+                probabilities = wiring.reader(probabilities, "Cast").output[0]
+        context, joined = find_context(wiring, probabilities)
+        added, scaled, scores = wiring.trace_back(
+            softmax.input[0], "Add", "Mul", "MatMul"
+        )
+        scale = wiring.scalar(scaled.input[1])
+        keys_last = wiring.writer(scores.input[1], "Transpose")
+        require(attribute(keys_last, "perm") == KEYS_LAST)
+        queries = _read_rotation(wiring, scores.input[0])
+        keys = _read_rotation(wiring, keys_last.input[0])
+        require(queries[1:] == keys[1:])
+        sources = queries.source, keys.source, context.input[1]
+        parts = [_part(wiring, name) for name in sources]
+        require([part.place for part in parts] == [0, 1, 2])
+        require(len({part.product.output[0] for part in parts}) == 1)
         mask = added.input[1]
-        if not (
-            masks_keys(graph, mask, writers) or _masks_distance(graph, mask, writers)
-        ):
-            return None
-        return _RotaryAttention(found[0], queries, mask, scale, softmax, joined)
+        require(masks_keys(wiring, mask) or _masks_distance(wiring, mask))
+        return _RotaryAttention(parts[0], queries, mask, scale, softmax, joined)
 
     def replace(self, graph: Graph) -> AttentionCore:
         """Replace this attention by one node that reads separate products."""
@@ -154,7 +143,7 @@ class _RotaryAttention:
             value_size=size,
             tokens_first=0,
             mask_on_scores=1,
-            local=int(not masks_keys(graph, self.mask, graph.writers())),
+            local=int(not masks_keys(Wiring(graph), self.mask)),
         )
         return AttentionCore(
             node, name, tuple(inputs), "", heads, size, size, self.scale
@@ -164,100 +153,62 @@ class _RotaryAttention:
 def collapse(graph: Graph) -> list[AttentionCore]:
     """Replace every attention of this form by one node, and divide the joint
     products."""
-    writers = graph.writers()
-    readers = graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
-    found = [
-        _RotaryAttention.around(graph, node, writers, readers) for node in softmaxes
-    ]
-    cores = [each.replace(graph) for each in found if each is not None]
+    found = find_all(partial(_RotaryAttention.around, Wiring(graph)), softmaxes)
+    cores = [each.replace(graph) for each in found]
     if cores:
         _split_halves(graph)
         graph.prune()
     return cores
 
 
-def _read_rotation(graph: Graph, name: str, writers: Writers) -> _Rotation | None:
-    """Read the parts of x cos + (-second half, first half) sin; None for anything
-    else."""
-    total = find_writer(writers, _uncast(name, writers), "Add")
-    kept, swapped = (
-        total and find_writer(writers, each, "Mul")
-        for each in (total.input if total else ("", ""))
-    )
-    halves = swapped and find_writer(writers, swapped.input[0], "Concat")
-    if (
-        not (kept and swapped and halves)
-        or len(halves.input) != 2
-        or attribute(halves, "axis") not in (-1, 3)
-    ):
-        return None
-    part = _part(graph, kept.input[0], writers)
-    negated = find_writer(writers, halves.input[0], "Neg")
-    second = negated and find_writer(writers, negated.input[0], "Slice")
-    first = find_writer(writers, halves.input[1], "Slice")
-    cosines = find_writer(writers, kept.input[1], "Unsqueeze")
-    sines = find_writer(writers, swapped.input[1], "Unsqueeze")
-    if not (part and first and second and cosines and sines):
-        return None
-    axes = [graph.value(each.input[1]) for each in (cosines, sines)]
-    if any(each is None or each.tolist() != [1] for each in axes):
-        return None
-    last = _Axis(_uncast(kept.input[0], writers), 4, part.size)
-    spans = [_span(graph, each, writers, last) for each in (first, second)]
-    if spans != [(0, part.size // 2), (part.size // 2, part.size)]:
-        return None
-    return _Rotation(kept.input[0], cosines.input[0], sines.input[0])
+def _read_rotation(wiring: Wiring, name: str) -> _Rotation:
+    """Read the parts of x cos + (-second half, first half) sin."""
+    total = wiring.writer(wiring.uncast(name), "Add")
+    kept, swapped = (wiring.writer(each, "Mul") for each in total.input)
+    halves = wiring.writer(swapped.input[0], "Concat")
+    require(len(halves.input) == 2 and attribute(halves, "axis") in (-1, 3))
+    part = _part(wiring, kept.input[0])
+    _, second = wiring.trace_back(halves.input[0], "Neg", "Slice")
+    first = wiring.writer(halves.input[1], "Slice")
+    tables = [wiring.writer(each.input[1], "Unsqueeze") for each in (kept, swapped)]
+    require(all(wiring.value(each.input[1]).tolist() == [1] for each in tables))
+    last = _Axis(wiring.uncast(kept.input[0]), 4, part.size)
+    require(_span(wiring, first, last) == (0, part.size // 2))
+    require(_span(wiring, second, last) == (part.size // 2, part.size))
+    return _Rotation(kept.input[0], *(each.input[0] for each in tables))
 
 
-def _part(graph: Graph, name: str, writers: Writers) -> _Part | None:
-    nodes = trace_back(
-        writers, _uncast(name, writers), "Transpose", "Squeeze", "Split", "Reshape"
+def _part(wiring: Wiring, name: str) -> _Part:
+    turned, flat, split, shaped = wiring.trace_back(
+        wiring.uncast(name), "Transpose", "Squeeze", "Split", "Reshape"
     )
-    if not nodes or attribute(nodes[0], "perm") != BY_HEAD:
-        return None
-    _, flat, split, shaped = nodes
-    product = _find_product(graph, shaped.input[0], writers)
+    require(attribute(turned, "perm") == BY_HEAD)
+    product, bias = _find_product(wiring, shaped.input[0])
     # rows, tokens, three, heads, size
-    sizes = find_writer(writers, shaped.input[1], "Concat")
-    if product is None or sizes is None:
-        return None
-    equal = graph.value(split.input[1])
-    size = graph.scalar(sizes.input[-1])
-    if (
-        equal is None
-        or equal.tolist() != [1, 1, 1]
-        or attribute(split, "axis", 0) not in (-3, 2)
-    ):
-        return None
-    if (
-        len(sizes.input) != 5
-        or graph.scalar(sizes.input[2]) != 3
-        or not size
-        or _columns(graph, product[0]) % (3 * size)
-    ):
-        return None
-    return _Part(*product, list(split.output).index(flat.input[0]), int(size))
+    sizes = wiring.writer(shaped.input[1], "Concat")
+    require(wiring.value(split.input[1]).tolist() == [1, 1, 1])
+    require(attribute(split, "axis", 0) in (-3, 2))
+    require(len(sizes.input) == 5 and wiring.scalar(sizes.input[2]) == 3)
+    size = wiring.scalar(sizes.input[-1])
+    require(_columns(wiring.graph, product) % (3 * size) == 0)
+    place = list(split.output).index(flat.input[0])
+    return _Part(product, bias, place, int(size))
 
 
-def _find_product(
-    graph: Graph, name: str, writers: Writers
-) -> tuple[NodeProto, str] | None:
+def _find_product(wiring: Wiring, name: str) -> tuple[NodeProto, str]:
     """Find the product with a constant matrix that computes a tensor, and its bias, or
     ""."""
     bias = ""
-    added = find_writer(writers, name, "Add")
+    added = find_writer(wiring.writers, name, "Add")
     if added is not None:
         first, second = added.input
-        bias, name = (first, second) if first in graph.tensors else (second, first)
-        if (value := graph.value(bias)) is None or value.ndim != 1:
-            return None
-    product = find_writer(writers, name, "MatMul")
-    return (
-        None
-        if product is None or not graph.is_matrix(product.input[1])
-        else (product, bias)
-    )
+        constant = first in wiring.graph.tensors
+        bias, name = (first, second) if constant else (second, first)
+        require(rank(wiring.graph.value(bias)) == 1)
+    product = wiring.writer(name, "MatMul")
+    require(wiring.graph.is_matrix(product.input[1]))
+    return product, bias
 
 
 def _columns(graph: Graph, product: NodeProto) -> int:
@@ -286,95 +237,70 @@ def _split_off(
 
 def _split_halves(graph: Graph) -> None:
     """Replace slices of a product's columns by products of these columns."""
-    writers = graph.writers()
+    wiring = Wiring(graph)
     taken = dict[str, str]()
     for node in [each for each in graph.nodes if each.op_type == "Slice"]:
-        made = _find_product(graph, node.input[0], writers)
-        span = made and _span(
-            graph, node, writers, _Axis(node.input[0], 3, _columns(graph, made[0]))
-        )
-        if made and span:
-            taken[node.output[0]] = _split_off(
-                graph, *made, "gates" if span[0] else "inputs", span
-            )
+        with suppress(MismatchError):
+            product, bias = _find_product(wiring, node.input[0])
+            axis = _Axis(node.input[0], 3, _columns(graph, product))
+            span = _span(wiring, node, axis)
+            part = "gates" if span[0] else "inputs"
+            taken[node.output[0]] = _split_off(graph, product, bias, part, span)
     for node in graph.nodes:
         node.input[:] = [taken.get(name, name) for name in node.input]
 
 
-def _span(
-    graph: Graph, node: NodeProto, writers: Writers, last: _Axis
-) -> tuple[int, int] | None:
-    """Read the begin and end of a Slice of a tensor's last axis; None for any other
-    Slice."""
-    begin, end, axis, step = (
-        _integer(graph, name, writers, last)
-        for name in (*node.input[1:], *[""] * 4)[:4]
-    )
-    if (
-        _uncast(node.input[0], writers) != _uncast(last.tensor, writers)
-        or begin is None
-        or end is None
-    ):
-        return None
-    if axis not in (-1, last.rank - 1) or (len(node.input) > 4 and step != 1):
-        return None
+def _span(wiring: Wiring, node: NodeProto, last: _Axis) -> tuple[int, int]:
+    """Read the begin and end of a Slice of a tensor's last axis."""
+    require(len(node.input) >= 4)
+    begin, end, axis, *step = (_integer(wiring, name, last) for name in node.input[1:])
+    require(wiring.uncast(node.input[0]) == wiring.uncast(last.tensor))
+    require(axis in (-1, last.rank - 1) and step in ([], [1]))
     return begin, min(end, last.width)
 
 
-def _integer(graph: Graph, name: str, writers: Writers, last: _Axis) -> int | None:
-    """Compute an integer from constants and the size of this axis; None where it
-    depends on more."""
-    value = graph.value(name)
-    node = writers.get(name)
-    if value is not None or node is None:
-        return int(value.item()) if value is not None and value.size == 1 else None
+def _integer(wiring: Wiring, name: str, last: _Axis) -> int:
+    """Compute an integer from constants and the size of this axis."""
+    node = wiring.writers.get(name)
+    if node is None:
+        value = wiring.value(name)
+        require(value.size == 1)
+        return int(value.item())
     if node.op_type in ("Cast", "Squeeze", "Unsqueeze"):
-        return _integer(graph, node.input[0], writers, last)
+        return _integer(wiring, node.input[0], last)
     if node.op_type == "Gather":
-        shape = find_writer(writers, node.input[0], "Shape")
-        same = shape is not None and _uncast(shape.input[0], writers) == _uncast(
-            last.tensor, writers
-        )
-        return (
-            last.width
-            if same and graph.scalar(node.input[1]) in (-1, last.rank - 1)
-            else None
-        )
-    one, other = (
-        [_integer(graph, each, writers, last) for each in node.input] + [None, None]
-    )[:2]
-    if one is None or other is None or len(node.input) != 2:
-        return None
-    return {"Add": one + other, "Mul": one * other, "Div": one // max(other, 1)}.get(
-        node.op_type
-    )
+        shape = wiring.writer(node.input[0], "Shape")
+        require(wiring.uncast(shape.input[0]) == wiring.uncast(last.tensor))
+        require(wiring.graph.scalar(node.input[1]) in (-1, last.rank - 1))
+        return last.width
+    require(node.op_type in ARITHMETIC)
+    one, other = (_integer(wiring, each, last) for each in node.input)
+    return ARITHMETIC[node.op_type](one, other)
 
 
-def _masks_distance(graph: Graph, name: str, writers: Writers) -> bool:
+ARITHMETIC = {"Add": operator.add, "Mul": operator.mul, "Div": operator.floordiv}
+
+
+def _masks_distance(wiring: Wiring, name: str) -> bool:
     """Check for a mask of padding and of tokens that are too far away: (rows, 1,
     tokens, tokens)."""
-    nodes = trace_back(writers, name, "Clip", "Add")
+    clipped = find_writer(wiring.writers, name, "Clip")
+    added = clipped and find_writer(wiring.writers, clipped.input[0], "Add")
     return (
-        bool(nodes)
-        and masks_keys(graph, nodes[1].input[0], writers)
-        and _of_sizes(graph, nodes[1].input[1], writers)
+        added is not None
+        and masks_keys(wiring, added.input[0])
+        and _of_sizes(wiring, added.input[1])
     )
 
 
-def _of_sizes(graph: Graph, name: str, writers: Writers) -> bool:
+def _of_sizes(wiring: Wiring, name: str) -> bool:
     """Check whether a tensor depends on constants and sizes alone."""
-    node = writers.get(name)
+    node = wiring.writers.get(name)
     if node is None:
-        return name in graph.tensors
+        return name in wiring.graph.tensors
     return node.op_type == "Shape" or all(
-        _of_sizes(graph, each, writers) for each in node.input if each
+        _of_sizes(wiring, each) for each in node.input if each
     )
-
-
-def _uncast(name: str, writers: Writers) -> str:
-    while (cast := find_writer(writers, name, "Cast")) is not None:
-        name = cast.input[0]
-    return name
 
 
 def write_out(graph: Graph) -> None:
