@@ -56,6 +56,7 @@ from compress.exporters.session import (
 from compress.progress import Say
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import (
+    Claim,
     ScoreDrop,
     attach_certificate,
     certify,
@@ -486,17 +487,14 @@ def tune(request: TuneRequest) -> Tuned:
             proof = request.proof or request.evaluator
             assert proof is not None, "it is tuned with an evaluator only"
             say(f"certifying int8 on {len(proof):,} {request.split} rows")
-            certificate = certify(
-                candidate,
-                "int8",
-                proof,
-                max_drop=request.max_drop,
-                device=device,
-                method=chosen["int8"].name,
-                split=request.split,
-                data=request.data,
-                kept=kept,
+            claim = Claim(
+                chosen["int8"].name,
+                request.max_drop,
+                request.split,
+                request.data,
+                tuple(kept),
             )
+            certificate = certify(candidate, "int8", proof, device, claim)
             candidate, _ = attach_certificate(candidate, "int8", certificate)
         candidate = candidate.attach_evidence(tuning=tried)
         if request.out is not None:

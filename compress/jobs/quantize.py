@@ -24,6 +24,7 @@ from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import (
     CERTIFIED_ROWS,
     RESOLVED,
+    Claim,
     QuantizationEvaluator,
     attach_certificate,
     certify,
@@ -315,13 +316,15 @@ class CertifyInt8(Phase[QuantizeJob]):
             candidate,
             "int8",
             evaluator,
-            max_drop=job.max_drop,
-            device=job.device,
-            method=attempt.method,
-            split=split,
-            data=job.data.name,
-            kept=mixed.keep,
-            cost=mixed.cost,
+            job.device,
+            Claim(
+                attempt.method,
+                job.max_drop,
+                split,
+                job.data.name,
+                mixed.keep,
+                mixed.cost,
+            ),
             exact=job.exact,
         )
         candidate, proof = attach_certificate(

@@ -32,7 +32,7 @@ from compress.models.checkpoints import describe_origin
 from compress.models.flops import count_parameters, flops_per_token
 from compress.models.teacher import Teacher
 from compress.provenance import command_line, predict_command, timestamp, versions
-from compress.quantization.certify import certify, sign_file
+from compress.quantization.certify import Claim, certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
@@ -521,18 +521,10 @@ def ship(
                 evaluator.threshold(bundle.logits(evaluator.rows, threads=threads))
             )
         with open_device("local") as here:
-            proof = certify(
-                bundle,
-                "int8",
-                evaluator,
-                max_drop=int8_limit,
-                device=here,
-                method=method,
-                split="validation",
-                data=data.name,
-                kept=mixed.keep,
-                cost=mixed.cost,
+            claim = Claim(
+                method, int8_limit, "validation", data.name, mixed.keep, mixed.cost
             )
+            proof = certify(bundle, "int8", evaluator, here, claim)
         # before the file is measured, because this changes it
         bundle, proof = sign_file(bundle, "int8", proof)
         report = measure(

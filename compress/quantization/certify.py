@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -191,27 +190,40 @@ class QuantizationEvaluator:
         return predictor.logits(rows)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a certificate says of a file, besides what was measured.
+
+    method       how the file was made
+    max_drop     the allowed drop of the score, in its own unit: 0.005 is half a point
+    split, data  where the rows are from
+    kept, cost   the parts that stay more precise, and what they cost, if it was
+                 measured
+    """
+
+    method: str
+    max_drop: float
+    split: str
+    data: str
+    kept: tuple[str, ...] = ()
+    cost: FloatCost | None = None
+
+
 def certify(
     bundle: Bundle,
     precision: Precision,
     evaluator: Evaluator,
-    *,
-    max_drop: float,
     device: Device,
-    method: str,
-    split: str,
-    data: str,
-    kept: Sequence[str] = (),
-    cost: FloatCost | None = None,
+    claim: Claim,
+    *,
     exact: Path | None = None,
 ) -> Certificate:
     """Compare the bundle's file of this precision with its fp32 file, both on the
     device, on every row.
 
-    exact     another fp32 file to compare with, such as that of the model before it was
-              trained again
-    max_drop  the allowed drop of the score, in its own unit: 0.005 is half a point
-    method, split, data, kept, cost   fields of the certificate
+    exact  another fp32 file to compare with, such as that of the model before it was
+           trained again
+
     Raises DeviceError if the device fails, CompressError for logits that are not
     finite."""
     files = (
@@ -220,43 +232,59 @@ def certify(
     )
     before = compute_logits(device, files[0], evaluator)
     after = compute_logits(device, files[1], evaluator)
-    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compare_logits(evaluator, before, after, threshold=threshold)
     facts = device.facts()
-    return record_outcome(
-        outcome,
-        max_drop,
-        metric=bundle.task.metric,
+    proof = judge(
+        bundle,
+        evaluator,
+        before,
+        after,
+        claim,
         artefact=BUNDLE_FILES[precision],
-        method=method,
-        rows=len(evaluator),
-        split=split,
-        data=data,
         device=describe_device(device.name, facts),
         runtime=facts.get("runtime", ""),
-        kept=tuple(kept),
-        exact_sha256=sha256(files[0]),
-        kept_ms=cost.ms if cost else None,
-        kept_mb=cost.mb if cost else None,
-        kept_at=cost.setting if cost else "",
     )
+    proof = replace(proof, exact_sha256=sha256(files[0]))
+    if claim.cost is None:
+        return proof
+    cost = claim.cost
+    return replace(proof, kept_ms=cost.ms, kept_mb=cost.mb, kept_at=cost.setting)
 
 
-def record_outcome(outcome: ScoreDrop, max_drop: float, **fields: Any) -> Certificate:
-    """Build the certificate of a comparison, with the verdict. `fields`: the other
-    fields of `Certificate`."""
-    is_certified, reason = verdict(outcome, max_drop)
+def judge(
+    bundle: Bundle,
+    evaluator: Evaluator,
+    before: Floats,
+    after: Floats,
+    claim: Claim,
+    *,
+    artefact: str,
+    device: str,
+    runtime: str,
+) -> Certificate:
+    """Compare the logits of a file, `after`, with those of fp32, and build the
+    certificate with the verdict."""
+    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
+    outcome = compare_logits(evaluator, before, after, threshold=threshold)
+    is_certified, reason = verdict(outcome, claim.max_drop)
     return Certificate(
+        artefact=artefact,
+        method=claim.method,
+        metric=bundle.task.metric,
         before=outcome.before,
         after=outcome.after,
-        max_drop=max_drop,
+        max_drop=claim.max_drop,
         agreement=outcome.agreement,
         max_logit_difference=outcome.difference,
+        rows=len(evaluator),
+        split=claim.split,
+        data=claim.data,
+        device=device,
+        runtime=runtime,
         certified=is_certified,
         reason=reason,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        kept=claim.kept,
         classes=outcome.classes,
-        **fields,
     )
 
 

@@ -24,11 +24,9 @@ import onnx
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from compress.arrays import Floats
 from compress.benchmark import htp
 from compress.data.task import TaskData
 from compress.errors import ExportError
-from compress.evaluation.evaluator import Evaluator
 from compress.exporters import npu
 from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import Ranges
@@ -50,24 +48,15 @@ from compress.exporters.writers.context import (
 )
 from compress.progress import Say
 from compress.provenance import versions
-from compress.quantization.calibration import (
-    Method,
-    choose_ranges,
-    iterate_activations,
-    observe,
-)
-from compress.quantization.certify import (
-    QuantizationEvaluator,
-    compare_logits,
-    record_outcome,
-)
+from compress.quantization.calibration import Method, iterate_activations
+from compress.quantization.certify import Claim, QuantizationEvaluator, judge
 from compress.quantization.select import (
-    ALPHAS,
+    Way,
+    calibrate_each,
     choose_least_error,
-    describe_calibration,
+    smooth_each,
 )
 from compress.quantization.sensitivity import Mixed, mix
-from compress.quantization.smoothquant import observe_channels, smooth
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 from compress.slicing.shape import positions
@@ -98,16 +87,6 @@ UNTIMED = (
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to quantise: a float file of open shape, and the ranges of its
-    activations."""
-
-    method: str
-    source: Path
-    ranges: Ranges
-
-
-@dataclass(frozen=True)
 class Planner:
     """Chooses how to quantise a bundle, on validation rows of at most `length` tokens.
 
@@ -125,25 +104,21 @@ class Planner:
     def ways(self) -> list[Way]:
         """Calibrate the original file by each method, and the file smoothed with each
         alpha."""
+        source = self.source
+        rows = self.rows
         threads = self.files.threads
-        seen = observe(
-            self.source, self.rows, names=npu.activations(self.source), threads=threads
+        names = npu.activations(source)
+        ways = calibrate_each(
+            source, rows, NPU_CALIBRATIONS, names=names, threads=threads
         )
-        ways = [
-            Way(describe_calibration(*each), self.source, choose_ranges(seen, *each))
-            for each in NPU_CALIBRATIONS
-        ]
-        channels = observe_channels(self.source, self.rows, threads=threads)
-        for alpha in ALPHAS:
-            file = self.scratch / f"smooth-{alpha}.onnx"
-            smooth(self.source, file, channels, alpha=alpha)
-            ways.append(
-                Way(
-                    f"SmoothQuant, alpha {alpha:g}",
-                    file,
-                    find_extremes(file, self.rows, threads=threads),
-                )
-            )
+
+        def find_ranges(file: Path, _: Ranges) -> Ranges:
+            return find_extremes(file, rows, threads=threads)
+
+        for way in smooth_each(
+            source, rows, self.scratch, find_ranges, threads=threads
+        ):
+            ways.append(replace(way, method=f"SmoothQuant, {way.method}"))
         return ways
 
     def choose(self, precision: str, say: Say) -> Way:
@@ -153,9 +128,8 @@ class Planner:
             name: partial(self.write, way, precision=precision)
             for name, way in ways.items()
         }
-        return ways[
-            choose_least_error(makes, self.files, self.scratch / "way.onnx", say)
-        ]
+        file = self.scratch / "way.onnx"
+        return ways[choose_least_error(makes, self.files, file, say)]
 
     def write(
         self,
@@ -326,31 +300,21 @@ def write_npu(
                 ]
             )
             say(f"  {blocks}")
-        fields: dict[str, Any] = {
-            "max_drop": max_drop,
-            "method": f"{precision}, {way.method}",
-            "kept": kept,
-        }
+        _, split = choose_split(data)
+        claim = Claim(f"{precision}, {way.method}", max_drop, split, data.name, kept)
         for length in lengths:
             target = folder / f"model_{precision}_{length}.onnx"
             (exact, _) = planner.fix(way, length)
             planner.write(way, target, precision=precision, keep=kept, length=length)
             say(f"{target.name}: certifying")
-            proofs = certify_file(
-                limit_length(bundle, length), exact, target, data, **fields
-            )
+            limited = limit_length(bundle, length)
+            proofs = certify_file(limited, exact, target, data, claim)
             # the proof on the CPU, which ran every row
             save_certified(target, target, proofs[-1])
             if emulator:
                 try:
                     proofs.append(
-                        certify_emulated(
-                            limit_length(bundle, length),
-                            target,
-                            data,
-                            emulator,
-                            **fields,
-                        )
+                        certify_emulated(limited, target, data, emulator, claim)
                     )
                 except DeviceError as error:
                     warnings.append(f"{target.name}: {error}")
@@ -452,36 +416,28 @@ def certify_file(
     exact: Path,
     file: Path,
     data: TaskData,
-    *,
-    max_drop: float,
-    method: str,
-    kept: Sequence[str] = (),
+    claim: Claim,
 ) -> list[Certificate]:
     """Compare a file, and the float file `exact` that it was made from, with the
     bundle's fp32 file on the CPU."""
-    evaluator, split = _proof_rows(bundle, data)
+    split, _ = choose_split(data)
+    evaluator = bundle.evaluator(split)
     threads = os.cpu_count() or 1
     length = bundle.manifest.max_length
     before = bundle.logits(evaluator.rows, precision="fp32", threads=threads)
     proofs = []
-    for path, how, in_16_bits in (
-        (exact, f"fp32, {length} tokens", ()),
-        (file, method, tuple(kept)),
-    ):
+    unquantised = replace(claim, method=f"fp32, {length} tokens", kept=())
+    for path, claimed in ((exact, unquantised), (file, claim)):
         predictor = open_predictor(
             bundle.path, path, task=bundle.task, max_length=length, threads=threads
         )
-        proof = _record(
+        proof = judge(
             bundle,
             evaluator,
             before,
             predictor.logits(evaluator.rows),
-            max_drop,
+            claimed,
             artefact=file.name,
-            method=how,
-            split=split,
-            data=data.name,
-            kept=in_16_bits,
             device=f"CPU, {platform.machine()}",
             runtime=f"onnxruntime {versions(['onnxruntime'])['onnxruntime']}",
         )
@@ -490,21 +446,15 @@ def certify_file(
 
 
 def certify_emulated(
-    bundle: Bundle,
-    file: Path,
-    data: TaskData,
-    python: str,
-    *,
-    max_drop: float,
-    method: str,
-    kept: Sequence[str] = (),
+    bundle: Bundle, file: Path, data: TaskData, python: str, claim: Claim
 ) -> Certificate:
     """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU,
     on EMULATED_ROWS rows.
 
     Raises DeviceError if the emulator fails.
     """
-    evaluator, split = _proof_rows(bundle, data)
+    split, _ = choose_split(data)
+    evaluator = bundle.evaluator(split)
     fewest, most = EMULATED_ROWS
     chosen = evaluator.subsample(fewest)
     outputs = bundle.task.answer_outputs
@@ -515,47 +465,26 @@ def certify_emulated(
         chosen = evaluator.subsample(rows)
         emulated = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
     before = bundle.logits(chosen.rows, precision="fp32", threads=os.cpu_count() or 1)
-    return _record(
+    proof = judge(
         bundle,
         chosen,
         before,
         join_answers(bundle.task, emulated.answers),
-        max_drop,
+        claim,
         artefact=file.name,
-        method=method,
-        split=split,
-        data=data.name,
-        kept=tuple(kept),
         device=htp.HTP_NAME,
         runtime=emulated.runtime,
-        left=emulated.left,
-        context_mb=emulated.context_bytes / 1e6,
     )
+    megabytes = emulated.context_bytes / 1e6
+    return replace(proof, left=emulated.left, context_mb=megabytes)
 
 
-def _proof_rows(bundle: Bundle, data: TaskData) -> tuple[Evaluator, str]:
-    """Encode the test split, or the validation split if there is none, and return its
-    name."""
-    split, name = (
-        (data.validation, "validation") if data.test is None else (data.test, "test")
-    )
-    return bundle.evaluator(split), name
-
-
-def _record(
-    bundle: Bundle,
-    evaluator: Evaluator,
-    before: Floats,
-    after: Floats,
-    max_drop: float,
-    **fields: Any,
-) -> Certificate:
-    """Compare logits and build the certificate: see `record_outcome`."""
-    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compare_logits(evaluator, before, after, threshold=threshold)
-    return record_outcome(
-        outcome, max_drop, metric=bundle.task.metric, rows=len(evaluator), **fields
-    )
+def choose_split(data: TaskData) -> tuple[Dataset, str]:
+    """Choose the rows that prove a file: the test split, or the validation split if
+    there is none; and its name."""
+    if data.test is None:
+        return data.validation, "validation"
+    return data.test, "test"
 
 
 def describe_proof(proof: Certificate) -> str:

@@ -4,7 +4,7 @@ real rows."""
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -26,8 +26,8 @@ from compress.exporters.int8 import (
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.progress import Say
-from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
+from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import QuantizationEvaluator
 from compress.quantization.sensitivity import (
     Make,
@@ -71,6 +71,51 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Way:
+    """A way to calibrate: a float file, which may be smoothed, and the ranges of its
+    activations."""
+
+    method: str
+    source: Path
+    ranges: Ranges
+
+
+def calibrate_each(
+    source: Path,
+    rows: Dataset,
+    methods: Sequence[tuple[Calibration, float]],
+    *,
+    names: Sequence[str] | None = None,
+    threads: int,
+) -> list[Way]:
+    """Calibrate a file by each method and percentile; `names`: see `observe`."""
+    seen = observe(source, rows, names=names, threads=threads)
+    return [
+        Way(describe_calibration(*each), source, choose_ranges(seen, *each))
+        for each in methods
+    ]
+
+
+def smooth_each(
+    source: Path,
+    rows: Dataset,
+    scratch: Path,
+    find_ranges: Callable[[Path, Ranges], Ranges],
+    *,
+    threads: int,
+) -> list[Way]:
+    """Smooth a file with each alpha; `find_ranges` gets the smoothed file, and the
+    extremes of what its products read."""
+    seen = observe_channels(source, rows, threads=threads)
+    ways = []
+    for alpha in ALPHAS:
+        file = scratch / f"smooth-{alpha}.onnx"
+        extremes = smooth(source, file, seen, alpha=alpha)
+        ways.append(Way(f"alpha {alpha:g}", file, find_ranges(file, extremes)))
+    return ways
+
+
+@dataclass(frozen=True)
 class Calibrated:
     """Makes int8 with calibration on rows. `scratch`: a folder that outlives the
     attempts."""
@@ -86,29 +131,20 @@ class Calibrated:
     def static(self, source: Path, say: Say) -> Attempt:
         """Quantise with the requested calibration, or the one with the least error of
         the logits."""
-        seen = calibrate.observe(source, self.rows, threads=self.evaluator.threads)
-        methods = (
-            CALIBRATIONS
-            if self.calibration is None
-            else ((self.calibration, self.percentile),)
-        )
-        variants = [
-            (describe_calibration(*each), source, calibrate.choose_ranges(seen, *each))
-            for each in methods
-        ]
-        return self._choose_nearest(variants, "static int8", say)
+        methods = CALIBRATIONS
+        if self.calibration is not None:
+            methods = ((self.calibration, self.percentile),)
+        threads = self.evaluator.threads
+        ways = calibrate_each(source, self.rows, methods, threads=threads)
+        return self._choose_nearest(ways, "static int8", say)
 
     def smoothquant(self, source: Path, say: Say) -> Attempt:
         """Quantise the smoothed graph, with the alpha with the least error of the
         logits; by default with min-max."""
-        seen = observe_channels(source, self.rows, threads=self.evaluator.threads)
-        calibration = describe_calibration(
-            self.calibration or "minmax", self.percentile
-        )
-        variants = []
-        for alpha in ALPHAS:
-            file = self.scratch / f"smooth-{alpha}.onnx"
-            ranges: Ranges = smooth(source, file, seen, alpha=alpha)
+        threads = self.evaluator.threads
+        method = self.calibration or "minmax"
+
+        def find_ranges(file: Path, extremes: Ranges) -> Ranges:
             error = self.evaluator.error(file)
             if not error <= 1e-6 * max(1.0, float((self.evaluator.expected**2).mean())):
                 raise ExportError(
@@ -116,15 +152,19 @@ class Calibrated:
                     f"squared error {error:.2g}); use --method static, and please "
                     "report this model's config.json"
                 )
-            if self.calibration not in (None, "minmax"):
-                observed = calibrate.observe(
-                    file, self.rows, threads=self.evaluator.threads
-                )
-                ranges = calibrate.choose_ranges(
-                    observed, self.calibration, self.percentile
-                )
-            variants.append((f"alpha {alpha:g}, {calibration}", file, ranges))
-        return self._choose_nearest(variants, "SmoothQuant static int8", say)
+            if method == "minmax":
+                return extremes
+            seen = observe(file, self.rows, threads=threads)
+            return choose_ranges(seen, method, self.percentile)
+
+        calibration = describe_calibration(method, self.percentile)
+        ways = [
+            replace(way, method=f"{way.method}, {calibration}")
+            for way in smooth_each(
+                source, self.rows, self.scratch, find_ranges, threads=threads
+            )
+        ]
+        return self._choose_nearest(ways, "SmoothQuant static int8", say)
 
     def auto(self, source: Path, limit: float, say: Say) -> Attempt:
         """Choose static if its file is near enough at `limit`, else smoothquant, which
@@ -138,28 +178,21 @@ class Calibrated:
             else self.smoothquant(source, say)
         )
 
-    def _choose_nearest(
-        self, variants: Sequence[tuple[str, Path, Ranges]], name: str, say: Say
-    ) -> Attempt:
-        """Choose the variant whose all-int8 file has the least error."""
+    def _choose_nearest(self, ways: Sequence[Way], name: str, say: Say) -> Attempt:
+        """Choose the way whose all-int8 file has the least error."""
         bits = ", 7-bit weights" if self.reduce_range else ""
         form = ", qdq" if self.form == "qdq" else ""
         quantize = partial(
             quantize_static, form=self.form, reduce_range=self.reduce_range
         )
-        attempts = {
-            f"{name}, {variant}": Attempt(
-                f"{name}, {variant}{bits}{form}",
-                partial(quantize, source, ranges=ranges),
-            )
-            for variant, source, ranges in variants
+        makes = {
+            f"{name}, {way.method}": partial(quantize, way.source, ranges=way.ranges)
+            for way in ways
         }
-        makes = {title: attempt.make for title, attempt in attempts.items()}
-        return attempts[
-            choose_least_error(
-                makes, self.evaluator, self.scratch / "variant.onnx", say
-            )
-        ]
+        title = choose_least_error(
+            makes, self.evaluator, self.scratch / "variant.onnx", say
+        )
+        return Attempt(f"{title}{bits}{form}", makes[title])
 
 
 def choose_least_error(

@@ -22,7 +22,8 @@ from compress.exporters.predictor import run_rows
 from compress.exporters.session import open_session, read_model
 from compress.exporters.writers.context import ExportResult, FixedOptions
 from compress.quantization.calibration import iterate_activations
-from compress.quantization.npu import Planner, Way, find_blocks
+from compress.quantization.npu import Planner, find_blocks
+from compress.quantization.select import Way
 from compress.records.latency import DeviceError
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, bundle, names

@@ -17,7 +17,7 @@ from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
 from compress.io import sha256
-from compress.quantization.certify import ScoreDrop, attach_certificate, certify, compare_logits, verdict
+from compress.quantization.certify import Claim, ScoreDrop, attach_certificate, certify, compare_logits, verdict
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange
 from compress.records.run_report import Report
@@ -38,10 +38,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Evaluator
 
 
 def proof(shipped: tuple[Bundle, Evaluator], here: Device, max_drop: float) -> Certificate:
-    return certify(
-        *(shipped[0], "int8", shipped[1]), max_drop=max_drop, device=here, method="dynamic int8", split="test",
-        data="d", kept=("x",),
-    )  # fmt: skip
+    return certify(shipped[0], "int8", shipped[1], here, Claim("dynamic int8", max_drop, "test", "d", ("x",)))
 
 
 def test_certificates_compare_the_logits_of_both_files(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
