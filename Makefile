@@ -21,7 +21,7 @@ check: lint ## lint, then the quick tests
 	$(PYTEST) -m "not slow"
 
 campaign: $(VENV)/dev.stamp ## interrupt, damage and deceive every command, 30 minutes; COMPRESS_CAMPAIGN_SEED=1 draws other cases
-	COMPRESS_CAMPAIGN=whole $(BIN)/python -m pytest tests/campaign --numprocesses logical --maxprocesses 8 --dist worksteal
+	COMPRESS_CAMPAIGN=whole $(BIN)/python -m pytest tests/campaign tests/exporters/test_text.py --numprocesses logical --maxprocesses 8 --dist worksteal
 
 soak: $(VENV)/dev.stamp ## run for 30 minutes each what runs for long, one after the other: is memory flat, is nothing paid twice
 	$(BIN)/python -m tests.campaign.soak --minutes 30

@@ -38,7 +38,6 @@ from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import text_model as texting
 from compress.exporters.tokenizer import wordpiece
-from compress.exporters.tokenizer import wordpiece as characters
 from compress.exporters.tokenizer.build import RowTemplate, reader
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.charsmap import EXTENDS, find_classes, read_charsmap, write_charsmap
@@ -57,6 +56,7 @@ from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import CharacterMap
 from compress.kinds import Kind
 from tests import tiny
+from tests.campaign.cases import WHOLE
 
 LETTERS = tuple(sorted({*string.ascii_letters, *string.digits, *"".join(TEXTS[4:60])} - {" ", "\u0301"}))
 """Half of what the hard texts are made of has a token, the other half is unknown."""
@@ -97,6 +97,11 @@ def read(tokenizer: Any, texts: Sequence[Text] = (), **settings: Any) -> list[To
     onnx.checker.check_model(model, full_check=False)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return find_differences(session, encoder, frame, list(texts) or list_hard_texts(frame))
+
+
+def drawn(count: int) -> int:
+    """The number of random texts: all of them in the whole campaign, a quarter in the suite."""
+    return count if WHOLE else count // 4
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +157,7 @@ def test_random_texts_are_tokenized_alike() -> None:
     draw = random.Random(0)
     pieces = [word.removeprefix("##") for word in WORDS]
     low = [chr(code) for code in (*range(0x250), *range(0x300, 0x370), *range(0x1100, 0x1200), *range(0x4E00, 0x4E20))]
-    texts = ["".join(draw.choice(draw.choice((pieces, low, [" "]))) for _ in range(30)) for _ in range(1500)]
+    texts = ["".join(draw.choice(draw.choice((pieces, low, [" "]))) for _ in range(30)) for _ in range(drawn(1500))]
     assert read(words(), texts, max_length=128) == []
 
 
@@ -167,7 +172,7 @@ def test_offsets_of_random_texts_are_alike(kind: Kind) -> None:
     pieces = [word.removeprefix("##") for word in WORDS]
     low = [chr(code) for code in (*range(0x250), *range(0x300, 0x370), *range(0x1100, 0x1200), *range(0xE000, 0xE010))]
     marks = ["http://", "https://t.co/", "@", "#", "-", "'", "’", ".", "&", "_", "[SEP]", "\u200b", " "]
-    texts = ["".join(draw.choice(draw.choice((pieces, low, marks))) for _ in range(20)) for _ in range(800)]
+    texts = ["".join(draw.choice(draw.choice((pieces, low, marks))) for _ in range(20)) for _ in range(drawn(800))]
     given = list(zip(texts, reversed(texts), strict=True)) if kind == "qa" else texts
     assert read(words(), given, pair=kind == "qa", max_length=200, kind=kind) == []
 
@@ -243,7 +248,7 @@ def test_random_texts_are_read_as_byte_level_bpe_reads_them(settings: dict[str, 
     ]
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     sets = (marks, marks, tiny.WORDS, every, *COMPOSED)
-    texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(30)) for _ in range(400)]
+    texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(30)) for _ in range(drawn(400))]
     pairs = list(zip(texts, reversed(texts), strict=True))
     assert read(byte_level(**settings), pairs, kind="qa", pair=True, max_length=200) == []
 
@@ -407,7 +412,7 @@ def test_random_texts_are_read_as_unigram_reads_them(settings: dict[str, Any], k
     marks = ("<mask>", "</s>", "<unk>", *"    ▁", "  ", "``", "''", "(", "\r\n", "\u0301", "\u0302", "\u200d", *KEYS)
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     sets = (marks, marks, LETTERS, every[:0x600], every, (*tiny.WORDS, *"aaaaa"), *COMPOSED)
-    texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(draw.randint(0, 30))) for _ in range(800)]
+    texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(draw.randint(0, 30))) for _ in range(drawn(800))]
     given = list(zip(texts, reversed(texts), strict=True)) if kind == "qa" else texts
     assert read(unigram(**settings), given, pair=kind == "qa", max_length=200, kind=kind) == []
 
@@ -575,7 +580,7 @@ def test_the_proof_is_stored_in_the_file(bundle: Bundle, tmp_path: Path) -> None
 
 
 def test_a_different_tokenization_is_refused(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = characters.read_characters
+    original = wordpiece.read_characters
 
     def keeps_accents(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
         reading = original(tokenizer, known)

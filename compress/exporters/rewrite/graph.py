@@ -90,9 +90,7 @@ class Graph:
         graph = cls(model.graph)
         graph.nodes = []
         for node in copy.deepcopy(list(model.graph.node)):
-            value = next(
-                (each.t for each in node.attribute if each.name == "value"), None
-            )
+            value = attribute(node, "value")
             if node.op_type == "Constant" and value is not None:
                 value.name = node.output[0]
                 graph.tensors[value.name] = value
@@ -104,8 +102,7 @@ class Graph:
     def store(self) -> None:
         """Write nodes and constants back to the graph they came from, without unused
         constants."""
-        used = {name for node in self.nodes for name in node.input} | set(self.outputs)
-        tensors = [tensor for name, tensor in self.tensors.items() if name in used]
+        tensors = self._used(self.nodes)
         del (
             self._source.node[:],
             self._source.initializer[:],
@@ -118,10 +115,12 @@ class Graph:
         """Make a model like `source` of this graph, without unused parts, in
         topological order."""
         nodes = self._living(self.outputs)
-        used = {name for node in nodes for name in node.input} | set(self.outputs)
-        kept = [tensor for name, tensor in self.tensors.items() if name in used]
         graph = onnx.helper.make_graph(
-            nodes, source.graph.name, source.graph.input, source.graph.output, kept
+            nodes,
+            source.graph.name,
+            source.graph.input,
+            source.graph.output,
+            self._used(nodes),
         )
         made = onnx.helper.make_model(
             graph,
@@ -132,6 +131,11 @@ class Graph:
         )
         made.metadata_props.extend(source.metadata_props)
         return made
+
+    def _used(self, nodes: Iterable[NodeProto]) -> list[TensorProto]:
+        """List the constants that these nodes read, or that are outputs."""
+        used = {name for node in nodes for name in node.input} | set(self.outputs)
+        return [tensor for name, tensor in self.tensors.items() if name in used]
 
     def prune(self) -> None:
         """Remove nodes whose results are unused and not in `kept`; sort the others
@@ -273,27 +277,15 @@ class Graph:
         """Check whether a node computes each token by itself, whatever the order of the
         axes before the last one: its inputs are (rows, tokens, features), or constants
         along the features."""
-        constants = [self.value(name) for name in node.input]
+        varying = self.varying(node)
         if node.op_type == "MatMul":
-            return (
-                constants[0] is None
-                and constants[1] is not None
-                and constants[1].ndim == 2
-            )
+            return varying == node.input[:1] and rank(self.value(node.input[1])) == 2
         if node.op_type == "LayerNormalization":
-            return (
-                constants[0] is None
-                and attribute(node, "axis", -1) == -1
-                and len(node.output) == 1
-            )
-        flat = all(
-            value is None or max((1, *value.shape[:-1])) == 1 for value in constants
-        )
-        return (
-            node.op_type in ELEMENTWISE
-            and flat
-            and any(value is None for value in constants)
-        )
+            alone = attribute(node, "axis", -1) == -1 and len(node.output) == 1
+            return node.input[0] in varying and alone
+        constants = [self.tensors[name] for name in node.input if name in self.tensors]
+        flat = all(max((1, *tensor.dims[:-1])) == 1 for tensor in constants)
+        return node.op_type in ELEMENTWISE and bool(varying) and flat
 
     def varying(self, node: NodeProto) -> list[str]:
         """List the inputs of a node that are not constants."""

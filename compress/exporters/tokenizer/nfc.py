@@ -29,7 +29,7 @@ from compress.exporters.tokenizer.graph import (
     op,
     where,
 )
-from compress.exporters.tokenizer.wordpiece import UNICODE, change_each
+from compress.exporters.tokenizer.wordpiece import UNICODE, change_each, spell
 
 COMPOSED_AWAY = -1
 NFC_CLASSES = 256
@@ -107,25 +107,18 @@ def compose(cells: Cells, numbers: Mapping[str, int]) -> Cells:
     """
     how = read_composition()
     other = max(numbers.values()) + 1  # stands for all codes that have no number
-    becomes = np.full(
-        (other + 1, max(map(len, how.decomposed.values()))), COMPOSED_AWAY
-    )
-    becomes[:, 0] = np.arange(other + 1)
+    becomes = [(code,) for code in range(other + 1)]
     classes = np.zeros(other + 1, np.int64)
     follows = np.zeros(other + 1, bool)
     for letter, parts in how.decomposed.items():
-        becomes[numbers[letter], : len(parts)] = [numbers[part] for part in parts]
+        becomes[numbers[letter]] = tuple(numbers[part] for part in parts)
     for letter, kind in how.classes.items():
         classes[numbers[letter]] = kind
         follows[numbers[letter]] = True
     follows[[numbers[pair[1]] for pair in how.composed]] = True
-    flat = minimum(cells.codes, other).look_up(becomes).flat()
-    real = flat > COMPOSED_AWAY
-    at_M = real.nonzero()
-    width = becomes.shape[1]
-    codes_M = flat.select(real)
-    places_M = at_M // width
-    more_M = (at_M % width > 0).integers()
+    symbols_M, places_M, steps_M = spell(becomes, minimum(cells.codes, other))
+    codes_M = symbols_M.integers()
+    more_M = (steps_M > 0).integers()
     classes_M = codes_M.look_up(classes)
     runs_M = classes_M.equals(0).integers().cumsum()
     _, order_M = (runs_M * NFC_CLASSES + classes_M).sort()

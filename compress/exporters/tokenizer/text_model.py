@@ -26,6 +26,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from compress import families
@@ -59,93 +60,12 @@ ANSWERED = 64
 """Texts whose logits are compared too: of equal rows they must be equal."""
 TOLERANCE = 1e-4
 
-TEXTS: Final[tuple[str, ...]] = (
-    # Nothing, and white space of all kinds
-    "",
-    " ",
-    "   \t \n\r\n ",
-    "\u00a0\u2003\u3000 \u2028\u2029",
-    "a\u00a0b\u1680c\u2000d\u2009e\u202ff\u205fg\u3000h",
-    "line\nbreak\ttab\rreturn\x0bvertical\x0cfeed\x85next",
-    " leading and trailing ",
-    "two  spaces   three",
-    # Accents, composed and decomposed
-    "café CAFÉ cafe\u0301 naïve résumé coöperate",
-    "Ångström A\u030angstro\u0308m \u212bngström",
-    "Việt Nam Viê\u0323t e\u0302\u0323 \u1ec7",
-    "Łódź Øresund đ ħ ŧ ı ĸ ŋ",
-    "\u0301 lone mark, \u0301\u0302\u0303 three, x\u0301\u0302\u0303y",
-    "ﬁne ﬂuﬀy oﬃce ﬆ Ĳssel ŉ ǆ ǅ Ǆ",
-    "straße STRASSE STRAẞE ß",
-    "İstanbul IĞDIR ışık i̇ I\u0307",
-    "ΟΔΥΣΣΕΥΣ Οδυσσεύς ΐ ΰ \u0390",
-    "Ёлка Йод ёлка й и\u0306 Київ",
-    # Scripts
-    "中文字符没有空格",
-    "日本語のテキスト カタカナ ｶﾀｶﾅ ﾊﾟ",
-    "がぎぐげご か\u3099 パピプ ハ\u309a ゔ ヷ",
-    "한국어 문장입니다. 각 \u1100\u1161\u11a8 \u3131\u314f",
-    "漢字\uf900\ufa10\U0002f800 \U00020000\U0002a6d6 㐀䶵",
-    "العربية مُحَمَّد ﷺ لا إله ـــ ۱۲۳",
-    "עִבְרִית שָׁלוֹם ש\u05c1",
-    "हिन्दी में क्षत्रिय १२३ नि कु",
-    "ภาษาไทย ก็ น้ำ ๑๒๓ ำ",
-    "தமிழ் ಕನ್ನಡ తెలుగు മലയാളം සිංහල",
-    "မြန်မာ ខ្មែរ ລາວ བོད་ཡིག",
-    "ქართული Հայերեն አማርኛ ᏣᎳᎩ Ꭰꭰ",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𝕏 𝒜 𝟙𝟚𝟛 𐐀𐐨 𒀀 𓀀",
-    # Emoji: joined, coloured, flagged, with and without selectors
-    "🙂 😂😂 👍🏽 👩‍👩‍👧‍👦 🏳️‍🌈 ❤️ ❤ ☎︎ ☎️ 1️⃣ #️⃣",
-    "🇩🇪🇫🇷 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f 🫠🪿",
-    "good🙂film bad👎🏿film",
-    # What is not seen
-    "zero\u200bwidth\u200cnon\u200djoiner\u2060word\ufeffmark",
-    "\ufeffbyte order mark first",
-    "soft\u00adhyphen \u200e left \u200f right \u202eoverride\u202c",
-    "nul\x00inside \x00 \x01\x02\x1f\x7f\x80\x9f",
-    "\ufffd replacement \ufffd\ufffd",
-    "private \ue000\uf8ff \U000f0000 \U0010fffd unassigned \u0378 \U0003ffff \uffff "
-    "\ufdd0",
-    "a\u034fb \u180e \u115f\u1160 \u3164 \uffa0 \U000e0001",
-    # Punctuation, symbols, numbers
-    "Don't can't we'll they've I'd it's o'clock 'quoted' ''twice'' ``ticks``",
-    "don’t “quoted” ‘single’ „low“ «guillemets» ‹x› … – — ―",
-    "3.14 1,000,000 -5 +7 50% $9.99 €5 £3 ¥7 1/2 ½ ² ³ ₂ ⅷ ①",
-    "!!! ??? ... ,,, ;;; ::: --- ___ *** ~~~ ^^^ ||| \\\\ ``` <<<>>> {}[]()",
-    "C++ C# F# .NET a+b=c x≠y x=\u0338y ≤ ≥ ∞ ∑ √ ° § ¶ © ® ™ †",
-    "http://www.example.org/a_b?c=d&e=%20#f user@example.com www.x.y/z:8080 ../a/b.c",
-    "@user #hashtag #日本 RT: :-) ;) <3 ^_^ ¯\\_(ツ)_/¯",
-    "ｆｕｌｌ ｗｉｄｔｈ ＡＢＣ １２３ ！？ 、。「」・〜",
-    "\u037e \u0387 \u055c \u05be \u060c \u061f \u0964 \u0e5a \u3001 \u30fb \ufe50 "
-    "\uff01 \U00010100",
-    "snake_case camelCase kebab-case SCREAMING_CASE x86_64 v1.2.3-rc4",
-    # Long
-    "a" * 99,
-    "a" * 100,
-    "a" * 101,
-    "x" * 101 + " short after a long word " + "y" * 300,
-    "pneumonoultramicroscopicsilicovolcanoconiosis antidisestablishmentarianism",
-    "e\u0301" * 60 + " " + "é" * 101 + " " + "각" * 40,
-    "中" * 150,
-    "the cat sat on the mat and " * 60,
-    "word " * 130 + "[SEP]",
-    "!" * 200,
-    "🙂" * 130,
-    # Special tokens in a text, whole and broken
-    "[SEP]",
-    "[CLS] text [SEP] more [PAD] and [UNK] with [MASK].",
-    "a[SEP]b [sep] [Sep] [S EP] [SEP [[SEP]] ［SEP］",
-    "[S\u200bEP] [SE\u0301P] [SEP]\u0301 \u0301[SEP]",
-    "<s> </s> <pad> <unk> <mask> <s>tight</s> a <mask> b <|endoftext|>",
-    "[unused0] [unused99] ##ing a##b ## #",
-    "▁ ▁under a▁b Ġword ĠĠ Ċ",
-    "<0x0A> <0xE4> <extra_id_0> <extra_id_99>",
-    # Plain
-    "A plain sentence, as most texts are.",
-    "unaffable unbelievable tokenization tokenizers retokenised",
-    "It was the BEST of times; it was the WORST of times.",
+TEXTS: Final[tuple[str, ...]] = tuple(
+    json.loads(Path(__file__).with_name("hard_texts.json").read_text(encoding="utf-8"))
 )
-"""Some are longer than any row, to test truncation."""
+"""Texts that tokenizers read in different ways: white space, accents, scripts, emoji,
+what is not seen, punctuation, long words, special tokens whole and broken, and plain
+ones; some are longer than any row, to test truncation."""
 
 PAIRS: Final[tuple[tuple[str, str], ...]] = (
     *zip(TEXTS, (*TEXTS[1:], TEXTS[0]), strict=True),
@@ -289,14 +209,7 @@ def read_proof(path: Path) -> TextProof:
             f"{path}: no tokenizer inside; expected the {TEXT_KEY!r} entry that "
             "`text_model` writes"
         )
-    values = json.loads(entry)
-    return TextProof(
-        **{
-            **values,
-            "labels": tuple(values["labels"]),
-            "words": tuple(values.get("words", ())),
-        }
-    )
+    return TypeAdapter(TextProof).validate_json(entry)
 
 
 MOST_WORDS = 100

@@ -184,6 +184,8 @@ def join_ranges(codes: Sequence[int]) -> tuple[CodeRange, ...]:
     return tuple(found)
 
 
+SHORTER: Final = -1
+"""No symbol: what fills the shorter rows of a table of symbols."""
 NO_STATE: Final = 0
 PIECE_END: Final = 1
 UNKNOWN: Final = 2
@@ -508,11 +510,11 @@ def spell(table: Sequence[Sequence[int]], codes: Value) -> tuple[Value, Value, V
     the places (M,) of the codes; and the place (M,) of each symbol among those of its
     code."""
     width = max(map(len, table))
-    becomes = np.full((len(table), width), NO_STATE, np.int32)
+    becomes = np.full((len(table), width), SHORTER, np.int32)
     for index, symbols in enumerate(table):
         becomes[index, : len(symbols)] = symbols
     flat = codes.look_up(becomes).flat()
-    real = flat > np.array(NO_STATE, np.int32)
+    real = flat > np.array(SHORTER, np.int32)
     at_M = real.nonzero()
     return flat.select(real), at_M // width, at_M % width
 

@@ -170,17 +170,32 @@ def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda x, y=None: function(x) if y is None else function(x, y)
 
 
+ELEMENTWISE_MIL: Mapping[str, Callable[..., Array]] = {
+    "abs": np.abs,
+    "add": np.add,
+    "cos": np.cos,
+    "equal": np.equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "logical_and": np.logical_and,
+    "mul": np.multiply,
+    "not_equal": np.not_equal,
+    "real_div": np.divide,
+    "sigmoid": expit,
+    "sin": np.sin,
+    "sub": np.subtract,
+    "tanh": np.tanh,
+}
 MIL_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "abs": _elementwise(np.abs),
-    "add": _elementwise(np.add),
+    **{name: _elementwise(function) for name, function in ELEMENTWISE_MIL.items()},
     "cast": lambda x, dtype: np.asarray(x).astype(dtype.replace("fp", "float")),
     "clip": lambda x, **limits: np.clip(x, limits["alpha"], limits["beta"]),
     "concat": lambda values, axis, interleave: np.concatenate(
         [np.atleast_1d(one) for one in values], int(axis)
     ),
-    "cos": _elementwise(np.cos),
     "cumsum": _cumsum,
-    "equal": _elementwise(np.equal),
     "expand_dims": lambda x, axes: np.expand_dims(x, tuple(int(axis) for axis in axes)),
     "fill": lambda shape, value: np.full([int(size) for size in shape], value),
     "gather": lambda x, indices, axis, **_: np.take(x, indices, int(axis)),
@@ -188,28 +203,18 @@ MIL_OPERATORS: Mapping[str, Callable[..., Any]] = {
         x, indices, int(axis)
     ),
     "gelu": gelu,
-    "greater": _elementwise(np.greater),
-    "greater_equal": _elementwise(np.greater_equal),
     "layer_norm": _layer_norm,
-    "less": _elementwise(np.less),
-    "less_equal": _elementwise(np.less_equal),
     "linear": lambda x, weight, bias: x @ weight.T + bias,
-    "logical_and": _elementwise(np.logical_and),
     "matmul": _matmul,
-    "mul": _elementwise(np.multiply),
-    "not_equal": _elementwise(np.not_equal),
     "one_hot": _one_hot,
     "pad": _pad,
     "range_1d": lambda start, **more: np.arange(start, more["end"], more["step"]),
-    "real_div": _elementwise(np.divide),
     "relu": lambda x: np.maximum(x, 0),
     "reshape": lambda x, shape: x.reshape(
         [x.shape[at] if size == 0 else int(size) for at, size in enumerate(shape)]
     ),
     "select": lambda cond, **kept: np.where(cond, kept["a"], kept["b"]),
     "shape": lambda x: np.asarray(x.shape, np.int32),
-    "sigmoid": _elementwise(expit),
-    "sin": _elementwise(np.sin),
     "slice_by_index": _slice,
     "softmax": lambda x, axis: softmax(x, int(axis)),
     "split": lambda x, axis, num_splits=None, split_sizes=None: tuple(
@@ -222,8 +227,6 @@ MIL_OPERATORS: Mapping[str, Callable[..., Any]] = {
         )
     ),
     "squeeze": lambda x, axes: np.squeeze(x, tuple(int(axis) for axis in axes)),
-    "sub": _elementwise(np.subtract),
-    "tanh": _elementwise(np.tanh),
     "tile": lambda x, reps: np.tile(x, [int(count) for count in reps]),
     "transpose": lambda x, perm: np.transpose(x, [int(axis) for axis in perm]),
 }
