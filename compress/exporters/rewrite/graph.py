@@ -382,7 +382,7 @@ class Wiring:
         return found[0]
 
     def read_once(self, name: str) -> bool:
-        return len(self.readers[name]) == 1
+        return len(self.readers.get(name, ())) == 1
 
     def uncast(self, name: str) -> str:
         """Return the tensor of which this one is a cast."""

@@ -17,6 +17,7 @@ from compress.exporters.rewrite.graph import (
     OURS,
     ROTARY,
     Graph,
+    MismatchError,
     Wiring,
     attribute,
     find_writer,
@@ -274,7 +275,11 @@ def _product(graph: Graph, name: str) -> Linear:
     """Find a product of an attention, which was checked when that was found."""
     wiring = Wiring(graph)
     turned = find_writer(wiring.writers, name, ROTARY)
-    return linear(wiring, name if turned is None else turned.input[0], bare=True)
+    product = name if turned is None else turned.input[0]
+    try:
+        return linear(wiring, product, bare=True)
+    except MismatchError as error:
+        raise AssertionError("products are checked with their attention") from error
 
 
 def _reweigh(

@@ -107,7 +107,7 @@ def compose(cells: Cells, numbers: Mapping[str, int]) -> Cells:
     """
     how = read_composition()
     other = max(numbers.values()) + 1  # stands for all codes that have no number
-    becomes = [(code,) for code in range(other + 1)]
+    becomes: list[tuple[int, ...]] = [(code,) for code in range(other + 1)]
     classes = np.zeros(other + 1, np.int64)
     follows = np.zeros(other + 1, bool)
     for letter, parts in how.decomposed.items():
