@@ -10,7 +10,7 @@ from compress.benchmark.devices import open_device
 from compress.data.corpus import load_corpus, split_sentences
 from compress.evaluation.embedding import unit
 from compress.exporters.artifact import Bundle
-from compress.quantization.certify import attach_certificate, certify
+from compress.quantization.certify import Claim, attach_certificate, certify
 
 CORPUS = "pydoc"
 SENTENCES_SAMPLED = 200
@@ -39,17 +39,9 @@ def certify_vectors(bundle: Bundle) -> Bundle:
             "passage": np.zeros(len(texts), bool),
         }
     )
+    claim = Claim("dynamic int8", MAX_RANK_DROP, "sentences of", CORPUS)
     with open_device("local") as device:
-        proof = certify(
-            bundle,
-            "int8",
-            bundle.evaluator(split),
-            max_drop=MAX_RANK_DROP,
-            device=device,
-            method="dynamic int8",
-            split="sentences of",
-            data=CORPUS,
-        )
+        proof = certify(bundle, "int8", bundle.evaluator(split), device, claim)
     return attach_certificate(bundle, "int8", proof)[0]
 
 
