@@ -186,11 +186,10 @@ def draw_path(points: Sequence[Pixel], style: str) -> Markup:
     )
 
 
-def draw_dot(
-    x: float, y: float, *, style: str, hint: str, square: bool = False
-) -> Markup:
+def draw_dot(at: Pixel, style: str, hint: str, *, square: bool = False) -> Markup:
     """Draw a point with a hint that shows on hovering; `square` ones stand on a
     corner."""
+    x, y = at
     title = element("title", hint)
     if square:
         return element(
@@ -202,24 +201,18 @@ def draw_dot(
 def draw_dots(places: Sequence[Pixel], style: str) -> Markup:
     """Draw dots as one path; those at the same place are one. Many are placed to the
     pixel."""
+    if not places:
+        return Markup("")
     digits = 0 if len(places) > MANY_POINTS else 1
     different = dict.fromkeys((round(x, digits), round(y, digits)) for x, y in places)
-    return (
-        element(
-            "path", d="".join(f"M{x:g},{y:g}h0" for x, y in different), class_=style
-        )
-        if places
-        else Markup("")
+    return element(
+        "path", d="".join(f"M{x:g},{y:g}h0" for x, y in different), class_=style
     )
 
 
 def group(marks: Markup, **data: str) -> Markup:
-    """Group the marks under these data attributes, if there are any."""
-    return (
-        element("g", marks, **{f"data-{name}": value for name, value in data.items()})
-        if data
-        else marks
-    )
+    """Group the marks under these data attributes."""
+    return element("g", marks, **{f"data-{name}": data[name] for name in data})
 
 
 def text_width(content: str, size: float) -> float:
@@ -328,27 +321,42 @@ class Plot:
         self.x = x
         self.y = y
         self.box = Box(x.start, y.end, x.end, y.start)
-        left = x.start
-        right = x.end
-        bottom = y.start
         self.marks: list[Markup] = []
+        bottom = self.box.bottom
         for tick, written in y.labels(5):
-            self.marks += [draw_line((left, y.at(tick)), (right, y.at(tick)), "grid")]
-            self.marks += [draw_text(left - 8, y.at(tick) + 4, written, "tick", "end")]
-        for tick, written in x.labels(6 if right > 450 else 4):
-            self.marks += [
-                draw_line((x.at(tick), bottom), (x.at(tick), bottom + 4), "axis")
-            ]
-            self.marks += [
-                draw_text(x.at(tick), bottom + 18, written, "tick", "middle")
-            ]
-        self.marks += [draw_line((left, bottom), (right, bottom), "axis")]
-        self.marks += [draw_text(right, bottom + 38, names[0], "axis-title", "end")]
-        self.marks += [draw_text(0, 14, names[1], "axis-title")] if names[1] else []
+            at = y.at(tick)
+            self.level(at, "grid")
+            self.text(x.start - 8, at + 4, written, "tick", "end")
+        for tick, written in x.labels(6 if x.end > 450 else 4):
+            at = x.at(tick)
+            self.line((at, bottom), (at, bottom + 4), "axis")
+            self.text(at, bottom + 18, written, "tick", "middle")
+        self.level(bottom, "axis")
+        self.text(x.end, bottom + 38, names[0], "axis-title", "end")
+        if names[1]:
+            self.text(0, 14, names[1], "axis-title")
 
     def at(self, value: float, score: float) -> Pixel:
         """Place a point."""
         return self.x.at(value), min(self.y.at(score), self.box.bottom)
+
+    def line(self, start: Pixel, end: Pixel, style: str) -> None:
+        """Draw a straight line between two pixels."""
+        self.marks.append(draw_line(start, end, style))
+
+    def level(self, y: float, style: str) -> None:
+        """Draw a line across the plot at a pixel."""
+        self.line((self.box.left, y), (self.box.right, y), style)
+
+    def upright(self, x: float, style: str) -> None:
+        """Draw a line up the plot at a pixel."""
+        self.line((x, self.box.top), (x, self.box.bottom), style)
+
+    def text(
+        self, x: float, y: float, content: str, style: str, anchor: str = "start"
+    ) -> None:
+        """Write a text with its baseline at y."""
+        self.marks.append(draw_text(x, y, content, style, anchor))
 
     def path(self, points: Iterable[Pixel], style: str) -> None:
         """Draw a line through points that are given by their values."""
@@ -387,24 +395,22 @@ def draw_bars(
 ) -> Markup:
     """Draw one bar per item, from zero."""
     longest = max(item.value for item in items) or 1.0
-    numbers = [item.text or units.measure(item.value, unit) for item in items]
     marks = []
-    for index, (item, number) in enumerate(zip(items, numbers, strict=True)):
+    described = []
+    for index, item in enumerate(items):
         top = index * 38.0
+        number = item.text or units.measure(item.value, unit)
         room = int((width - text_width(number, 13) - 16) / (13 * ADVANCE))
-        marks += [draw_text(0, top + 13, shorten(item.name, room), "name")]
-        marks += [draw_text(width, top + 13, number, "number", "end")]
-        marks += [draw_box(Box(0, top + 20, width, top + 28), "track")]
+        reach = max(1.5, width * item.value / longest)
         marks += [
-            draw_box(
-                Box(0, top + 20, max(1.5, width * item.value / longest), top + 28),
-                f"bar {item.style}",
-            )
+            draw_text(0, top + 13, shorten(item.name, room), "name"),
+            draw_text(width, top + 13, number, "number", "end"),
+            draw_box(Box(0, top + 20, width, top + 28), "track"),
+            draw_box(Box(0, top + 20, reach, top + 28), f"bar {item.style}"),
         ]
-    description = "; ".join(
-        f"{item.name} {number}" for item, number in zip(items, numbers, strict=True)
-    )
-    return draw_picture(key, (width, 38 * len(items) - 6), title, description, marks)
+        described.append(f"{item.name} {number}")
+    size = width, 38 * len(items) - 6
+    return draw_picture(key, size, title, "; ".join(described), marks)
 
 
 def bar_figure(
@@ -456,9 +462,7 @@ def draw_lines(
         y = Axis(0, (high or 1.0) * 1.06, bottom, top)
     plot = Plot(Axis(min(0.0, *steps), max(*steps, 1.0), LEFT, width - RIGHT), y, names)
     if level is not None:
-        plot.marks.append(
-            draw_line((LEFT, y.at(level)), (width - RIGHT, y.at(level)), "reference")
-        )
+        plot.level(y.at(level), "reference")
     thinned = [
         (line_style(index, list(lines)), thin_out(line))
         for index, line in enumerate(lines.values())
@@ -659,39 +663,27 @@ def draw_predictions(timings: Sequence[Timing], key: str, width: float) -> Marku
     x = Axis(low, high, LEFT, width - RIGHT)
     y = Axis(low, high, 372, TOP)
     plot = Plot(x, y, ("measured, ms", "predicted, ms"))
-    plot.marks.append(draw_line(plot.at(low, low), plot.at(high, high), "reference"))
+    plot.line(plot.at(low, low), plot.at(high, high), "reference")
     for one in timings:
         if one.error_ms:
-            ends = [
-                min(max(one.predicted_ms + sign * one.error_ms, low), high)
-                for sign in (-1, 1)
-            ]
-            plot.marks.append(
-                draw_line(
-                    plot.at(one.measured_ms, ends[0]),
-                    plot.at(one.measured_ms, ends[1]),
-                    "gain",
-                )
+            start, end = (
+                plot.at(one.measured_ms, min(max(one.predicted_ms + by, low), high))
+                for by in (-one.error_ms, one.error_ms)
             )
+            plot.line(start, end, "gain")
     for one in timings:
         if one.flops_ms is not None:
             at = plot.at(one.measured_ms, one.flops_ms)
-            plot.marks.append(
-                draw_dot(*at, style="point flops", hint="from FLOPs alone")
-            )
+            plot.marks.append(draw_dot(at, "point flops", "from FLOPs alone"))
     for one in timings:
+        noisy = ", noisy" if one.noisy else ""
         hint = (
             f"{one.name}: predicted {units.measure(one.predicted_ms, 'ms')}, measured "
-        )
-        hint += (
-            f"{units.measure(one.measured_ms, 'ms')}{', noisy' if one.noisy else ''}"
+            f"{units.measure(one.measured_ms, 'ms')}{noisy}"
         )
         style = "point student" if one.finalist else "point fitted"
-        plot.marks.append(
-            draw_dot(
-                *plot.at(one.measured_ms, one.predicted_ms), style=style, hint=hint
-            )
-        )
+        at = plot.at(one.measured_ms, one.predicted_ms)
+        plot.marks.append(draw_dot(at, style, hint))
     description = f"{len(timings)} shapes; the line is where both are equal"
     return plot.picture(key, "Predicted against measured latency", description)
 

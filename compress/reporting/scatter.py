@@ -86,6 +86,11 @@ class ScatterPoint:
         """Say score and cost."""
         return f"{units.score(self.score)} · {self.cost_text}"
 
+    @property
+    def hint(self) -> str:
+        """Say what it is, with score and cost."""
+        return f"{self.what}: {self.facts}"
+
     def group(self, marks: Markup, x: float) -> Markup:
         """Group what is drawn of the point for a script."""
         return group(marks, n=self.number, x=f"{x:.1f}") if self.number else marks
@@ -136,80 +141,66 @@ class Scatter:
     def draw(self, key: str, width: float) -> Markup:
         """Draw the picture at a width; there is at least one point."""
         plot = Plot(*self._axes(width), self.axes)
-        x = plot.x
+        axis = plot.x
         box = plot.box
         crowded = self.crowded(narrow=width < NARROW)
         pixels = [
-            (x.at(point.cost), min(plot.y.at(point.score), box.bottom - 9))
+            (axis.at(point.cost), min(plot.y.at(point.score), box.bottom - 9))
             for point in self.points
         ]
+        # none in a crowd, and none to the left
         reaches = [
-            x.at(min(point.reach, x.high))
-            if point.reach > point.cost and not crowded
-            else at[0]
-            for point, at in zip(self.points, pixels, strict=True)
+            axis.at(
+                point.cost if crowded else min(max(point.cost, point.reach), axis.high)
+            )
+            for point in self.points
         ]
         if self.field:  # its scales tell the script where points are
             scales = {
                 name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}"
-                for name, a in (("x", x), ("y", plot.y))
+                for name, a in (("x", axis), ("y", plot.y))
             }
             plot.marks.insert(
                 0, group(draw_box(box, "field"), cost=self.field, **scales)
             )
         plot.dots(self.crowd, "crowd")
-        for point, at in zip(self.points, pixels, strict=True):
+        for point in self.points:
             if point.before is not None:
-                start = plot.at(point.cost, point.before)[1]
-                end = plot.at(point.cost, point.score)[1]
-                plot.marks.append(draw_line((at[0], start), (at[0], end), "gain"))
+                start = plot.at(point.cost, point.before)
+                plot.line(start, plot.at(point.cost, point.score), "gain")
         # stairs: from the cheapest level to the next, up to it, and level to the end
         steps: list[Pixel] = []
         for across, down in sorted(plot.at(*one) for one in self.front):
-            steps += (
-                [(across, steps[-1][1]), (across, down)] if steps else [(across, down)]
-            )
+            steps += [(across, steps[-1][1])] if steps else []
+            steps.append((across, down))
         steps += [(box.right, steps[-1][1])] if steps else []
-        taken = [
-            Box(across - 9, down - 9, across + 9, down + 9) for across, down in pixels
-        ]
+        taken = [Box(x - 9, y - 9, x + 9, y + 9) for x, y in pixels]
         taken += [
-            Box(at[0], at[1] - 3, reach + 3, at[1] + 3)
-            for at, reach in zip(pixels, reaches, strict=True)
+            Box(x, y - 3, reach + 3, y + 3)
+            for (x, y), reach in zip(pixels, reaches, strict=True)
         ]
-        for one, other in pairwise(steps):  # level or upright
-            (left, right), (top, bottom) = (
-                sorted(pair) for pair in zip(one, other, strict=True)
-            )
+        for (left, bottom), (right, top) in pairwise(steps):  # level or upright
             taken.append(Box(left, top - 2, right + 2, bottom + 2))
         for name, score in self.levels:
             _draw_level(name, score, plot, taken)
         plot.marks += [draw_path(steps, "edge")] if steps else []
         if self.budget:
-            plot.marks.append(
-                draw_line((box.right, box.top), (box.right, box.bottom), "budget")
-            )
-        if self.limit and x.low < self.limit[0] <= x.high:
-            edge = x.at(self.limit[0])
+            plot.upright(box.right, "budget")
+        if self.limit and axis.low < self.limit[0] <= axis.high:
+            edge = axis.at(self.limit[0])
             words = f"budget {self.limit[1]}"
             wide = text_width(words, 12)
             left = edge + 6 if edge + 6 + wide <= box.right else edge - 6 - wide
             taken.append(Box(left, box.bottom - 22, left + wide, box.bottom - 4))
-            plot.marks.append(draw_line((edge, box.top), (edge, box.bottom), "limit"))
-            plot.marks.append(draw_text(left, box.bottom - 8, words, "facts"))
+            plot.upright(edge, "limit")
+            plot.text(left, box.bottom - 8, words, "facts")
         plot.marks += self._draw_names(pixels, taken, box, crowded=crowded)
         for point, at, reach in zip(self.points, pixels, reaches, strict=True):
-            line = (
-                draw_line(at, (reach, at[1]), f"reach {point.style}")
-                if reach > at[0]
-                else Markup("")
-            )
-            hint = f"{point.what}: {point.facts}"
-            dot = draw_dot(
-                *at, style=f"point {point.style}", hint=hint, square=point.square
-            )
-            plot.marks.append(point.group(line + dot, at[0]))
-        description = "; ".join(f"{point.what}: {point.facts}" for point in self.points)
+            mark = draw_dot(at, f"point {point.style}", point.hint, square=point.square)
+            if reach > at[0]:
+                mark = draw_line(at, (reach, at[1]), f"reach {point.style}") + mark
+            plot.marks.append(point.group(mark, at[0]))
+        description = "; ".join(point.hint for point in self.points)
         title = f"{self.axes[1]} against {self.axes[0]}"
         return plot.picture(
             key, title, f"{description}. Up is better, left costs less."
@@ -337,11 +328,11 @@ def _draw_level(name: str, score: float, plot: Plot, taken: list[Box]) -> None:
     taken.append(room)
     if inside:
         taken.append(Box(box.left, at - 2, box.right, at + 2))
-        plot.marks.append(draw_line((box.left, at), (box.right, at), "reference"))
+        plot.level(at, "reference")
     anchor, start = (
         ("start", room.left) if room.left == lefts[0] else ("end", room.right)
     )
-    plot.marks.append(draw_text(start, room.bottom - 4, words, "facts", anchor))
+    plot.text(start, room.bottom - 4, words, "facts", anchor)
 
 
 def run_scatter(report: Report) -> Scatter | None:
