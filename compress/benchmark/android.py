@@ -399,12 +399,8 @@ class NativeProgram:
         self._check(files, settings)
         cpus = format_cpus(self.affinity)
         measure = partial(self._run_pass, files)
-        return list(
-            chain(
-                *race_files(
-                    files, settings, rounds, runs, measure, say=self._say, affinity=cpus
-                )
-            )
+        return race_files(
+            files, settings, rounds, runs, measure, say=self._say, affinity=cpus
         )
 
     def sustain(

@@ -187,12 +187,8 @@ class AgentDevice:
         }
         cpus = format_cpus(self.affinity)
         measure = partial(self._run_pass, timing_jobs)
-        return list(
-            chain(
-                *race_files(
-                    files, settings, rounds, runs, measure, say=self._say, affinity=cpus
-                )
-            )
+        return race_files(
+            files, settings, rounds, runs, measure, say=self._say, affinity=cpus
         )
 
     def sustain(

@@ -1,6 +1,6 @@
 """Race files in turns: the same two passes over all settings on every device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,13 +67,14 @@ def race_files(
     *,
     say: Callable[[str], None],
     affinity: str = "",
-) -> Iterator[list[Latency]]:
-    """Yield the latencies of all files, setting by setting: half of the rounds in each
+    show: Callable[[Sequence[Latency]], None] = lambda _: None,
+) -> list[Latency]:
+    """Measure the latencies of all files, sorted by setting: half of the rounds in each
     of two passes over the settings.
 
     The order of the files alternates between rounds and is reversed in the second pass.
-    `measure` runs one pass. Raises DeviceError for fewer than two rounds, which cannot
-    be compared.
+    `measure` runs one pass; `show` is called with the latencies so far, after each
+    setting. Raises DeviceError for fewer than two rounds, which cannot be compared.
     """
     if rounds < 2 or runs < 1:
         raise DeviceError(
@@ -83,6 +84,7 @@ def race_files(
     names = tuple(files)
     share = 1 / (2 * max(1, len(settings)))
     first: list[Mapping[str, PassTimes]] = []
+    latencies: list[Latency] = []
     for number, order, half in (
         (1, names, rounds - rounds // 2),
         (2, names[::-1], rounds // 2),
@@ -101,13 +103,12 @@ def race_files(
             times = measure(this)
             if number == 1:
                 first.append(times)
-            else:
-                yield [
-                    summarise(
-                        name, setting, first[at][name], times[name], affinity=affinity
-                    )
-                    for name in names
-                ]
+                continue
+            for name in names:
+                passes = first[at][name], times[name]
+                latencies.append(summarise(name, setting, *passes, affinity=affinity))
+            show(latencies)
+    return latencies
 
 
 def summarise(
@@ -127,7 +128,9 @@ def summarise(
     passes = first.ms, second.ms
     medians = tuple(float(np.median(ms)) for ms in passes)
     low, high = sorted(medians)
-    noise = [half.disturbed for half in (first, second) if half.disturbed][:1]
+    halves = (first, second)
+    peaks = [half.peak_rss_mb for half in halves if half.peak_rss_mb is not None]
+    noise = [half.disturbed for half in halves if half.disturbed][:1]
     times = [*first.ms, *second.ms]
     if high > NOISE_FACTOR * low:
         faster = medians.index(low)
@@ -152,14 +155,7 @@ def summarise(
         p99,
         first.init_ms,
         first.first_ms,
-        peak_rss_mb=max(
-            (
-                half.peak_rss_mb
-                for half in (first, second)
-                if half.peak_rss_mb is not None
-            ),
-            default=None,
-        ),
+        peak_rss_mb=max(peaks, default=None),
         noisy=bool(noise),
         noise="; ".join(noise),
         passes=medians,

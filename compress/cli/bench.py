@@ -4,8 +4,9 @@ import json
 import tempfile
 import webbrowser
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,8 +24,14 @@ from compress.config import options as opt
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
-    """The rounds of a race, and what follows them."""
+    """The settings and rounds of a race, and what follows them."""
 
+    threads: opt.ThreadCounts = "1"
+    batch: opt.BatchSizes = "1"
+    seq: Annotated[
+        str | None,
+        opt.device_option(help="Lengths in tokens, such as 32,128; default: 128."),
+    ] = None
     rounds: Annotated[
         int,
         opt.device_option(min=2, help="Number of rounds, half of them in each pass."),
@@ -64,14 +71,8 @@ def bench(
     precision: Annotated[
         str, opt.device_option(help="Race only these files, such as int8,fp32.")
     ] = "",
-    threads: opt.ThreadCounts = "1",
-    batch: opt.BatchSizes = "1",
-    seq: Annotated[
-        str | None,
-        opt.device_option(help="Lengths in tokens, such as 32,128; default: 128."),
-    ] = None,
-    device: opt.DeviceOptions = opt.DeviceOptions(),
     timing: TimingOptions = TimingOptions(),
+    device: opt.DeviceOptions = opt.DeviceOptions(),
     out: Annotated[
         Path | None, opt.file_output(help="Write the result to this file, for report.")
     ] = None,
@@ -99,25 +100,29 @@ def bench(
         outs = _number(out, visitors)
         for each in outs:
             check_output_file(each, "out", "latency.json", list_input_files(bundles))
-        parsed: dict[str, Any] = {
-            "device": device,
-            "precision": precision,
-            "formats": formats,
-            "data": data,
-            "threads": arguments.parse_numbers("threads", threads),
-            "batch": arguments.parse_numbers("batch", batch),
-            "seq": () if seq is None else arguments.parse_numbers("seq", seq),
-            "rounds": timing.rounds,
-            "runs": timing.runs,
-            "sustain": arguments.parse_duration(timing.sustain)
+        seq = timing.seq
+        say = printer(shown.as_json)
+        measure = partial(
+            run,
+            bundles,
+            device=device,
+            precision=precision,
+            formats=formats,
+            data=data,
+            threads=arguments.parse_numbers("threads", timing.threads),
+            batch=arguments.parse_numbers("batch", timing.batch),
+            seq=() if seq is None else arguments.parse_numbers("seq", seq),
+            rounds=timing.rounds,
+            runs=timing.runs,
+            sustain=arguments.parse_duration(timing.sustain)
             if timing.sustain
             else None,
-            "say": printer(shown.as_json),
-        }
+            say=say,
+        )
         results = (
-            [run(bundles, **parsed)]
+            [measure()]
             if visitors == 1
-            else bench_visitors(bundles, visitors, **parsed)
+            else bench_visitors(measure, visitors, device=device.device, say=say)
         )
         for number, result in enumerate(results):
             if out is not None:
@@ -135,6 +140,31 @@ def _number(out: Path | None, visitors: int) -> list[Path]:
     if visitors == 1:
         return [out]
     return [out.with_stem(f"{out.stem}-{number}") for number in range(1, visitors + 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateLimits:
+    """The limits of what a new model may lose, and the time to measure it."""
+
+    max_slower: Annotated[
+        str, opt.budget(help="Allow it to be this much slower, such as 5%.")
+    ] = "5%"
+    max_drop: Annotated[
+        float,
+        opt.budget(
+            "--max-drop",
+            min=0,
+            max=100,
+            help="Allow it to lose this many points of the score.",
+        ),
+    ] = 0.5
+    max_larger: Annotated[
+        str | None,
+        opt.budget(help="Allow its file to be this much larger; default: any."),
+    ] = None
+    minutes: Annotated[
+        float, opt.budget(min=0.1, help="Maximum minutes to measure latency.")
+    ] = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,22 +186,7 @@ def gate(
         typer.Argument(help="The model in use: a bundle, or an .onnx file of one."),
     ],
     new: Annotated[Path, typer.Argument(help="The model to replace it with.")],
-    max_slower: Annotated[
-        str, opt.budget(help="Allow it to be this much slower, such as 5%.")
-    ] = "5%",
-    max_drop: Annotated[
-        float,
-        opt.budget(
-            "--max-drop",
-            min=0,
-            max=100,
-            help="Allow it to lose this many points of the score.",
-        ),
-    ] = 0.5,
-    max_larger: Annotated[
-        str | None,
-        opt.budget(help="Allow its file to be this much larger; default: any."),
-    ] = None,
+    limits: GateLimits = GateLimits(),
     data: Annotated[
         str | None, opt.data_option(help="Score both on this data, as for distill.")
     ] = None,
@@ -181,9 +196,6 @@ def gate(
         opt.device_option(help="Compare these files"),
     ] = "int8",
     device: opt.DeviceSettingOptions = opt.DeviceSettingOptions(),
-    minutes: Annotated[
-        float, opt.budget(min=0.1, help="Maximum minutes to measure latency.")
-    ] = 5.0,
     files: GateFiles = GateFiles(),
     as_json: opt.Json = False,
 ) -> None:
@@ -208,14 +220,13 @@ def gate(
             print_table,
         )
 
-        if files.markdown is not None:
-            check_output_file(
-                files.markdown, "markdown", "gate.md", list_input_files([old, new])
-            )
-        if files.junit is not None:
-            check_output_file(
-                files.junit, "junit", "gate.xml", list_input_files([old, new])
-            )
+        outputs = (
+            ("markdown", files.markdown, "gate.md", gate_markdown),
+            ("junit", files.junit, "gate.xml", gate_junit),
+        )
+        for option, path, example, _ in outputs:
+            if path is not None:
+                check_output_file(path, option, example, list_input_files([old, new]))
         if files.markdown is not None and files.markdown == files.junit:
             raise OutputError(
                 f"--markdown and --junit {files.junit}: are the same file; expected two"
@@ -223,25 +234,22 @@ def gate(
         result = run(
             old,
             new,
-            max_slower=arguments.parse_percentage("max-slower", max_slower),
-            max_drop=max_drop / 100,
+            max_slower=arguments.parse_percentage("max-slower", limits.max_slower),
+            max_drop=limits.max_drop / 100,
             max_larger=None
-            if max_larger is None
-            else arguments.parse_percentage("max-larger", max_larger),
+            if limits.max_larger is None
+            else arguments.parse_percentage("max-larger", limits.max_larger),
             data=data,
             columns=columns,
             precision=precision,
             device=device,
-            minutes=minutes,
+            minutes=limits.minutes,
             say=printer(as_json),
         )
-        for path, content in (
-            (files.markdown, gate_markdown(result)),
-            (files.junit, gate_junit(result)),
-        ):
+        for _, path, _, write in outputs:
             if path is not None:
-                with output_file(path) as partial:
-                    partial.write_text(content, encoding="utf-8")
+                with output_file(path) as unfinished:
+                    unfinished.write_text(write(result), encoding="utf-8")
         if as_json:
             print_json(
                 "gate", {"outcome": result.outcome, **json.loads(result.to_json())}
@@ -317,8 +325,8 @@ def report(
         if html is not None:
             from compress.reporting.html import render_comparison
 
-            with output_file(html) as partial:
-                partial.write_text(
+            with output_file(html) as unfinished:
+                unfinished.write_text(
                     render_comparison(comparison, limits, chosen), encoding="utf-8"
                 )
         if as_json:

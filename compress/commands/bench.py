@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from compress.arguments import BundleLike, Count, DataLike, check_arguments, name_of
 from compress.benchmark import arguments
@@ -136,9 +136,9 @@ def choose_formats(
     }
     timed = [each for each in formats.known() if each.name not in elsewhere]
     known = [each.name for each in timed]
-    named = [name.strip() for name in requested.split(",")]
-    if requested == ALL:
-        named = known
+    named = known
+    if requested != ALL:
+        named = [name.strip() for name in requested.split(",")]
     for name in named:
         if name not in known:
             others = f"expected all, or some of {', '.join(known)}."
@@ -271,24 +271,22 @@ def export_formats(
 
 
 def bench_visitors(
-    files: Sequence[BundleLike],
+    measure: Callable[[], BenchResult],
     visitors: int,
     *,
-    device: DeviceOptions,
-    say: Callable[[str], None] = lambda _: None,
-    **options: Any,
+    device: str,
+    say: Callable[[str], None],
 ) -> Iterator[BenchResult]:
-    """Measure in several browsers, one after the other; yield the result of each.
+    """Call `measure` for several browsers, one after the other; yield each result.
 
     Each browser gets its own link, and a name such as `browser 1`: two phones cannot be
-    told apart by what a page over plain http reports. Raises the errors of `bench`, and
-    DeviceError if the device is no browser.
+    told apart by what a page over plain http reports. Raises the errors of `measure`,
+    and DeviceError if the device is no browser.
     """
-    if device.device != "browser":
+    if device != "browser":
         raise DeviceError(
-            f"--visitors {visitors}: only applies to --device browser, not "
-            f"{device.device}"
+            f"--visitors {visitors}: only applies to --device browser, not {device}"
         )
     for name in (f"browser {number}" for number in range(1, visitors + 1)):
         say(f"{name} of {visitors}")
-        yield replace(bench(files, device=device, say=say, **options), device=name)
+        yield replace(measure(), device=name)

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -57,8 +59,25 @@ EXTRAS: Final[Mapping[str, str]] = {
     "lan": "the QR code of compress bench --device browser --lan",
 }
 """The extras of pyproject.toml for users, and what each is needed for."""
-TOOLS: Final[Mapping[str, tuple[tuple[str, ...], str, Mapping[str, str]]]] = {
-    "browser": (
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program that some commands need.
+
+    programs  its possible names
+    purpose   what it is needed for
+    package   its package in most package managers; others: manager -> another name
+    """
+
+    programs: tuple[str, ...]
+    purpose: str
+    package: str
+    others: Mapping[str, str]
+
+
+TOOLS: Final[Mapping[str, Tool]] = {
+    "browser": Tool(
         (
             "chromium",
             "chromium-browser",
@@ -70,62 +89,41 @@ TOOLS: Final[Mapping[str, tuple[tuple[str, ...], str, Mapping[str, str]]]] = {
         ),
         "compress bench --device browser on this machine, compress demo --serve; --lan "
         "takes a phone's instead",
-        {
-            "apt-get": "chromium",
-            "dnf": "chromium",
-            "pacman": "chromium",
-            "brew": "chromium",
-            "winget": "Google.Chrome",
-        },
+        "chromium",
+        {"winget": "Google.Chrome"},
     ),
-    "node": (
-        ("node",),
-        "npm",
-        {
-            "apt-get": "nodejs",
-            "dnf": "nodejs",
-            "pacman": "nodejs",
-            "brew": "node",
-            "winget": "OpenJS.NodeJS",
-        },
+    "node": Tool(
+        ("node",), "npm", "nodejs", {"brew": "node", "winget": "OpenJS.NodeJS"}
     ),
-    "npm": (
+    "npm": Tool(
         ("npm",),
         "compress bench --device browser and compress demo, for onnxruntime-web; "
         "--assets takes a file instead",
-        {
-            "apt-get": "npm",
-            "dnf": "npm",
-            "pacman": "npm",
-            "brew": "node",
-            "winget": "OpenJS.NodeJS",
-        },
+        "npm",
+        {"brew": "node", "winget": "OpenJS.NodeJS"},
     ),
-    "adb": (
+    "adb": Tool(
         ("adb",),
         "compress bench --device adb, a phone on a cable",
+        "android-tools",
         {
             "apt-get": "adb",
-            "dnf": "android-tools",
-            "pacman": "android-tools",
             "brew": "android-platform-tools",
             "winget": "Google.PlatformTools",
         },
     ),
-    "ssh": (
+    "ssh": Tool(
         ("ssh",),
         "compress bench --device ssh:HOST",
+        "openssh",
         {
             "apt-get": "openssh-client",
             "dnf": "openssh-clients",
-            "pacman": "openssh",
-            "brew": "openssh",
             "winget": "Microsoft.OpenSSH.Preview",
         },
     ),
 }
-"""Programs: their possible names, what they are needed for, and their package in each
-package manager."""
+"""Programs that some commands need."""
 MANAGERS: Final[Mapping[str, str]] = {
     "apt-get": "sudo apt-get install",
     "dnf": "sudo dnf install",
@@ -162,8 +160,7 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
 
     with ThreadPoolExecutor(1) as pool:
         tools = {
-            name: _run_in_thread(check_tool, name, *about)
-            for name, about in TOOLS.items()
+            name: _run_in_thread(check_tool, name, tool) for name, tool in TOOLS.items()
         }
         hub = _run_in_thread(check_hub)
         probed = pool.submit(probe_packages)
@@ -176,7 +173,8 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
         for check in (*check_machine(wanted), *check_extras(), *check_caches()):
             add(check)
         for name, future in tools.items():
-            silent = Check("tools", name, "broken", "does not answer", TOOLS[name][1])
+            purpose = TOOLS[name].purpose
+            silent = Check("tools", name, "broken", "does not answer", purpose)
             add(_wait(future, TOOL_SECONDS, silent))
         add(
             _wait(
@@ -187,17 +185,9 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
             found = (
                 "not installed: it runs from a folder, and its requirements are unknown"
             )
-            add(
-                Check(
-                    "packages",
-                    DISTRIBUTION,
-                    "broken",
-                    found,
-                    "everything",
-                    "pip install .",
-                    required=True,
-                )
-            )
+            remedy = "pip install ."
+            package = partial(Check, "packages", DISTRIBUTION, "broken", required=True)
+            add(package(found, needed_for="everything", remedy=remedy))
         for check in check_packages(requirements, probed.result()):
             add(check)
     return Diagnosis(tuple(checks))
@@ -396,23 +386,17 @@ def _check_cache(name: str, folder: Path, writable: bool, purpose: str) -> Check
     )
 
 
-def check_tool(
-    name: str, programs: Sequence[str], purpose: str, packages: Mapping[str, str]
-) -> Check:
+def check_tool(name: str, tool: Tool) -> Check:
     """Look for a program by its possible names, and run it to get its version."""
-    found = next(filter(None, map(shutil.which, programs)), None)
+    check = partial(Check, "tools", name, needed_for=tool.purpose)
+    found = next(filter(None, map(shutil.which, tool.programs)), None)
     if found is None:
-        manager = next(
-            (each for each in MANAGERS if each in packages and shutil.which(each)), None
-        )
-        remedy = f"{MANAGERS[manager]} {packages[manager]}" if manager else ""
-        return Check(
-            "tools",
-            name,
+        manager = next(filter(shutil.which, MANAGERS), None)
+        package = tool.others.get(manager or "", tool.package)
+        return check(
             "missing",
-            f"no {' or '.join(programs[:2])} on the PATH",
-            purpose,
-            remedy,
+            f"no {' or '.join(tool.programs[:2])} on the PATH",
+            remedy=f"{MANAGERS[manager]} {package}" if manager else "",
         )
     command = [found, {"ssh": "-V", "adb": "version"}.get(name, "--version")]
     try:
@@ -425,23 +409,11 @@ def check_tool(
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(
-            "tools",
-            name,
-            "broken",
-            f"{found} does not run: {type(error).__name__}",
-            purpose,
-        )
+        return check("broken", f"{found} does not run: {type(error).__name__}")
     line = ((done.stdout or done.stderr).strip().splitlines() or [""])[0]
     if done.returncode:
-        return Check(
-            "tools",
-            name,
-            "broken",
-            f"{found} ends with code {done.returncode}: {line}",
-            purpose,
-        )
-    return Check("tools", name, "ok", f"{line or 'unknown version'}, {found}", purpose)
+        return check("broken", f"{found} ends with code {done.returncode}: {line}")
+    return check("ok", f"{line or 'unknown version'}, {found}")
 
 
 _HUB: Final = (
@@ -455,19 +427,14 @@ def check_hub() -> Check:
     HF_HUB_OFFLINE is set."""
     from compress.data.sources import is_reachable
 
+    check = partial(Check, "tools", "hub", needed_for=_HUB)
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return Check(
-            "tools",
-            "hub",
-            "missing",
-            "not checked: HF_HUB_OFFLINE is set",
-            _HUB,
-            "unset HF_HUB_OFFLINE",
-        )
+        found = "not checked: HF_HUB_OFFLINE is set"
+        return check("missing", found, remedy="unset HF_HUB_OFFLINE")
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if is_reachable(endpoint):
-        return Check("tools", "hub", "ok", f"{endpoint} answers", _HUB)
-    return Check("tools", "hub", "missing", f"{endpoint} {_UNREACHABLE}", _HUB)
+        return check("ok", f"{endpoint} answers")
+    return check("missing", f"{endpoint} {_UNREACHABLE}")
 
 
 def probe_packages() -> dict[str, dict[str, Any]]:
@@ -486,14 +453,16 @@ def probe_packages() -> dict[str, dict[str, Any]]:
     ]
     lines: queue.Queue[str] = queue.Queue()
     found: dict[str, dict[str, Any]] = {}
-    pipes = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-    }
-    with subprocess.Popen(command, text=True, **pipes) as child:  # type: ignore[call-overload]  # in a dict
+    with subprocess.Popen(
+        command,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as child:
 
         def read() -> None:
+            assert child.stdout is not None
             for line in child.stdout:
                 lines.put(line)
             lines.put("")
@@ -531,15 +500,9 @@ def check_packages(
         if why:
             state = "broken" if found else "missing"
         remedy = f"pip install '{name}{requirement.specifier}'" if why else ""
-        yield Check(
-            "packages",
-            name,
-            state,
-            why or found,
-            "everything" if why else "",
-            remedy,
-            required=True,
-        )
+        needed_for = "everything" if why else ""
+        found = why or found
+        yield Check("packages", name, state, found, needed_for, remedy, required=True)
     if "gpu" in probed:
         yield _check_gpu(probed["gpu"])
     for precision in ("fp32", "bf16"):
@@ -561,27 +524,16 @@ def check_packages(
 
 
 def _check_gpu(report: Mapping[str, Any]) -> Check:
+    check = partial(Check, "compute", "gpu")
     if report["gpu"]:
-        return Check(
-            "compute",
-            "gpu",
-            "ok",
-            report["gpu"],
-            "faster training",
-            values={"bytes": report.get("bytes", 0)},
-        )
+        size = {"bytes": report.get("bytes", 0)}
+        return check("ok", report["gpu"], "faster training", values=size)
     purpose = "faster training; everything works without one"
-    if shutil.which("nvidia-smi"):
-        why = (
-            "torch does not see the GPU that nvidia-smi reports: it is a CPU-only "
-            "build, or the driver is too old"
-        )
-        return Check(
-            "compute",
-            "gpu",
-            "missing",
-            why,
-            purpose,
-            "pip uninstall -y torch && pip install torch",
-        )
-    return Check("compute", "gpu", "missing", "none", purpose)
+    if not shutil.which("nvidia-smi"):
+        return check("missing", "none", purpose)
+    why = (
+        "torch does not see the GPU that nvidia-smi reports: it is a CPU-only "
+        "build, or the driver is too old"
+    )
+    remedy = "pip uninstall -y torch && pip install torch"
+    return check("missing", why, purpose, remedy)

@@ -421,6 +421,7 @@ def inspect_run(name: str) -> Inspection:
         problems += damaged
         done += [result.parent.name] if verified is not False else []
     bundle = inspect_bundle(name) if manifests.find_bundle(folder) else None
+    problems += bundle.problems if bundle else ()
     finished = "finished" in settings
     stages = [str(next(iter(stage.values()))) for stage in recipe.get("stages", ())]
     facts: dict[str, Any] = {
@@ -432,8 +433,13 @@ def inspect_run(name: str) -> Inspection:
         facts["minutes"] = round(
             load_json(folder / "seconds.json", "").get("seconds", 0) / 60, 1
         )
-    state = f"finished on {settings['finished']}" if finished else "not finished"
-    resume = "" if finished else continuation(folder)
+    next_ = list(bundle.next if bundle else ())
+    if finished:
+        state = f"finished on {settings['finished']}"
+        next_.append(shell_command("clean", folder, "--dry-run"))
+    else:
+        state = "not finished"
+        next_.insert(0, continuation(folder))
     title = f"a run, {state}: {settings.get('teacher')} on {settings.get('data')}"
     return Inspection(
         thing=name,
@@ -445,23 +451,12 @@ def inspect_run(name: str) -> Inspection:
         labels=bundle.labels if bundle else (),
         scores=bundle.scores if bundle else (),
         files=bundle.files if bundle else {},
-        problems=(*problems, *(bundle.problems if bundle else ())),
-        verified=None
-        if not (done or problems or bundle)
-        else not problems and (bundle is None or not bundle.problems),
+        problems=tuple(problems),
+        verified=not problems if done or problems or bundle else None,
         notes=()
         if finished
         else ("it can be continued; finished stages are not trained again",),
-        next=tuple(
-            filter(
-                None,
-                (
-                    resume,
-                    *(bundle.next if bundle else ()),
-                    shell_command("clean", folder, "--dry-run") if finished else "",
-                ),
-            )
-        ),
+        next=tuple(filter(None, next_)),
     )
 
 
@@ -487,15 +482,16 @@ def inspect_study(name: str) -> Inspection:
     facts: dict[str, Any] = {key: settings.get(key) for key in _RUN_FACTS}
     resume = "" if "finished" in settings else continuation(folder)
     next_ = [resume] if resume else []
+    study = Inspection(
+        thing=name,
+        form="study",
+        path=str(folder),
+        title="a search without a trial yet",
+        facts=facts,
+        next=tuple(next_),
+    )
     if not (folder / SEARCH_RECORD_FILE).is_file():
-        return Inspection(
-            thing=name,
-            form="study",
-            path=str(folder),
-            title="a search without a trial yet",
-            facts=facts,
-            next=tuple(next_),
-        )
+        return study
     report = SearchReport.from_json(folder / SEARCH_RECORD_FILE)
     facts |= {
         "device": f"{report.device}, {report.setting}",
@@ -524,29 +520,20 @@ def inspect_study(name: str) -> Inspection:
     )
     next_.append(shell_command("search", "show", folder))
     if (best := report.best_within()) is not None:
-        next_.append(
-            shell_command(
-                "search",
-                "show",
-                folder,
-                str(best.number),
-                "--bundle",
-                f"{folder}-{best.number}",
-            )
-        )
+        number = str(best.number)
+        out = f"{folder}-{number}"
+        next_.append(shell_command("search", "show", folder, number, "--bundle", out))
     if (bundle := manifests.find_bundle(folder, "task")) is not None:
         task = Manifest.read(bundle).task
         next_.append(predict_command(bundle, pair=task is not None and task.pair))
-    return Inspection(
-        thing=name,
-        form="study",
-        path=str(folder),
+    state = "finished" if "finished" in settings else "not finished"
+    return replace(
+        study,
         facts=facts,
         scores=scores,
         notes=report.notes,
         next=tuple(next_),
-        title=f"a search, {'finished' if 'finished' in settings else 'not finished'}: "
-        f"{report.title}",
+        title=f"a search, {state}: {report.title}",
     )
 
 
@@ -579,49 +566,23 @@ def inspect_recipe(name: str) -> Inspection:
         "paper": f"{recipe.paper.authors} {recipe.paper.year}: {recipe.paper.title}",
         "address": recipe.paper.url,
     }
+    teacher = ["--teacher", EMBEDDED_MODEL]
+    use = ["distill", *teacher, "--data", "intents", "--plan"]
     if recipe.pruning:
-        use = shell_command(
-            "prune",
-            EMBEDDED_MODEL,
-            "--recipe",
-            name,
-            "--data",
-            "intents",
-            "--layers",
-            "3",
-            "--plan",
-        )
+        use = ["prune", EMBEDDED_MODEL, "--data", "intents", "--layers", "3", "--plan"]
     elif text_alone:
         out = f"runs/{path.stem}"
-        use = shell_command(
-            "pretrain",
-            "--teacher",
-            EMBEDDED_MODEL,
-            "--recipe",
-            name,
-            "--corpus",
-            "pydoc",
-            "--out",
-            out,
-        )
-    else:
-        use = shell_command(
-            "distill",
-            "--teacher",
-            EMBEDDED_MODEL,
-            "--recipe",
-            name,
-            "--data",
-            "intents",
-            "--plan",
-        )
+        use = ["pretrain", *teacher, "--corpus", "pydoc", "--out", out]
     return Inspection(
         thing=name,
         form="recipe",
         path=str(path),
         title=f"a recipe: {recipe.about}",
         facts=facts,
-        next=(shell_command("recipes", name), use),
+        next=(
+            shell_command("recipes", name),
+            shell_command(*use, "--recipe", name),
+        ),
     )
 
 
@@ -651,7 +612,14 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
     for option, value in asdict(columns).items():
         for each in [value] if isinstance(value, str) else value or ():
             given += [f"--{option}", each]
-    who = teacher or EMBEDDED_MODEL
+    train = shell_command(
+        "distill", "--teacher", teacher or EMBEDDED_MODEL, "--data", name, *given
+    )
+    next_ = [f"{train} --plan", train]
+    if not teacher:
+        next_.append(
+            shell_command("inspect", name, "--teacher", EMBEDDED_MODEL, *given)
+        )
     licence = _licence(place) if place.is_dir() else None
     if name in sources.EMBEDDED_DATA:
         licence = "Apache-2.0"
@@ -668,19 +636,7 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
         overlaps=overlaps,
         coverage=coverage,
         notes=data.notes,
-        next=(
-            shell_command(
-                "distill", "--teacher", who, "--data", name, *given, "--plan"
-            ),
-            shell_command("distill", "--teacher", who, "--data", name, *given),
-            *(
-                ()
-                if teacher
-                else (
-                    shell_command("inspect", name, "--teacher", EMBEDDED_MODEL, *given),
-                )
-            ),
-        ),
+        next=tuple(next_),
     )
 
 

@@ -79,34 +79,26 @@ class TrialRecord:
     seconds: float | None = None
 
     @property
+    def known_scores(self) -> dict[ScoreStage, float]:
+        """The finite scores, in the order of the stages."""
+        scores = {stage: finite(self.scores.get(stage)) for stage in STAGES}
+        return {stage: score for stage, score in scores.items() if score is not None}
+
+    @property
     def stage(self) -> ScoreStage | None:
         """The last stage that has a score."""
-        return next(
-            (
-                one
-                for one in reversed(STAGES)
-                if finite(self.scores.get(one)) is not None
-            ),
-            None,
-        )
+        return next(reversed(self.known_scores), None)
 
     @property
     def score(self) -> float | None:
         """The score of the last stage."""
-        return finite(self.scores.get(self.stage)) if self.stage else None
+        return next(reversed(self.known_scores.values()), None)
 
     @property
     def first(self) -> float | None:
         """The score of the first stage, by which trials are compared before some are
         trained further."""
-        return next(
-            (
-                score
-                for one in STAGES
-                if (score := finite(self.scores.get(one))) is not None
-            ),
-            None,
-        )
+        return next(iter(self.known_scores.values()), None)
 
 
 @dataclass(frozen=True)
@@ -243,10 +235,8 @@ class SearchReport:
         known = {point.number for point in self.points}
         if len(known) < len(self.points):
             raise SearchError(f"{self.study}: a trial is listed twice")
-        if (
-            strange := {*self.front, *(() if self.winner is None else (self.winner,))}
-            - known
-        ):
+        named = {*self.front} if self.winner is None else {*self.front, self.winner}
+        if strange := named - known:
             raise SearchError(
                 f"{self.study}: no trial {', '.join(map(str, sorted(strange)))} on "
                 "record"
@@ -317,16 +307,12 @@ class SearchReport:
     def nearest(self) -> TrialRecord | None:
         """Return the point that exceeds its budgets by the least factor; of equals, the
         one that scores best."""
-        known = [
-            (excess, point)
-            for point in self.points
-            if (excess := self._excess(point)) is not None
-        ]
+        excess = {point.number: self._excess(point) for point in self.points}
         return min(
-            known,
-            key=lambda one: (one[0], -(one[1].score or 0.0), one[1].number),
-            default=(0.0, None),
-        )[1]
+            (point for point in self.points if excess[point.number] is not None),
+            key=lambda one: (excess[one.number], -(one.score or 0.0), one.number),
+            default=None,
+        )
 
     def compute_front(
         self, objectives: Sequence[ObjectiveName] | None = None
@@ -336,17 +322,13 @@ class SearchReport:
         names = tuple(dict.fromkeys(objectives or self.objectives))
         placed = []
         for point in filter(self.feasible, self.points):
-            values = {
-                name: value
-                for name in names
-                if (value := self.value(point, name)) is not None
-            }
+            values = []
+            for name in names:
+                value = self.value(point, name)
+                if value is not None:
+                    values.append(-value if name == "score" else value)
             if len(values) == len(names):
-                values_to_minimise = (
-                    -value if name == "score" else value
-                    for name, value in values.items()
-                )
-                placed.append((tuple(values_to_minimise), point.number))
+                placed.append((tuple(values), point.number))
         costs = [index for index, name in enumerate(names) if name != "score"]
         return tuple(
             number

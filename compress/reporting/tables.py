@@ -13,7 +13,7 @@ from compress.records.bench_result import RacedFormat
 from compress.records.certificate import Certificate, VariantResult
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
-from compress.records.search_report import STAGES, Anchor, SearchReport, TrialRecord
+from compress.records.search_report import Anchor, SearchReport, TrialRecord
 from compress.reporting import format as units
 from compress.reporting.compare import (
     ComparedModel,
@@ -644,11 +644,7 @@ def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> Trial
         if point.state == "complete"
         else point.state
     )
-    scores = [
-        units.score(value)
-        for stage in STAGES
-        if units.is_known(value := point.scores.get(stage))
-    ]
+    scores = map(units.score, point.known_scores.values())
     cells = (
         shape(point.choice),
         ": ".join(filter(None, (became, point.reason))),

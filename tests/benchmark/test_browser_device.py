@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from onnx import TensorProto, helper
 
 from compress.benchmark.browser import device, server
 from compress.benchmark.browser.device import Browser, browser
-from compress.commands.bench import bench_visitors
+from compress.commands.bench import bench, bench_visitors
 from compress.config.options import DeviceOptions
 from compress.errors import ExportError
 from compress.exporters.onnx import to_onnx
@@ -338,10 +339,11 @@ def test_several_visitors_are_measured_in_turn_by_separate_links(files: dict[str
                 waiting.pop(0).visit(match[0])
 
         options = DeviceOptions(device="browser", timeout=5)
-        results = list(bench_visitors([files["a"]], 2, device=options, seq=[8], rounds=2, runs=2, say=say))
+        measure = partial(bench, [files["a"]], device=options, seq=[8], rounds=2, runs=2, say=say)
+        results = list(bench_visitors(measure, 2, device="browser", say=say))
     assert [result.device for result in results] == ["browser 1", "browser 2"]
     assert [len(result.latencies) for result in results] == [1, 1]
     assert len(set(links)) == 2
     assert [line for line in messages if line.endswith("of 2")] == ["browser 1 of 2", "browser 2 of 2"]
     with pytest.raises(DeviceError, match="--visitors 2: only applies to --device browser"):
-        list(bench_visitors([files["a"]], 2, device=DeviceOptions()))
+        list(bench_visitors(pytest.fail, 2, device="local", say=print))

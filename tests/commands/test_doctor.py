@@ -144,7 +144,7 @@ def test_programs_may_be_missing_broken_or_silent(tmp_path: Path, monkeypatch: p
     program(tmp_path, "apt-get", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "TOOL_SECONDS", 1.0)
-    found = {name: doctor.check_tool(name, *about) for name, about in doctor.TOOLS.items()}
+    found = {name: doctor.check_tool(name, tool) for name, tool in doctor.TOOLS.items()}
     assert found["adb"].found.startswith("Android Debug Bridge version 1.0.41")
     assert {name: each.state for name, each in found.items()} == {
         "adb": "ok", "npm": "broken", "node": "broken", "browser": "missing", "ssh": "missing",

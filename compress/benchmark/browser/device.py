@@ -283,14 +283,9 @@ def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
             "rows": [
                 (
                     latency.name + (" (noisy)" if latency.noisy else ""),
-                    *(
-                        f"{ms:.2f}"
-                        for ms in (
-                            latency.p50_ms,
-                            latency.p95_ms,
-                            latency.p50_ms / group[0].p50_ms,
-                        )
-                    ),
+                    f"{latency.p50_ms:.2f}",
+                    f"{latency.p95_ms:.2f}",
+                    f"{latency.p50_ms / group[0].p50_ms:.2f}",
                 )
                 for latency in group
             ],
@@ -364,20 +359,15 @@ class Browser:
         """
         self._check_threads(settings)
         models = {name: BrowserModel.load(path) for name, path in files.items()}
-        latencies: list[Latency] = []
-        for measured in race_files(
-            files,
-            settings,
-            rounds,
-            runs,
-            partial(self._run_pass, models),
-            say=self._say,
-        ):
-            latencies += measured
-            self._ask(
-                {"do": "show", "tables": latency_tables(latencies)}, Acknowledgement
-            )
-        return latencies
+        measure = partial(self._run_pass, models)
+
+        def show(latencies: Sequence[Latency]) -> None:
+            tables = latency_tables(latencies)
+            self._ask({"do": "show", "tables": tables}, Acknowledgement)
+
+        return race_files(
+            files, settings, rounds, runs, measure, say=self._say, show=show
+        )
 
     def sustain(
         self, files: Mapping[str, Path], setting: Setting, *, seconds: float
