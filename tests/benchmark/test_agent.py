@@ -8,14 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-import onnx
 import psutil
 import pytest
 
 from compress.benchmark import jobs
 from compress.benchmark.local import open_local
 from compress.benchmark.remote import agent, runner
-from compress.errors import ExportError
 from compress.exporters.onnx import to_onnx
 from compress.records.latency import DeviceError, Setting
 from tests import tiny
@@ -80,26 +78,6 @@ def test_an_unknown_openvino_property_is_an_error(model: Path, tmp_path: Path) -
     (tmp_path / "model.session.json").write_text('{"NO_SUCH_HINT": "f32"}')
     with open_local() as device, pytest.raises(DeviceError, match="NO_SUCH_HINT"):
         device.race({"x": tmp_path / "model.xml"}, [Setting(1, 1, 8)], rounds=2, runs=1)
-
-
-def test_unsuitable_files_are_refused(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.xml").write_text("<net/>")
-    with pytest.raises(ExportError, match=r"a\.bin: no such file; expected an OpenVINO model"):
-        jobs.timing_job(tmp_path / "a.xml")
-    (tmp_path / "a.bin").write_bytes(b"")
-    with pytest.raises(ExportError, match=r"vocab_size is unknown"):
-        jobs.timing_job(tmp_path / "a.xml")
-    for content in ("{", "[]"):
-        (tmp_path / "a.session.json").write_text(content)
-        with pytest.raises(ExportError, match=r"a\.session\.json: (not JSON|expected an object)"):
-            jobs.timing_job(tmp_path / "a.xml")
-    with pytest.raises(ExportError, match=r"a \.tflite file can be timed"):
-        jobs.logits_job(tmp_path / "a.tflite")
-    onnx.save_model(
-        onnx.load(model), tmp_path / "outside.onnx", save_as_external_data=True, location="weights", size_threshold=0
-    )
-    with pytest.raises(ExportError, match=r"keeps weights in other files .*; expected one file to send"):
-        jobs.parts(tmp_path / "outside.onnx")
 
 
 @pytest.mark.parametrize("stopped", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -7,7 +7,7 @@ import pytest
 from compress.benchmark import arguments
 from compress.benchmark.devices import open_chosen
 from compress.config.options import DeviceOptions, DeviceSettingOptions, MeasureOptions
-from compress.records.latency import DeviceError, Setting
+from compress.records.latency import Setting
 
 
 def test_settings_are_every_combination() -> None:
@@ -19,17 +19,8 @@ def test_settings_are_every_combination() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "two", "1,", "1.5", "-1", "²"])
-def test_malformed_lists_of_numbers_are_refused(text: str) -> None:
-    with pytest.raises(DeviceError, match=r"--seq .*expected whole numbers separated by commas"):
-        arguments.parse_settings("1", "1", text)
-
-
 def test_spans_of_time_are_seconds() -> None:
     assert [arguments.parse_duration(text) for text in ("90s", "5m", "0.5h")] == [90.0, 300.0, 1800.0]
-    for text in ("5", "0m", "-1m", "5 minutes", ""):
-        with pytest.raises(DeviceError, match=f"--sustain {text}: expected a duration such as 90s, 5m or 1h"):
-            arguments.parse_duration(text)
 
 
 @pytest.mark.parametrize("group", [DeviceOptions, DeviceSettingOptions, MeasureOptions])
@@ -45,21 +36,8 @@ def test_cpus_are_read_and_written_as_taskset_does() -> None:
     assert arguments.format_cpus((0, 1, 2, 3, 6)) == "0-3,6"
     assert arguments.format_cpus((4,)) == "4"
     assert arguments.format_cpus(()) == ""
-    for text in ("a", "3-1", "1,,2", "f0", "-"):
-        with pytest.raises(DeviceError, match=r"expected CPUs such as 0-3"):
-            arguments.parse_cpus(text)
 
 
-def test_lone_files_are_raced_under_their_own_path_and_only_once() -> None:
-    assert arguments.list_files([Path("a/x.onnx"), Path("y.xml")]) == {
-        "a/x.onnx": Path("a/x.onnx"),
-        "y.xml": Path("y.xml"),
-    }
-    with pytest.raises(DeviceError, match=r"x\.onnx: given twice"):
-        arguments.list_files([Path("x.onnx"), Path("x.onnx")])
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(b"")
-    with pytest.raises(DeviceError, match=r"model\.bin: expected the folder of a bundle, or a file ending in \.onnx"):
-        arguments.list_files([tmp_path / "model.bin"])
+def test_lone_files_are_raced_under_their_own_path() -> None:
+    files = [Path("a/x.onnx"), Path("y.xml")]
+    assert arguments.list_files(files) == {str(file): file for file in files}

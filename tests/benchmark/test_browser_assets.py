@@ -65,40 +65,13 @@ def test_npm_fetches_once(tarball: Path, home: Path, tmp_path: Path, monkeypatch
     assert device.load_runtime() == first
 
 
-def test_without_npm_the_error_names_alternatives(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        DeviceError, match=rf"Install Node\.js\. On a machine that has npm: npm pack {device.WEB_PACKAGE}\. .*--assets"
-    ):
-        device.load_runtime()
-
-
-def test_npm_that_fails_is_quoted(unpacked: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    npm(tmp_path / "bin", "echo 'npm error network' >&2; exit 7", monkeypatch)
-    with pytest.raises(DeviceError, match=r"ended with code 7: npm error network\. On a machine"):
-        device.load_runtime()
-    npm(tmp_path / "bin", "exit 0", monkeypatch)
-    with pytest.raises(DeviceError, match="code 0: no output"):
-        device.load_runtime()
-    assert not home.exists() or not [path for path in home.rglob("*") if path.is_file()]
-
-
-def test_npm_that_hangs_is_given_up(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    npm(tmp_path / "bin", "while :; do :; done", monkeypatch)
-    monkeypatch.setattr(device, "NPM_TIMEOUT", 0.2)
-    with pytest.raises(DeviceError, match=r"took over 0\.2 s"):
-        device.load_runtime()
-
-
 def test_only_the_pinned_tarball_is_accepted(tarball: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in device.load_runtime(tarball)] == list(FILES)
     shutil.rmtree(home)
     tarball.write_bytes(tarball.read_bytes() + b"\0")
-    with pytest.raises(DeviceError, match=r"not onnxruntime-web@.*: its integrity is sha512-"):
+    with pytest.raises(DeviceError, match="its integrity is"):
         device.load_runtime(tarball)
     assert not home.exists()
-    with pytest.raises(DeviceError, match="no such file or folder"):
-        device.load_runtime(tarball.with_name("absent.tgz"))
 
 
 @pytest.mark.parametrize("inside", [".", "package", "package/dist"])
@@ -109,10 +82,7 @@ def test_a_folder_may_hold_the_files_at_three_levels(unpacked: Path, home: Path,
 
 def test_files_that_are_not_the_pinned_ones_are_refused(unpacked: Path) -> None:
     (unpacked / "package" / "dist" / "runtime.wasm").write_bytes(b"\0asm tampered")
-    with pytest.raises(DeviceError, match=r"runtime\.wasm: another version than onnxruntime-web@.*, or damaged"):
-        device.load_runtime(unpacked)
-    (unpacked / "package" / "dist" / "runtime.wasm").unlink()
-    with pytest.raises(DeviceError, match=r"a folder without entry\.mjs, runtime\.wasm"):
+    with pytest.raises(DeviceError, match=r"runtime\.wasm: another version"):
         device.load_runtime(unpacked)
 
 

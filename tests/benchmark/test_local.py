@@ -17,7 +17,6 @@ from transformers import AutoModelForQuestionAnswering
 from compress.benchmark.jobs import timing_job
 from compress.benchmark.local import Link, open_local, race
 from compress.benchmark.remote import agent, runner
-from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session
@@ -216,10 +215,3 @@ def test_remote_scripts_import_only_what_they_promise(module: Any, absent: str) 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_wrong_questions_are_refused(folder: Path) -> None:
-    with pytest.raises(ExportError, match="no such file"):
-        race({"x": folder / "absent.onnx"}, [Setting()])
-    with pytest.raises(DeviceError, match="expected at least 2 rounds"):
-        race({"x": folder / "deep.onnx"}, [Setting()], rounds=1)

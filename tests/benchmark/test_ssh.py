@@ -5,7 +5,6 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +169,6 @@ def test_rejected_keys(server: Server, key: str, known: str, error: str) -> None
 
 
 @needs_sshd
-def test_a_port_without_a_server(server: Server) -> None:
-    check_refused(replace(server, where="127.0.0.1:1"), "Connection refused: no ssh server listens there")
-
-
-@needs_sshd
 def test_python_is_missing_or_silent(server: Server, tmp_path: Path) -> None:
     check_refused(server, r"no /absent/python there .*--python", "/absent/python")
     check_refused(
@@ -210,12 +204,6 @@ def test_addresses(text: str, host: str, port: str) -> None:
     assert Address.parse(text) == Address(host, port)
 
 
-@pytest.mark.parametrize("text", ["-oProxyCommand=x", "me@-x", "pi:port", "a b", "pi:", "::1", "@pi"])
-def test_anything_else_is_not_passed_to_ssh(text: str) -> None:
-    with pytest.raises(DeviceError, match=r"expected ssh:\[user@\]host\[:port\]"):
-        Address.parse(text)
-
-
 def test_the_remote_command_quotes_its_arguments(tmp_path: Path) -> None:
     """A shell that runs the command starts this Python, with the promised number of bytes of source."""
     (tmp_path / "a b").mkdir()
@@ -227,9 +215,3 @@ def test_the_remote_command_quotes_its_arguments(tmp_path: Path) -> None:
     assert "BatchMode=yes" in words
     done = subprocess.run(["sh", "-c", words[-1]], input=source + b"the rest", capture_output=True, check=True)
     assert done.stdout == b"the rest\n"
-
-
-def test_ssh_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeviceError, match="there is no program `ssh` here"), open_device("ssh:pi", **HERE):
-        pass

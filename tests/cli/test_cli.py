@@ -398,12 +398,9 @@ def test_bench(bundle: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--threads two", "--threads two: expected whole numbers"),
-        ("--seq 8,", "--seq 8,: expected whole numbers"),
-        ("--batch -1", "--batch -1: expected whole numbers"),
+        ("--threads two", "--threads two"),
         ("--batch 1000000000", "at most"),
         ("--threads 9999", "--threads 9999"),
-        ("--seq 0", "seq is 0; expected a whole number of at least 1"),
         ("--rounds 1", "'--rounds'"),
         ("--seq 4000", "has 64 positions"),
     ],
