@@ -496,13 +496,13 @@ def check_packages(
         found, why = find_problem(requirement)
         if not why and "error" in probed.get(name, {}):
             why = f"{found} does not load: {probed[name]['error']}"
-        state: CheckState = "ok"
-        if why:
-            state = "broken" if found else "missing"
-        remedy = f"pip install '{name}{requirement.specifier}'" if why else ""
-        needed_for = "everything" if why else ""
-        found = why or found
-        yield Check("packages", name, state, found, needed_for, remedy, required=True)
+        check = partial(Check, "packages", name, required=True)
+        if not why:
+            yield check("ok", found)
+            continue
+        remedy = f"pip install '{name}{requirement.specifier}'"
+        state: CheckState = "broken" if found else "missing"
+        yield check(state, why, "everything", remedy)
     if "gpu" in probed:
         yield _check_gpu(probed["gpu"])
     for precision in ("fp32", "bf16"):

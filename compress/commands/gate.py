@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain, count
 from math import ceil, expm1, inf, isfinite, log, log1p
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -168,10 +169,11 @@ def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateChe
     before = files[0].stat().st_size / 1e6
     after = files[1].stat().st_size / 1e6
     change = after / before - 1
-    outcome: GateOutcome = (
-        "passed" if max_larger is None or change <= max_larger else "failed"
-    )
-    limit = "" if max_larger is None else f", {max_larger:.1%} allowed"
+    outcome: GateOutcome = "passed"
+    limit = ""
+    if max_larger is not None:
+        outcome = _decide(change, change, max_larger)
+        limit = f", {max_larger:.1%} allowed"
     reason = f"{after:.2f} MB after {before:.2f} MB, {change:+.1%}{limit}"
     return GateCheck(
         "size", outcome, before, after, "MB", change, None, None, max_larger, 1, reason
@@ -218,11 +220,11 @@ def compare_scores(
         for evaluator, own, threshold in models
     )
     if old_rows is None or new_rows is None:
-        (before, count), (after, _) = (
+        (before, examples), (after, _) = (
             evaluator.metric_of_examples(own) for evaluator, own, _ in models
         )
         low, high = bootstrap_interval(
-            lambda drawn: before(drawn) - after(drawn), count
+            lambda drawn: before(drawn) - after(drawn), examples
         )
     elif np.isin([old_rows, new_rows], (0.0, 1.0)).all():
         lost = int((old_rows > new_rows).sum())
@@ -299,6 +301,8 @@ def compare_latency(
     high = inf
     centre = 0.0
     looks = 0
+    due = chain(GATE_LOOKS, (GATE_LOOKS[-1] * 2**power for power in count(1)))
+    next_look = next(due)
     runs = FIRST_RUNS
     late = False
     outcome: GateOutcome = "cannot be told"
@@ -318,13 +322,9 @@ def compare_latency(
             medians.append((before, after))
         runs = max(5, min(MOST_RUNS, ceil(TURN_MS / min(passes[0] + passes[1]))))
         late = time.monotonic() >= end
-        due = (
-            GATE_LOOKS[looks]
-            if looks < len(GATE_LOOKS)
-            else GATE_LOOKS[-1] * 2 ** (looks - len(GATE_LOOKS) + 1)
-        )
-        if len(ratios) >= due or late:
+        if len(ratios) >= next_look or late:
             looks += 1
+            next_look = next(due)
             centre, low, high = signed_rank_interval(
                 np.array(ratios), GATE_LEVEL / (looks * (looks + 1))
             )

@@ -90,9 +90,7 @@ def inspect(
     else:
         found = _INSPECTORS[form](name)
     facts = {
-        key: value
-        for key, value in found.facts.items()
-        if value is not None and value != ""
+        key: value for key, value in found.facts.items() if value not in (None, "")
     }
     meanings: dict[InspectedForm, bool] = {
         "recipe": name in loader.names(),
@@ -351,7 +349,11 @@ def inspect_bundle(name: str) -> Inspection:
         "parameters": made.parameters or None,
         "tokens": made.max_length,
     }
+    what = made.kind
+    labels: tuple[str, ...] = ()
     if task is not None:
+        what = task.kind
+        labels = task.labels
         facts |= {
             "task": task.kind,
             "text": ", ".join(task.text),
@@ -359,7 +361,9 @@ def inspect_bundle(name: str) -> Inspection:
         }
     files = {each: stamp.bytes for each, stamp in made.files.items()}
     next_ = list(_next_of_bundle(path, made, report))
+    scores: tuple[Mapping[str, Any], ...] = ()
     if report is not None:
+        scores = _scores(report)
         facts |= {
             "recipe": report.recipe,
             "teacher": report.teacher,
@@ -373,7 +377,6 @@ def inspect_bundle(name: str) -> Inspection:
     facts["made with"] = ", ".join(
         f"{package} {number}" for package, number in made.versions.items()
     )
-    what = task.kind if task is not None else made.kind
     return Inspection(
         thing=name,
         form="bundle",
@@ -382,8 +385,8 @@ def inspect_bundle(name: str) -> Inspection:
         facts=facts,
         title=f"a bundle: {made.model_type}, {made.parameters / 1e6:.1f} M parameters, "
         f"{what}",
-        labels=task.labels if task is not None else (),
-        scores=_scores(report) if report else (),
+        labels=labels,
+        scores=scores,
         files=files,
         verified=not problems,
         problems=tuple(problems),
@@ -420,8 +423,10 @@ def inspect_run(name: str) -> Inspection:
         verified, damaged = _verify(result)
         problems += damaged
         done += [result.parent.name] if verified is not False else []
-    bundle = inspect_bundle(name) if manifests.find_bundle(folder) else None
-    problems += bundle.problems if bundle else ()
+    bundle = Inspection(thing=name, form="run", title="a run without a bundle")
+    if manifests.find_bundle(folder):
+        bundle = inspect_bundle(name)
+    problems += bundle.problems
     finished = "finished" in settings
     stages = [str(next(iter(stage.values()))) for stage in recipe.get("stages", ())]
     facts: dict[str, Any] = {
@@ -433,7 +438,7 @@ def inspect_run(name: str) -> Inspection:
         facts["minutes"] = round(
             load_json(folder / "seconds.json", "").get("seconds", 0) / 60, 1
         )
-    next_ = list(bundle.next if bundle else ())
+    next_ = list(bundle.next)
     if finished:
         state = f"finished on {settings['finished']}"
         next_.append(shell_command("clean", folder, "--dry-run"))
@@ -446,13 +451,13 @@ def inspect_run(name: str) -> Inspection:
         form="run",
         path=str(folder),
         title=title,
-        licence=bundle.licence if bundle else None,
+        licence=bundle.licence,
         facts=facts,
-        labels=bundle.labels if bundle else (),
-        scores=bundle.scores if bundle else (),
-        files=bundle.files if bundle else {},
+        labels=bundle.labels,
+        scores=bundle.scores,
+        files=bundle.files,
         problems=tuple(problems),
-        verified=not problems if done or problems or bundle else None,
+        verified=not problems if done or problems or bundle.files else None,
         notes=()
         if finished
         else ("it can be continued; finished stages are not trained again",),

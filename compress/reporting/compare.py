@@ -305,21 +305,11 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
     if any(OWN in one.times for one in models):
         timed = [report for report in reports if report.settings]
         machine = timed[-1].machine
-        if (
-            len(
-                processors := {report.machine.get("cpu", "unnamed") for report in timed}
-            )
-            > 1
-        ):
+        processors = {report.machine.get("cpu", "unnamed") for report in timed}
+        if len(processors) > 1:
             machine = {"cpu": "several: " + ", ".join(sorted(processors))}
-        devices.append(
-            MeasuredDevice(
-                OWN,
-                machine,
-                tuple((each.command, each.date) for each in timed),
-                own=True,
-            )
-        )
+        sources = tuple((each.command, each.date) for each in timed)
+        devices.append(MeasuredDevice(OWN, machine, sources, own=True))
     # the rows that most candidates are scored on; of several, those that most teachers
     # are scored on too
     scored, taught = (
@@ -408,12 +398,9 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
     first = min(level, key=cost, default=None)
     fast = first.latency(view) if first else None
     slow = best.latency(view)
-    faster = (
-        fast
-        and slow
-        and not (fast.noisy or slow.noisy)
-        and slow.p50_ms > NOISE_FACTOR * fast.p50_ms
-    )
+    if not fast or not slow or fast.noisy or slow.noisy:
+        return Pick(best, tuple(level))
+    faster = slow.p50_ms > NOISE_FACTOR * fast.p50_ms
     return Pick(best, tuple(level), first if faster else None)
 
 
@@ -451,15 +438,11 @@ def _choose_view(comparison: Comparison, at: str | None) -> View | None:
 def _check_task(bundles: Sequence[ComparedBundle]) -> Task:
     """Check that all bundles do the same task, and return it."""
     tasks = {bundle.name: bundle.task for bundle in bundles}
-    if (
-        len(
-            {
-                (task.kind, task.labels, task.metric, task.pair, task.unanswerable)
-                for task in tasks.values()
-            }
-        )
-        > 1
-    ):
+    different = {
+        (task.kind, task.labels, task.metric, task.pair, task.unanswerable)
+        for task in tasks.values()
+    }
+    if len(different) > 1:
         kinds = []
         for name, task in tasks.items():
             labels = ", ".join(task.labels[:4]) + (
@@ -591,16 +574,8 @@ def _list_teachers(reports: Sequence[Report]) -> list[ComparedModel]:
             name = name if "teacher" in name else f"{name} (teacher)"
             scores = _row_score(report, row)
             times = _own_times(row)
-            one = ComparedModel(
-                name,
-                "",
-                "",
-                "teacher",
-                row.file_mb,
-                row.parameters,
-                scores,
-                times=times,
-            )
+            figures = row.file_mb, row.parameters, scores
+            one = ComparedModel(name, "", "", "teacher", *figures, times=times)
             for basis in scores:
                 old = teachers.setdefault((name, basis), one)
                 noisy, quiet = (

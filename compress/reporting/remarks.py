@@ -193,26 +193,23 @@ def _remark_baselines(report: Report) -> list[str]:
         for row in report.of_role("baseline")
         if (score := report.score(row)) is not None
     ]
-    remarks = list[str]()
-    for row in (report.teacher_row, report.shipped):
-        if row is None or not baselines or (own := report.score(row)) is None:
-            continue
-        best, name = max(baselines)
-        little = (
-            row is report.teacher_row
-            and report.metric != "mse"
-            and own < best + BARELY * (1 - best)
+    if not baselines:
+        return []
+    best, name = max(baselines)
+    remarks = []
+    teacher = report.teacher_row
+    if teacher and (own := report.score(teacher)) is not None:
+        little = report.metric != "mse" and own < best + BARELY * (1 - best)
+        better = "barely better than" if little else ""
+        remarks = _remark_baseline("The teacher", own, name, best, better)
+    if remarks:
+        remarks.append(
+            "More labelled rows, or another teacher, will help more than another "
+            "student."
         )
-        whose = "The teacher" if row is report.teacher_row else capitalise(row.name)
-        found = _remark_baseline(
-            whose, own, name, best, "barely better than" if little else ""
-        )
-        if found and row is report.teacher_row:
-            found.append(
-                "More labelled rows, or another teacher, will help more than another "
-                "student."
-            )
-        remarks += found
+    student = report.shipped
+    if student and (own := report.score(student)) is not None:
+        remarks += _remark_baseline(capitalise(student.name), own, name, best)
     return remarks
 
 
@@ -301,9 +298,8 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
         if limits.min_score is not None
         else ""
     )
-    request = " and ".join(
-        part for part in (f"Within {within}" if within else "", least) if part
-    )
+    within = f"Within {within}" if within else ""
+    request = " and ".join(filter(None, (within, least)))
     if one is None:  # how near they come to limits that none keeps
         scored = [
             each for each in comparison.candidates if comparison.score(each) is not None

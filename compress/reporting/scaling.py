@@ -44,6 +44,8 @@ from compress.reporting.tables import Line, ResultTable, column
 
 BAND_LEVEL = 0.9
 FIT_RESAMPLES = 400
+FIT_STEPS = 80
+"""Resamples of a band, and the most steps of a fit."""
 LEAST_VALUES = 4
 """A curve needs so many different values of its cause: one fewer leaves nothing to
 check it by."""
@@ -117,10 +119,9 @@ class Law:
 def _interval(values_B: Doubles) -> Interval:
     """Return the first value in the band of the others."""
     tail = (1 - BAND_LEVEL) / 2
-    low, high = np.quantile(values_B[1:], (tail, 1 - tail))
-    return Interval(
-        float(values_B[0]), float(min(low, values_B[0])), float(max(high, values_B[0]))
-    )
+    value = float(values_B[0])
+    low, high = map(float, np.quantile(values_B[1:], (tail, 1 - tail)))
+    return Interval(value, min(low, value), max(high, value))
 
 
 @dataclass(frozen=True)
@@ -230,10 +231,8 @@ class _Points:
             np.log(np.stack(list(values.values()))) - np.log(self.centres_C)[:, None]
         )
         self.parameters = 1 + 2 * len(values)
-        residuals_N = (
-            logs_N
-            - _curve(_best(self.logs_CN, logs_N, np.inf)[0][None], self.logs_CN)[0]
-        )
+        rough_P, _ = _best(self.logs_CN, logs_N, np.inf)
+        residuals_N = logs_N - _curve(rough_P[None], self.logs_CN)[0]
         self.threshold = 1.345 * max(
             1.4826 * float(np.median(np.abs(residuals_N))), 1e-6
         )
@@ -259,18 +258,14 @@ class _Points:
         by Student's t."""
         from scipy.stats import norm, t
 
-        residuals_N = self.logs_N - (
-            curve_N := _curve(self.fitted_P[None], self.logs_CN)[0]
-        )
+        curve_N = _curve(self.fitted_P[None], self.logs_CN)[0]
+        residuals_N = self.logs_N - curve_N
         left = len(residuals_N) - self.parameters
+        quantile = (1 + BAND_LEVEL) / 2
         residuals_N = (residuals_N - residuals_N.mean()) * np.sqrt(
             len(residuals_N) / left
         )
-        widened_N = (
-            residuals_N
-            * t.ppf((1 + BAND_LEVEL) / 2, left)
-            / norm.ppf((1 + BAND_LEVEL) / 2)
-        )
+        widened_N = residuals_N * t.ppf(quantile, left) / norm.ppf(quantile)
         drawn_BN = np.random.default_rng(seed).choice(
             widened_N, (FIT_RESAMPLES, len(widened_N))
         )
@@ -340,7 +335,6 @@ def _minimise(
     logs_CN: Doubles,
     targets_BN: Doubles,
     threshold: float,
-    steps: int = 80,
 ) -> tuple[Doubles, Doubles]:
     """Minimise every fit at once by Levenberg-Marquardt, each with its own damping:
     parameters and Huber's cost."""
@@ -357,7 +351,7 @@ def _minimise(
     found_BP = np.clip(starts_BP, lows_BP, highs_BP)
     damping_B = np.full(len(found_BP), 1e-2)
     costs_B = _costs(found_BP, logs_CN, targets_BN, threshold)
-    for _ in range(steps):
+    for _ in range(FIT_STEPS):
         step_BP = _step(found_BP, logs_CN, targets_BN, threshold, damping_B)
         tried_BP = np.clip(found_BP + np.clip(step_BP, -2, 2), lows_BP, highs_BP)
         tried_B = _costs(tried_BP, logs_CN, targets_BN, threshold)
@@ -421,7 +415,7 @@ CAUSES = {
     "data": "examples seen in training",
     "compute": "training compute, FLOPs",
 }
-FIT_STEPS = 48
+PLACES_DRAWN = 48
 NEAR_FIT = 1.3
 """Points within this factor of a curve's other cause are its own; the rest are drawn
 faintly."""
@@ -615,14 +609,15 @@ def _draw(
     """Draw the curve in its band, with the points; up to four times as far as they
     reach, dashed from twice on."""
     heading, law, cause, held, points = curve
-    own: list[list[Pixel]] = [[], []]
+    crowd: list[Pixel] = []
+    own: list[Pixel] = []
     for at, score in points:
         near = all(
             1 / NEAR_FIT <= at[name] / value <= NEAR_FIT
             for name, value in held.items()
             if name != cause
         )
-        own[near].append((at[cause], score))
+        (own if near else crowd).append((at[cause], score))
     low, high = law.measured[cause]
     x = Axis(
         low / (2 * EXTRAPOLATION),
@@ -631,7 +626,7 @@ def _draw(
         width - RIGHT,
         log=True,
     )
-    places = np.geomspace(x.low, x.high, FIT_STEPS)
+    places = np.geomspace(x.low, x.high, PLACES_DRAWN)
     bands = [law.error({**held, cause: float(place)}) for place in places]
     solid = [
         index
@@ -640,9 +635,8 @@ def _draw(
     ]
     first = solid[0]
     last = solid[-1] + 1
-    shown = [1 - band.value for band in bands[first:last]] + [
-        score for _, score in own[True]
-    ]
+    shown = [1 - band.value for band in bands[first:last]]
+    shown += [score for _, score in own]
     y = Axis.padded(min(shown), max(shown), 300, TOP)
     plot = Plot(x, y, (CAUSES[cause], heading.partition(" against ")[0]))
 
@@ -663,7 +657,7 @@ def _draw(
         plot.marks.append(draw_path([*upper[part], *reversed(lower[part])], "band far"))
         if far := [one for one in line[part] if one[1] < y.start]:
             plot.marks.append(draw_path(far, "curve s0 far"))
-    for style, scores in zip(("crowd", "crowd own"), own, strict=True):
+    for style, scores in (("crowd", crowd), ("crowd own", own)):
         pixels = [(x.at(value), y.at(score)) for value, score in scores]
         plot.marks.append(
             draw_dots([one for one in pixels if TOP - 8 <= one[1] <= y.start], style)

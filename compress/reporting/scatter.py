@@ -378,6 +378,7 @@ def choice_scatter(
         return one.median_ms(view) if view else one.size_mb
 
     front = comparison.front(cost)
+    unit, axis = ("ms", "median latency, ms") if view else ("MB", "file size, MB")
     points = []
     # candidates lie over teachers
     for one in (*comparison.teachers, *comparison.candidates):
@@ -400,7 +401,7 @@ def choice_scatter(
                 score,
                 f"{style} picked" if one is picked else style,
                 one.name,
-                noisy + units.measure(value, "ms" if view else "MB"),
+                noisy + units.measure(value, unit),
                 short=number,
                 keep=first or teacher,
                 reach=time.p95_ms if time else 0.0,
@@ -411,10 +412,7 @@ def choice_scatter(
         return None
     return Scatter(
         tuple(points),
-        (
-            "median latency, ms" if view else "file size, MB",
-            units.metric(comparison.task.metric),
-        ),
+        (axis, units.metric(comparison.task.metric)),
         comparison.baselines,
         [(cost(one) or 0.0, comparison.score(one) or 0.0) for one in front],
         budget=True,
@@ -441,8 +439,8 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
         subnet = one.stage == "subnet"
         if subnet and not ahead:
             crowd.append((value, one.score))
-        if subnet and not ahead and not picked:
-            continue
+            if not picked:
+                continue
         style = (
             f"{'front' if ahead else 'behind'} "
             f"{'subnet' if subnet else 'student'}{' picked' if picked else ''}"

@@ -289,31 +289,22 @@ def score_tables(report: Report) -> list[ResultTable]:
             forms, "", units.metric(report.metric), lambda form: units.score(form.score)
         ),
     )
-    vectors = (
-        [
-            ResultTable(
-                tuple(Line(form.name) for form in forms), sizes, "Smaller vectors"
-            )
-        ]
-        if forms
-        else []
-    )
-    if len(metrics) < 2:
-        return vectors
 
     def score(name: str, row: ReportRow) -> str:
         return units.score(row.score.get(name))
 
-    columns = tuple(
+    scores = tuple(
         column(report.rows, "", units.metric(name), partial(score, name))
         for name in metrics
     )
-    return [
-        ResultTable(
-            tuple(Line(row.name) for row in report.rows), columns, "All scores"
-        ),
-        *vectors,
-    ]
+    found = []
+    if len(metrics) > 1:
+        lines = tuple(Line(row.name) for row in report.rows)
+        found.append(ResultTable(lines, scores, "All scores"))
+    if forms:
+        lines = tuple(Line(form.name) for form in forms)
+        found.append(ResultTable(lines, sizes, "Smaller vectors"))
+    return found
 
 
 def latency_tables(
@@ -408,9 +399,7 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
     def time(at: View, one: ComparedModel) -> Cell:
         if (latency := one.latency(at)) is None:
             return Cell(MISSING)
-        marks = (", noisy" if latency.noisy else "") + (
-            ", busy" if latency.busy else ""
-        )
+        marks = ", noisy" * latency.noisy + ", busy" * bool(latency.busy)
         return Cell(
             _ms(latency), f"p95{units.GAP}{units.three_digits(latency.p95_ms)}{marks}"
         )
@@ -463,17 +452,10 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
             f"latency of one forward: {view.name}",
             "on front: no other is as good at less time",
         ]
-    roles = {id(one): "teacher" for one in comparison.teachers} | {
-        id(chosen.candidate): "student"
-    }
-    lines = [
-        Line(
-            one.name,
-            roles.get(id(one), "plain"),
-            None if one.role == "teacher" else comparison.number(one),
-        )
-        for one in rows
-    ]
+    lines = [Line(one.name, "teacher") for one in comparison.teachers]
+    for number, one in enumerate(comparison.candidates, 1):
+        picked = one is chosen.candidate
+        lines.append(Line(one.name, "student" if picked else "plain", number))
     return ResultTable.build(lines, columns, "Which model to ship", caption)
 
 

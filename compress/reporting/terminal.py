@@ -44,11 +44,13 @@ PRODUCTS_SHOWN = 12
 """Matrix products that are listed in a terminal; report.json has them all."""
 
 
-def to_terminal(
-    table: ResultTable, width: int | None = None, *, more: str = ""
-) -> Table:
-    """Lay out a table for a terminal of this width (None: any), with as many columns as
-    fit, by rank.
+ANY_WIDTH = 1000
+"""More characters than any table is wide."""
+
+
+def to_terminal(table: ResultTable, width: int = ANY_WIDTH, *, more: str = "") -> Table:
+    """Lay out a table for a terminal of this width, with as many columns as fit, by
+    rank.
 
     more  where the other columns are shown, for the caption
     """
@@ -83,8 +85,7 @@ def to_terminal(
 
     room = min(NAME_WIDTH, max(map(len, names), default=0)) + 1
     while (
-        width
-        and len(shown) > 1
+        len(shown) > 1
         and room + sum(wide(heading, cells) for _, heading, cells in shown) > width
     ):
         shown.remove(max(shown, key=lambda one: one[0].rank))
@@ -101,12 +102,12 @@ def to_terminal(
         show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        min_width=min(width or CAPTION_WIDTH, CAPTION_WIDTH),
+        min_width=min(width, CAPTION_WIDTH),
     )
     used = sum(wide(heading, cells) for _, heading, cells in shown)
     laid.add_column(
         "",
-        max_width=max(NAME_WIDTH, width - used - 1) if width else None,
+        max_width=max(NAME_WIDTH, width - used - 1),
         overflow="fold",
     )
     for _, heading, _ in shown:
@@ -115,10 +116,6 @@ def to_terminal(
         cells = (Text(cells[index].text) for _, _, cells in shown)
         laid.add_row(Text(name), *cells, style=styles.get(line.role, ""))
     return laid
-
-
-ANY_WIDTH = 1000
-"""More characters than any table is wide."""
 
 
 def print_table(

@@ -278,10 +278,7 @@ def test_documented_schemas_are_those_of_the_commands() -> None:
         assert sorted(listed) == sorted(set(re.findall(r'(?:print_json|schema)\(\s*"([a-z-]+)"', source)))
 
 
-def test_an_option_that_is_given_twice_is_refused() -> None:
-    found = command.run("distill", "--teacher", "minilm", "--data", "a", "--seed", "1", "--data", "b")
-    assert found.code == 2
-    assert "--data was given 2 times; expected once" in found.err
+def test_help_comes_before_refusals() -> None:
     assert command.run("distill", "--data", "a", "--data", "b", "-h").code == 0
 
 
@@ -395,21 +392,9 @@ def test_bench(bundle: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--threads two", "--threads two"),
-        ("--batch 1000000000", "at most"),
-        ("--threads 9999", "--threads 9999"),
-        ("--rounds 1", "'--rounds'"),
-        ("--seq 4000", "has 64 positions"),
-    ],
-)
-def test_bench_refuses_invalid_settings(bundle: str, words: str, expected: str) -> None:
-    result = command.run("bench", bundle, *words.split())
-    assert result.code == 2
-    assert "rror: " in result.err
-    assert expected in result.err
+def test_bench_knows_how_many_cores_there_are(bundle: str) -> None:
+    result = command.run("bench", bundle, "--threads", "9999")
+    assert (result.code, "--threads 9999" in result.err) == (2, True)
 
 
 def test_bench_writes_a_file_per_visitor(bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,33 +413,6 @@ def test_bench_writes_a_file_per_visitor(bundle: str, tmp_path: Path, monkeypatc
     assert [(file.name, BenchResult.from_json(file).device) for file in files] == [
         ("phones-1.json", "browser 1"), ("phones-2.json", "browser 2"),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["predict", "bench"])
-def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, name: str) -> None:
-    result = command.run(name, str(tmp_path), *(["text"] if name == "predict" else []))
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: ")
-    assert "manifest.json" in result.err
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("destill", "Did you mean 'distill'?"),
-        ("recipes tinybrt", "Did you mean 'tinybert'?"),
-        ("distill --techer minilm", "--teacher"),
-        ("distill --teacher minilm", "Missing option '--data'. Expected: intents, a folder"),
-        ("search --teacher minilm", "Missing option '--data'. Expected: The data, as for distill"),
-        ("search --data intents", "Missing option '--teacher'. Expected: The teacher: an alias"),
-        ("distill --teacher minilm --data intents --kind clasification", "'classification'"),
-        ("bench", "Missing argument 'bundles'"),
-    ],
-)
-def test_misspelled_words(words: str, expected: str) -> None:
-    result = command.run(*words.split())
-    assert (result.code, result.out) == (2, "")
-    assert expected in result.err
 
 
 def test_an_interruption_shows_how_to_continue(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

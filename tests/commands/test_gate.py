@@ -199,11 +199,3 @@ def test_real_files_are_raced_here(pair: tuple[Bundle, Bundle]) -> None:
     result = line.run("gate", *files, "--max-slower", "900%", "--minutes", "0.1", "--seq", "8")
     assert result.code in (0, 3), "a machine that stands still for six seconds tells nothing"
     assert "latency" in result.out
-
-
-def test_a_lone_file_cannot_be_scored(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:
-    lone = tmp_path / "lone.onnx"
-    lone.write_bytes((pair[0].path / BUNDLE_FILES["fp32"]).read_bytes())
-    result = line.run("gate", str(pair[0].path), str(lone), "--data", "intents")
-    assert result.code == 2
-    assert "--data" in result.err

@@ -247,20 +247,6 @@ def test_named_splits_are_data() -> None:
     assert detect_form("train=a.tsv,dev=b.tsv") == "data"
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["tinybertt"], "Did you mean 'tinybert'?"),
-        (["tinybert", "--teacher", "minilm"], "--teacher: is for data"),
-        (["absent/folder/train.tsv"], "is no file or folder here"),
-    ],
-)
-def test_unknown_names_are_refused(words: list[str], expected: str) -> None:
-    result = command.run("inspect", *words)
-    assert result.code == 2
-    assert expected in result.err
-
-
 def test_an_unknown_form_is_refused_in_python() -> None:
     wrong: Any = "film"
     with pytest.raises(CompressError, match="expected checkpoint"):

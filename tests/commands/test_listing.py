@@ -187,7 +187,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("teacher", "expected"),
     [
-        ("bert-bsae", "Did you mean 'bert-base'?"),
         ("./nowhere", "no such folder"),
         ("somebody/some-model", "the hub cannot be reached"),
     ],

@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from html import escape, unescape
@@ -25,6 +25,7 @@ from compress.records.search_report import (
     TrialRecord,
 )
 from compress.reporting import format as units
+from compress.reporting import scaling
 from compress.reporting.html import render_search
 from compress.reporting.remarks import shape, show_command
 from compress.reporting.scaling import growth
@@ -63,6 +64,14 @@ CASES: dict[str, Callable[[], SearchReport]] = {
         prediction=LatencyPrediction("none", None, None, (Timing("a", 1.0, 1.0),)),
     ),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_resamples() -> Iterator[None]:
+    """Bands of curves need fewer resamples to be drawn than to be true."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "FIT_RESAMPLES", 20)
+        yield
 
 
 @cache
