@@ -349,7 +349,7 @@ def inspect_bundle(name: str) -> Inspection:
         "parameters": made.parameters or None,
         "tokens": made.max_length,
     }
-    what = made.kind
+    what: str = made.kind
     labels: tuple[str, ...] = ()
     if task is not None:
         what = task.kind
