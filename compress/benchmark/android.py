@@ -400,7 +400,13 @@ class NativeProgram:
         cpus = format_cpus(self.affinity)
         measure = partial(self._run_pass, files)
         return race_files(
-            files, settings, rounds, runs, measure, say=self._say, affinity=cpus
+            files,
+            settings,
+            rounds,
+            runs,
+            measure,
+            say=self._say,
+            affinity=cpus,
         )
 
     def sustain(

@@ -188,7 +188,13 @@ class AgentDevice:
         cpus = format_cpus(self.affinity)
         measure = partial(self._run_pass, timing_jobs)
         return race_files(
-            files, settings, rounds, runs, measure, say=self._say, affinity=cpus
+            files,
+            settings,
+            rounds,
+            runs,
+            measure,
+            say=self._say,
+            affinity=cpus,
         )
 
     def sustain(

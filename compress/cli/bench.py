@@ -122,7 +122,12 @@ def bench(
         results = (
             [measure()]
             if visitors == 1
-            else bench_visitors(measure, visitors, device=device.device, say=say)
+            else bench_visitors(
+                measure,
+                visitors,
+                device=device.device,
+                say=say,
+            )
         )
         for number, result in enumerate(results):
             if out is not None:

@@ -186,7 +186,13 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
                 "not installed: it runs from a folder, and its requirements are unknown"
             )
             remedy = "pip install ."
-            package = partial(Check, "packages", DISTRIBUTION, "broken", required=True)
+            package = partial(
+                Check,
+                "packages",
+                DISTRIBUTION,
+                "broken",
+                required=True,
+            )
             add(package(found, needed_for="everything", remedy=remedy))
         for check in check_packages(requirements, probed.result()):
             add(check)

@@ -618,12 +618,23 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
         for each in [value] if isinstance(value, str) else value or ():
             given += [f"--{option}", each]
     train = shell_command(
-        "distill", "--teacher", teacher or EMBEDDED_MODEL, "--data", name, *given
+        "distill",
+        "--teacher",
+        teacher or EMBEDDED_MODEL,
+        "--data",
+        name,
+        *given,
     )
     next_ = [f"{train} --plan", train]
     if not teacher:
         next_.append(
-            shell_command("inspect", name, "--teacher", EMBEDDED_MODEL, *given)
+            shell_command(
+                "inspect",
+                name,
+                "--teacher",
+                EMBEDDED_MODEL,
+                *given,
+            )
         )
     licence = _licence(place) if place.is_dir() else None
     if name in sources.EMBEDDED_DATA:

@@ -410,7 +410,13 @@ def draw_bars(
         ]
         described.append(f"{item.name} {number}")
     size = width, 38 * len(items) - 6
-    return draw_picture(key, size, title, "; ".join(described), marks)
+    return draw_picture(
+        key,
+        size,
+        title,
+        "; ".join(described),
+        marks,
+    )
 
 
 def bar_figure(

@@ -309,7 +309,14 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
         if len(processors) > 1:
             machine = {"cpu": "several: " + ", ".join(sorted(processors))}
         sources = tuple((each.command, each.date) for each in timed)
-        devices.append(MeasuredDevice(OWN, machine, sources, own=True))
+        devices.append(
+            MeasuredDevice(
+                OWN,
+                machine,
+                sources,
+                own=True,
+            )
+        )
     # the rows that most candidates are scored on; of several, those that most teachers
     # are scored on too
     scored, taught = (

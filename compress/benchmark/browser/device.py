@@ -366,7 +366,13 @@ class Browser:
             self._ask({"do": "show", "tables": tables}, Acknowledgement)
 
         return race_files(
-            files, settings, rounds, runs, measure, say=self._say, show=show
+            files,
+            settings,
+            rounds,
+            runs,
+            measure,
+            say=self._say,
+            show=show,
         )
 
     def sustain(
