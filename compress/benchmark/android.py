@@ -108,7 +108,9 @@ class Adb:
         # lines such as `[ro.product.model]: [Pixel 8]`
         found = dict(
             re.findall(
-                r"^\[([^\]]+)\]: \[(.*)\]\s*$", self.shell("getprop"), re.MULTILINE
+                r"^\[([^\]]+)\]: \[(.*)\]\s*$",
+                self.shell("getprop"),
+                re.MULTILINE,
             )
         )
         known = defaultdict(str, found)
@@ -163,7 +165,9 @@ def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
 
 @contextmanager
 def phone_browser(
-    phone: Adb, page: OpenPage, say: Callable[[str], None]
+    phone: Adb,
+    page: OpenPage,
+    say: Callable[[str], None],
 ) -> Iterator["Device"]:
     """Open the page in the phone's browser, through the cable: the phone needs no
     network."""
@@ -325,7 +329,10 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
 
 @contextmanager
 def phone_program(
-    phone: Adb, binary: Path, affinity: tuple[int, ...], say: Callable[[str], None]
+    phone: Adb,
+    binary: Path,
+    affinity: tuple[int, ...],
+    say: Callable[[str], None],
 ) -> Iterator["NativeProgram"]:
     """Push the program and the libraries beside it to a folder on the phone, which is
     removed at the end."""
@@ -345,11 +352,20 @@ def phone_program(
         phone.shell("mkdir", folder)
         for part in (binary, *sorted(binary.parent.glob("*.so"))):
             phone.run(
-                "push", str(part), f"{folder}/{part.name}", seconds=PROGRAM_TIMEOUT
+                "push",
+                str(part),
+                f"{folder}/{part.name}",
+                seconds=PROGRAM_TIMEOUT,
             )
         phone.shell("chmod", "755", f"{folder}/{binary.name}")
         yield NativeProgram(
-            phone, program, binary.name, folder, affinity, say, phone.facts()
+            phone,
+            program,
+            binary.name,
+            folder,
+            affinity,
+            say,
+            phone.facts(),
         )
     finally:
         if not attempt(partial(phone.shell, "rm", "-rf", folder)):
@@ -410,7 +426,11 @@ class NativeProgram:
         )
 
     def sustain(
-        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+        self,
+        files: Mapping[str, Path],
+        setting: Setting,
+        *,
+        seconds: float,
     ) -> list[Sustained]:
         """Run each file in turn, one call per minute: between calls the phone rests
         while the file is opened."""
@@ -432,7 +452,9 @@ class NativeProgram:
         ]
 
     def logits(
-        self, file: Path, rows: Sequence[EncodedRow]
+        self,
+        file: Path,
+        rows: Sequence[EncodedRow],
     ) -> list[NDArray[np.float32]]:
         raise DeviceError(
             f"{self.name}: {self.program} computes no logits; the phone's browser "
@@ -529,7 +551,10 @@ class NativeProgram:
         if str(path) not in self.pushed:
             model = self.pushed[str(path)] = f"{len(self.pushed)}{path.suffix}"
             self.phone.run(
-                "push", str(path), f"{self.folder}/{model}", seconds=PROGRAM_TIMEOUT
+                "push",
+                str(path),
+                f"{self.folder}/{model}",
+                seconds=PROGRAM_TIMEOUT,
             )
         model = self.pushed[str(path)]
         if self.program == "benchmark_model":
@@ -543,7 +568,9 @@ class NativeProgram:
                 for name, content in serialize_inputs(path, setting).items():
                     (Path(scratch) / name).write_bytes(content)
                     self.phone.run(
-                        "push", f"{scratch}/{name}", f"{remote}/test_data_set_0/{name}"
+                        "push",
+                        f"{scratch}/{name}",
+                        f"{remote}/test_data_set_0/{name}",
                     )
             self.pushed[case] = f"{case}/model.onnx"
         return self.pushed[case]
@@ -553,7 +580,10 @@ def serialize_inputs(path: Path, setting: Setting) -> dict[str, bytes]:
     """Serialize the inputs for onnxruntime_perf_test, with the same ids as on other
     devices."""
     arrays = feeds(
-        input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"]
+        input_types(path),
+        setting.batch,
+        setting.seq,
+        timing_job(path)["vocabulary"],
     )
     tensors = (numpy_helper.from_array(value, name) for name, value in arrays.items())
     return {

@@ -35,12 +35,18 @@ class Device(Protocol):
         setting, then by file, as given."""
 
     def sustain(
-        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+        self,
+        files: Mapping[str, Path],
+        setting: Setting,
+        *,
+        seconds: float,
     ) -> list[Sustained]:
         """Run each file in turn for `seconds` without a pause."""
 
     def logits(
-        self, file: Path, rows: Sequence[EncodedRow]
+        self,
+        file: Path,
+        rows: Sequence[EncodedRow],
     ) -> list[NDArray[np.float32]]:
         """Compute the file's logits of each row by itself: (outputs,), or (tokens,
         outputs) for a tokenwise task."""

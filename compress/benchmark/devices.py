@@ -72,7 +72,11 @@ def open_device(
 
             device = stack.enter_context(
                 open_ssh(
-                    where, python=python, affinity=affinity, timeout=timeout, say=say
+                    where,
+                    python=python,
+                    affinity=affinity,
+                    timeout=timeout,
+                    say=say,
                 )
             )
         elif kind == "browser" and not colon:
@@ -102,7 +106,11 @@ def open_device(
                 from compress.benchmark.browser.device import browser
 
                 page = partial(
-                    browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu
+                    browser,
+                    timeout=timeout,
+                    say=say,
+                    assets=assets,
+                    webgpu=webgpu,
                 )
                 device = stack.enter_context(phone_browser(phone, page, say))
         else:
@@ -115,7 +123,9 @@ def open_device(
 
 
 def open_chosen(
-    options: DeviceOptions, *, say: Callable[[str], None] = print
+    options: DeviceOptions,
+    *,
+    say: Callable[[str], None] = print,
 ) -> AbstractContextManager[Device]:
     """Open the device that the options describe; see `open_device`."""
     return open_device(

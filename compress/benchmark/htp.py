@@ -114,7 +114,11 @@ def emulate(
         ]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=timeout, check=False
+                command,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
             )
         except OSError as error:
             raise DeviceError(

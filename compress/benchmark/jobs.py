@@ -85,7 +85,10 @@ def _open_job(path: Path) -> dict[str, Any]:
 
 
 def check_settings(
-    device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]
+    device: str,
+    cores: str,
+    files: Mapping[str, Path],
+    settings: Sequence[Setting],
 ) -> None:
     """Raise DeviceError for more threads than the device has cores, or more tokens than
     a file has positions.

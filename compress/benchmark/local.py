@@ -98,7 +98,11 @@ def connect(
     timed_out = threading.Event()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None
         link = Link(process, errors, make_error)
@@ -198,12 +202,18 @@ class AgentDevice:
         )
 
     def sustain(
-        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+        self,
+        files: Mapping[str, Path],
+        setting: Setting,
+        *,
+        seconds: float,
     ) -> list[Sustained]:
         curves = []
         for name, path in files.items():
             with self._start_runner(
-                name, self._place(jobs.timing_job(path), path), setting
+                name,
+                self._place(jobs.timing_job(path), path),
+                setting,
             ) as (ask, _):
 
                 def run(span: float, ask: Ask = ask) -> float:
@@ -222,12 +232,16 @@ class AgentDevice:
         return curves
 
     def logits(
-        self, file: Path, rows: Sequence[EncodedRow]
+        self,
+        file: Path,
+        rows: Sequence[EncodedRow],
     ) -> list[NDArray[np.float32]]:
         logits: list[NDArray[np.float32]] = []
         with (
             self._start_runner(
-                str(file), self._place(jobs.logits_job(file), file), None
+                str(file),
+                self._place(jobs.logits_job(file), file),
+                None,
             ) as (ask, _),
             Progress("scoring", len(rows), "rows") as bar,
         ):
@@ -252,7 +266,9 @@ class AgentDevice:
         return {**job, "path": self.place(path), "affinity": list(self.affinity)}
 
     def _run_pass(
-        self, timing_jobs: Mapping[str, dict[str, Any]], this: Pass
+        self,
+        timing_jobs: Mapping[str, dict[str, Any]],
+        this: Pass,
     ) -> dict[str, PassTimes]:
         cpus = list(self.affinity)
         before = self.link.ask(do="usage", cpus=cpus)
@@ -266,7 +282,10 @@ class AgentDevice:
                 times[name] = PassTimes(ready["init_ms"], ready["first_ms"])
             turns = list(chain(*this.turns))
             for name in show_progress(
-                turns, f"timing at {this.setting}", len(turns), "turns"
+                turns,
+                f"timing at {this.setting}",
+                len(turns),
+                "turns",
             ):
                 answer = asks[name]({"runs": this.runs})
                 times[name].ms += answer["ms"]
@@ -287,7 +306,10 @@ class AgentDevice:
 
     @contextmanager
     def _start_runner(
-        self, name: str, job: dict[str, Any], setting: Setting | None
+        self,
+        name: str,
+        job: dict[str, Any],
+        setting: Setting | None,
     ) -> Iterator[tuple[Ask, dict[str, Any]]]:
         """Start a runner; yield a function that sends it a request, and its first
         line."""

@@ -159,7 +159,13 @@ def open_ssh(
         folder = RemoteFolder(name, link)
         remote_runner = folder.send(Path(str(runner.__file__)), "runner.py")
         yield AgentDevice(
-            name, link, folder.send_model, remote_runner, affinity, say, missing
+            name,
+            link,
+            folder.send_model,
+            remote_runner,
+            affinity,
+            say,
+            missing,
         )
 
 
@@ -203,7 +209,11 @@ class RemoteFolder:
 
 
 def _explain_loss(
-    code: int | None, output: str, address: Address, python: str, timeout: float
+    code: int | None,
+    output: str,
+    address: Address,
+    python: str,
+    timeout: float,
 ) -> str:
     """Explain why the connection ended. `code`: the exit code of ssh, which is 255 for
     its own failures."""

@@ -283,7 +283,9 @@ def _allow_kinds(folder: str | None) -> Iterator[None]:
 
 
 def with_verbosity(
-    command: Callable[..., None], *, reads_bundles: bool = False
+    command: Callable[..., None],
+    *,
+    reads_bundles: bool = False,
 ) -> Callable[..., None]:
     """Give a command the options that say how much it prints; and one that reads
     bundles, whose kind of task may be code of the user's, one that allows it."""
@@ -398,7 +400,11 @@ def is_first() -> bool:
 
 
 def run_folder(
-    out: Path | None, recipe: str, data: str | None, *, resume: bool
+    out: Path | None,
+    recipe: str,
+    data: str | None,
+    *,
+    resume: bool,
 ) -> Path:
     """Return the folder of a run; if none is given, choose one by the names of recipe
     and data."""
@@ -431,7 +437,9 @@ def print_result(text: str) -> None:
 
 
 def print_forecast(
-    forecast: "Callable[..., Forecast]", as_json: bool, **arguments: Any
+    forecast: "Callable[..., Forecast]",
+    as_json: bool,
+    **arguments: Any,
 ) -> None:
     """Forecast what a command with these arguments would take, and print that.
 

@@ -67,7 +67,10 @@ def _check_lines(check: "Check", width: int) -> Iterator[str]:
         if words:
             wide = max(width, 2 * INDENT)
             yield from textwrap.wrap(
-                words, wide, initial_indent=head, subsequent_indent=" " * INDENT
+                words,
+                wide,
+                initial_indent=head,
+                subsequent_indent=" " * INDENT,
             )
             head = " " * INDENT
     if missing and check.remedy:
@@ -269,7 +272,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> "RenderableType":
     from rich.table import Table
 
     table = Table(
-        *rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
+        *rows[0],
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
     )
     for column in table.columns:
         column.overflow = "fold"

@@ -112,17 +112,29 @@ def bench(
         ]
         opened = stack.enter_context(open_chosen(device, say=say))
         result = measure(
-            opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain
+            opened,
+            chosen,
+            settings,
+            rounds=rounds,
+            runs=runs,
+            seconds=sustain,
         )
     absent = [each for each, reason in exported.left_out.items() if reason == ABSENT]
     install = install_command(*absent) if absent else ""
     return replace(
-        result, formats=exported.known, left_out=exported.left_out, install=install
+        result,
+        formats=exported.known,
+        left_out=exported.left_out,
+        install=install,
     )
 
 
 def choose_formats(
-    requested: str, *, precision: str, calibrated: bool, rows: int
+    requested: str,
+    *,
+    precision: str,
+    calibrated: bool,
+    rows: int,
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the precisions of each format to race, and the reason why each other one
     of `all` is left out.
@@ -218,7 +230,10 @@ def export_formats(
     from compress.exporters.writers.context import FixedOptions
 
     chosen, left_out = choose_formats(
-        formats, precision=precision, calibrated=data is not None, rows=rows
+        formats,
+        precision=precision,
+        calibrated=data is not None,
+        rows=rows,
     )
     files = dict[str, Path]()
     known = dict[str, RacedFormat]()

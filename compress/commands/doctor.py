@@ -93,7 +93,10 @@ TOOLS: Final[Mapping[str, Tool]] = {
         {"winget": "Google.Chrome"},
     ),
     "node": Tool(
-        ("node",), "npm", "nodejs", {"brew": "node", "winget": "OpenJS.NodeJS"}
+        ("node",),
+        "npm",
+        "nodejs",
+        {"brew": "node", "winget": "OpenJS.NodeJS"},
     ),
     "npm": Tool(
         ("npm",),
@@ -178,7 +181,9 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
             add(_wait(future, TOOL_SECONDS, silent))
         add(
             _wait(
-                hub, TOOL_SECONDS, Check("tools", "hub", "missing", _UNREACHABLE, _HUB)
+                hub,
+                TOOL_SECONDS,
+                Check("tools", "hub", "missing", _UNREACHABLE, _HUB),
             )
         )
         if not requirements:
@@ -335,7 +340,12 @@ def check_extras() -> Iterator[Check]:
         )
         remedy = install_command(extra) if faults else ""
         yield Check(
-            "extras", extra, "missing" if faults else "ok", found, purpose, remedy
+            "extras",
+            extra,
+            "missing" if faults else "ok",
+            found,
+            purpose,
+            remedy,
         )
 
 

@@ -133,7 +133,12 @@ def gate(
     with open_chosen(device, say=instruct) as target:
         checks.append(
             compare_latency(
-                target, files, setting, max_slower=max_slower, minutes=minutes, say=say
+                target,
+                files,
+                setting,
+                max_slower=max_slower,
+                minutes=minutes,
+                say=say,
             )
         )
         facts = target.facts()
@@ -176,7 +181,17 @@ def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateChe
         limit = f", {max_larger:.1%} allowed"
     reason = f"{after:.2f} MB after {before:.2f} MB, {change:+.1%}{limit}"
     return GateCheck(
-        "size", outcome, before, after, "MB", change, None, None, max_larger, 1, reason
+        "size",
+        outcome,
+        before,
+        after,
+        "MB",
+        change,
+        None,
+        None,
+        max_larger,
+        1,
+        reason,
     )
 
 

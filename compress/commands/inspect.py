@@ -81,7 +81,9 @@ def inspect(
     form = form or detect_form(name)
     if form == "data":
         found = inspect_data(
-            name, None if teacher is None else name_of(teacher), columns
+            name,
+            None if teacher is None else name_of(teacher),
+            columns,
         )
     elif teacher is not None:
         raise CompressError(
@@ -400,7 +402,12 @@ def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterat
     if made.task is not None:
         yield predict_command(path, pair=made.task.pair)
         yield shell_command(
-            "export", path, "--for", "text", "--out", f"exported/{path.name}"
+            "export",
+            path,
+            "--for",
+            "text",
+            "--out",
+            f"exported/{path.name}",
         )
     if report is not None and report.rows:
         yield shell_command("report", path, "--html", "choice.html")

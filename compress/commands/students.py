@@ -97,7 +97,11 @@ def list_students(teacher: str, recipes: Sequence[Recipe] | None = None) -> List
                 )
             )
         return Listing(
-            teacher, measure_size(model), _group(own), _group(variants), tuple(refused)
+            teacher,
+            measure_size(model),
+            _group(own),
+            _group(variants),
+            tuple(refused),
         )
 
 
@@ -225,7 +229,9 @@ def print_listing(listing: Listing, console: Console, *, wide: bool = False) -> 
     table.add_column("recipes", width=NAMES_WIDTH)
     for name, _ in columns:
         table.add_column(
-            name, justify="left" if name == "model" else "right", no_wrap=True
+            name,
+            justify="left" if name == "model" else "right",
+            no_wrap=True,
         )
 
     def add(names: str, size: ModelSize, style: str = "") -> None:

@@ -30,7 +30,11 @@ class ClassScore:
         0.0."""
         f1 = 2 * correct / max(1, predicted + true)
         return ClassScore(
-            label, correct / max(1, predicted), correct / max(1, true), f1, true
+            label,
+            correct / max(1, predicted),
+            correct / max(1, true),
+            f1,
+            true,
         )
 
 

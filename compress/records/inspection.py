@@ -108,5 +108,7 @@ class Inspection:
     def to_json(self) -> str:
         """Write one JSON object: schema, then the fields."""
         return json.dumps(
-            {"schema": INSPECTION_SCHEMA, **asdict(self)}, ensure_ascii=False, indent=1
+            {"schema": INSPECTION_SCHEMA, **asdict(self)},
+            ensure_ascii=False,
+            indent=1,
         )

@@ -132,7 +132,11 @@ def element(tag: str, *content: str, **attributes: str | float) -> Markup:
 
 
 def draw_picture(
-    key: str, size: Pixel, title: str, description: str, marks: Iterable[Markup]
+    key: str,
+    size: Pixel,
+    title: str,
+    description: str,
+    marks: Iterable[Markup],
 ) -> Markup:
     """Make one picture; `key` is unique on the page, title and description are what the
     blind hear."""
@@ -153,7 +157,11 @@ def draw_picture(
 
 
 def draw_text(
-    x: float, y: float, content: str, style: str = "", anchor: str = "start"
+    x: float,
+    y: float,
+    content: str,
+    style: str = "",
+    anchor: str = "start",
 ) -> Markup:
     """Write `content` with its baseline at y."""
     return element("text", content, x=x, y=y, class_=style, text_anchor=anchor)
@@ -193,7 +201,10 @@ def draw_dot(at: Pixel, style: str, hint: str, *, square: bool = False) -> Marku
     title = element("title", hint)
     if square:
         return element(
-            "path", title, d=f"M{x:.1f},{y - 7:.1f} l7,7 -7,7 -7,-7 z", class_=style
+            "path",
+            title,
+            d=f"M{x:.1f},{y - 7:.1f} l7,7 -7,7 -7,-7 z",
+            class_=style,
         )
     return element("circle", title, cx=x, cy=y, r="6", class_=style)
 
@@ -353,7 +364,12 @@ class Plot:
         self.line((x, self.box.top), (x, self.box.bottom), style)
 
     def text(
-        self, x: float, y: float, content: str, style: str, anchor: str = "start"
+        self,
+        x: float,
+        y: float,
+        content: str,
+        style: str,
+        anchor: str = "start",
     ) -> None:
         """Write a text with its baseline at y."""
         self.marks.append(draw_text(x, y, content, style, anchor))
@@ -391,7 +407,11 @@ class Bar:
 
 
 def draw_bars(
-    items: Sequence[Bar], title: str, unit: str, key: str, width: float
+    items: Sequence[Bar],
+    title: str,
+    unit: str,
+    key: str,
+    width: float,
 ) -> Markup:
     """Draw one bar per item, from zero."""
     longest = max(item.value for item in items) or 1.0
@@ -432,7 +452,11 @@ def bar_figure(
     if not (bars := [item for item in items if units.is_known(item.value)]):
         return None
     return draw_figure(
-        heading, partial(draw_bars, bars, heading, unit), key, width, caption=caption
+        heading,
+        partial(draw_bars, bars, heading, unit),
+        key,
+        width,
+        caption=caption,
     )
 
 
@@ -531,7 +555,11 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
         if _spans_decades([value for line in losses.values() for _, value in line]):
             notes.append("The vertical scale is logarithmic.")
         draw = partial(
-            draw_lines, losses, f"Loss in stage {name}", ("step", ""), smooth=True
+            draw_lines,
+            losses,
+            f"Loss in stage {name}",
+            ("step", ""),
+            smooth=True,
         )
         width = MAIN if scores else WHOLE_COLUMN
         figures.append(
@@ -724,5 +752,7 @@ def draw_progress(report: SearchReport, key: str, width: float) -> Markup:
     if best:
         plot.path([*best, (x.high, best[-1][1])], "curve s0")
     return plot.picture(
-        key, "Trials over time", f"{len(scored)} of {len(placed)} trials were scored"
+        key,
+        "Trials over time",
+        f"{len(scored)} of {len(placed)} trials were scored",
     )

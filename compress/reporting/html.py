@@ -247,7 +247,9 @@ def render_run(report: Report) -> str:
 
 
 def _lay_out_races(
-    variants: Sequence[VariantResult], key: str, bundle: str = ""
+    variants: Sequence[VariantResult],
+    key: str,
+    bundle: str = "",
 ) -> list[tuple[str, Figure | None, ResultTable]]:
     """Lay out the race on each device: a heading, bars of the times, and a table. `key`
     is unique on the page."""
@@ -317,7 +319,11 @@ def render_comparison(comparison: Comparison, limits: Limits, chosen: Pick) -> s
         metric=units.metric(comparison.task.metric),
         shown=[
             _draw_candidates(
-                comparison, limits, chosen, View(name, at), (device, setting)
+                comparison,
+                limits,
+                chosen,
+                View(name, at),
+                (device, setting),
             )
             for device, name in enumerate(devices)
             for setting, at in enumerate(settings)
@@ -547,7 +553,10 @@ def _draw_predictions(prediction: LatencyPrediction) -> list[Figure]:
         if units.is_known(error)
     ]
     accuracy = bar_figure(
-        bars, "Mean error on a shape it has not seen", "%", "prediction-error"
+        bars,
+        "Mean error on a shape it has not seen",
+        "%",
+        "prediction-error",
     )
     return [*figures, accuracy] if accuracy else figures
 

@@ -132,7 +132,9 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
     warnings = _remark_baselines(report) or _remark_loss(report)
     for row in students if shipped else students[:-1]:
         warnings += _remark_classes(
-            capitalise(row.name), report.fallen(row), "the teacher"
+            capitalise(row.name),
+            report.fallen(row),
+            "the teacher",
         )
     before, macro_before = (
         (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
@@ -163,7 +165,9 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
 
 
 def _remark_classes(
-    name: str, hurt: Sequence[ClassChange], reference: str
+    name: str,
+    hurt: Sequence[ClassChange],
+    reference: str,
 ) -> list[str]:
     """Name the classes of which a model finds less than another one."""
     return (
@@ -181,7 +185,9 @@ def run_remarks(report: Report) -> list[str]:
     )
     remarks += [f"Take the times as approximate: {'; '.join(noise)}."] if noise else []
     return remarks + _remark_interval(
-        report.metric, report.score(student) if student else None, report.split_rows
+        report.metric,
+        report.score(student) if student else None,
+        report.split_rows,
     )
 
 
@@ -240,7 +246,11 @@ def _remark_loss(report: Report) -> list[str]:
 
 
 def _remark_baseline(
-    name: str, own: float, baseline: str, best: float, better: str = ""
+    name: str,
+    own: float,
+    baseline: str,
+    best: float,
+    better: str = "",
 ) -> list[str]:
     """Say that a model is no better than the best baseline, or (`better`) by how
     little; nothing for a good one."""
@@ -270,7 +280,10 @@ def _describe_noise(times: Iterable[tuple[str, Latency]]) -> list[str]:
 
 
 def _remark_interval(
-    metric: str, score: float | None, rows: int | None, more: str = ""
+    metric: str,
+    score: float | None,
+    rows: int | None,
+    more: str = "",
 ) -> list[str]:
     """Say which interval the number of rows leaves around an accuracy; nothing for
     another metric."""
@@ -495,7 +508,9 @@ def cost_text(objective: ObjectiveName, value: float | None) -> str:
 
 
 def value_text(
-    found: SearchReport, objective: ObjectiveName, value: float | None
+    found: SearchReport,
+    objective: ObjectiveName,
+    value: float | None,
 ) -> str:
     """Say a value of an objective with its name: `latency 3.41 ms`, `accuracy
     0.901`."""
@@ -593,7 +608,10 @@ def search_remarks(found: SearchReport) -> list[str]:
     )
     remarks = [f"Not proved yet: {'; '.join(doubts)}."] if doubts else []
     return remarks + _remark_interval(
-        found.metric, point.score, found.split_rows, lucky
+        found.metric,
+        point.score,
+        found.split_rows,
+        lucky,
     )
 
 

@@ -88,7 +88,9 @@ class Law:
         return _interval(self._errors(at))
 
     def change(
-        self, before: Mapping[str, float], after: Mapping[str, float]
+        self,
+        before: Mapping[str, float],
+        after: Mapping[str, float],
     ) -> Interval:
         """Compute how much the error falls between two places, both of the same curve
         in every resample."""
@@ -134,7 +136,10 @@ class Fit:
 
 
 def fit(
-    causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, seed: int = 0
+    causes: Mapping[str, Sequence[float]],
+    errors: Sequence[float],
+    *,
+    seed: int = 0,
 ) -> Fit:
     """Fit the law by which each cause lowers the error; bands by resampling residuals,
     the same for the same seed.
@@ -278,11 +283,16 @@ class _Points:
         starts_BP = np.repeat(np.stack([self.fitted_P, other_P]), FIT_RESAMPLES, axis=0)
         targets_BN = np.tile(curve_N + drawn_BN, (2, 1))
         found_BP, costs_B = _minimise(
-            starts_BP, self.logs_CN, targets_BN, self.threshold
+            starts_BP,
+            self.logs_CN,
+            targets_BN,
+            self.threshold,
         )
         second_B = costs_B[FIT_RESAMPLES:] < costs_B[:FIT_RESAMPLES]
         draws_BP = np.where(
-            second_B[:, None], found_BP[FIT_RESAMPLES:], found_BP[:FIT_RESAMPLES]
+            second_B[:, None],
+            found_BP[FIT_RESAMPLES:],
+            found_BP[:FIT_RESAMPLES],
         )
         measured = {
             name: (float(each.min()), float(each.max()))
@@ -313,7 +323,9 @@ def _parts(parameters_BP: Doubles, logs_CN: Doubles) -> Doubles:
 
 
 def _best(
-    logs_CN: Doubles, targets_N: Doubles, threshold: float
+    logs_CN: Doubles,
+    targets_N: Doubles,
+    threshold: float,
 ) -> tuple[Doubles, float]:
     """Find the parameters of the least cost from a grid of starts, and that cost."""
     least = targets_N.min()
@@ -325,7 +337,10 @@ def _best(
             starts.append([least + floor if parts else targets_N.mean(), *parts])
     starts_BP = np.asarray(starts)
     found_BP, costs_B = _minimise(
-        starts_BP, logs_CN, np.repeat(targets_N[None], len(starts), 0), threshold
+        starts_BP,
+        logs_CN,
+        np.repeat(targets_N[None], len(starts), 0),
+        threshold,
     )
     return found_BP[costs_B.argmin()], float(costs_B.min())
 
@@ -397,7 +412,10 @@ def _step(
 
 
 def _costs(
-    parameters_BP: Doubles, logs_CN: Doubles, targets_BN: Doubles, threshold: float
+    parameters_BP: Doubles,
+    logs_CN: Doubles,
+    targets_BN: Doubles,
+    threshold: float,
 ) -> Doubles:
     """Compute Huber's loss of every fit, (B): squares within the threshold, straight
     lines beyond it."""
@@ -591,7 +609,11 @@ def _score(error: Interval) -> str:
 
 
 def _figure(
-    found: SearchReport, law: Law, cause: str, held: Mapping[str, float], points: Points
+    found: SearchReport,
+    law: Law,
+    cause: str,
+    held: Mapping[str, float],
+    points: Points,
 ) -> Figure:
     """Draw a law along one cause, all others held."""
     heading = f"{units.metric(found.metric)} against {cause}"
@@ -599,12 +621,18 @@ def _figure(
     caption = f"Exponent {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]."
     draw = partial(_draw, (heading, law, cause, held, points))
     return draw_figure(
-        capitalise(heading), draw, f"growth-{cause}", SIDE, caption=caption
+        capitalise(heading),
+        draw,
+        f"growth-{cause}",
+        SIDE,
+        caption=caption,
     )
 
 
 def _draw(
-    curve: tuple[str, Law, str, Mapping[str, float], Points], key: str, width: float
+    curve: tuple[str, Law, str, Mapping[str, float], Points],
+    key: str,
+    width: float,
 ) -> Markup:
     """Draw the curve in its band, with the points; up to four times as far as they
     reach, dashed from twice on."""
@@ -666,5 +694,7 @@ def _draw(
         draw_path([one for one in line[first:last] if one[1] < y.start], "curve s0")
     )
     return plot.picture(
-        key, heading, f"from {_score(bands[first])} to {_score(bands[last - 1])}"
+        key,
+        heading,
+        f"from {_score(bands[first])} to {_score(bands[last - 1])}",
     )

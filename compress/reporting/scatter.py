@@ -203,7 +203,9 @@ class Scatter:
         description = "; ".join(point.hint for point in self.points)
         title = f"{self.axes[1]} against {self.axes[0]}"
         return plot.picture(
-            key, title, f"{description}. Up is better, left costs less."
+            key,
+            title,
+            f"{description}. Up is better, left costs less.",
         )
 
     def _axes(self, width: float) -> tuple[Axis, Axis]:
@@ -230,7 +232,12 @@ class Scatter:
         return x, Axis.padded(low, high, BOTTOM, TOP)
 
     def _draw_names(
-        self, pixels: Sequence[Pixel], taken: Sequence[Box], plot: Box, *, crowded: bool
+        self,
+        pixels: Sequence[Pixel],
+        taken: Sequence[Box],
+        plot: Box,
+        *,
+        crowded: bool,
     ) -> list[Markup]:
         """Write each point's name and figures, with leaders, which lie under all names,
         where it is not next to it."""
@@ -369,7 +376,9 @@ def run_scatter(report: Report) -> Scatter | None:
 
 
 def choice_scatter(
-    comparison: Comparison, view: View | None, picked: ComparedModel | None
+    comparison: Comparison,
+    view: View | None,
+    picked: ComparedModel | None,
 ) -> Scatter | None:
     """Prepare score against the median at `view` or (None) the size of the file; None
     where no candidate has both."""
@@ -472,7 +481,13 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
         if (score := finite(known.score)) is not None and value:
             points.append(
                 ScatterPoint(
-                    name, value, score, style, name, cost_text(cost, value), keep=True
+                    name,
+                    value,
+                    score,
+                    style,
+                    name,
+                    cost_text(cost, value),
+                    keep=True,
                 )
             )
         elif score is not None:

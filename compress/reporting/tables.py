@@ -205,7 +205,10 @@ def run_table(report: Report) -> ResultTable:
         of("Inference", "p50, ms", median, 1),
         of("Inference", "p95, ms", lambda row: _ms(report.latency(row), "p95_ms"), 4),
         of(
-            "Inference", "peak, MB", partial(part, "peak_rss_mb", units.three_digits), 7
+            "Inference",
+            "peak, MB",
+            partial(part, "peak_rss_mb", units.three_digits),
+            7,
         ),
         of("Training", "time", lambda row: units.duration(row.train_seconds), 6),
         of(
@@ -572,7 +575,9 @@ def race_table(tried: Sequence[VariantResult]) -> ResultTable:
         *(
             of("p50, ms", name, partial(time, setting), 2)
             for setting, name in zip(
-                settings, units.drop_shared_parts(settings), strict=True
+                settings,
+                units.drop_shared_parts(settings),
+                strict=True,
             )
         ),
         of("Graph", "fused", fused),

@@ -60,7 +60,9 @@ def to_terminal(table: ResultTable, width: int = ANY_WIDTH, *, more: str = "") -
             one,
             "\n".join(
                 textwrap.wrap(
-                    one.alone or one.heading, HEADING_WIDTH, break_long_words=False
+                    one.alone or one.heading,
+                    HEADING_WIDTH,
+                    break_long_words=False,
                 )
             ),
             one.cells,
@@ -119,7 +121,11 @@ def to_terminal(table: ResultTable, width: int = ANY_WIDTH, *, more: str = "") -
 
 
 def print_table(
-    console: Console, table: ResultTable, *, wide: bool = False, more: str = "--wide"
+    console: Console,
+    table: ResultTable,
+    *,
+    wide: bool = False,
+    more: str = "--wide",
 ) -> None:
     """Print a table with the columns that fit, or with all of them; see
     `to_terminal`."""
@@ -253,7 +259,10 @@ def quantized_values(done: "Quantized") -> dict[str, Any]:
 
 
 def print_export(
-    console: Console, exported: "ExportResult", *, wide: bool = False
+    console: Console,
+    exported: "ExportResult",
+    *,
+    wide: bool = False,
 ) -> None:
     """Print the result of an export: tables of the race and of the files, then verdicts
     and warnings."""
@@ -296,7 +305,9 @@ def print_export(
 
 
 def choice_values(
-    comparison: Comparison, limits: Limits, chosen: Pick
+    comparison: Comparison,
+    limits: Limits,
+    chosen: Pick,
 ) -> dict[str, Any]:
     """Return the contents of the table and the page as JSON values."""
     front = comparison.front(lambda one: one.median_ms(comparison.view))
@@ -434,7 +445,10 @@ def gate_junit(result: GateResult) -> str:
     )
     for one in result.checks:
         case = ElementTree.SubElement(
-            suite, "testcase", classname="compress.gate", name=one.what
+            suite,
+            "testcase",
+            classname="compress.gate",
+            name=one.what,
         )
         if one.outcome == "passed":
             ElementTree.SubElement(case, "system-out").text = one.reason

@@ -215,7 +215,9 @@ class BrowserModel:
             raise DeviceError(f"{path}: a browser runs ONNX files only")
         jobs.parts(path)
         return BrowserModel(
-            path, jobs.logits_job(path)["entries"], jobs.input_types(path)
+            path,
+            jobs.logits_job(path)["entries"],
+            jobs.input_types(path),
         )
 
     @cached_property
@@ -259,10 +261,15 @@ def probe_model() -> bytes:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y]
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "probe",
+        [x],
+        [y],
     )
     model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+        graph,
+        opset_imports=[helper.make_opsetid("", 13)],
+        ir_version=8,
     )
     return model.SerializeToString()
 
@@ -376,7 +383,11 @@ class Browser:
         )
 
     def sustain(
-        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+        self,
+        files: Mapping[str, Path],
+        setting: Setting,
+        *,
+        seconds: float,
     ) -> list[Sustained]:
         """Run each file in turn for `seconds` without a pause. Raises DeviceError if
         the page was hidden meanwhile."""
@@ -388,7 +399,9 @@ class Browser:
         ]
 
     def logits(
-        self, file: Path, rows: Sequence[EncodedRow]
+        self,
+        file: Path,
+        rows: Sequence[EncodedRow],
     ) -> list[NDArray[np.float32]]:
         """Compute the file's logits of each row by itself: (outputs,), or (tokens,
         outputs) for a tokenwise task."""
@@ -431,7 +444,9 @@ class Browser:
         self.say(f"{self.name}: {message}")
 
     def _run_pass(
-        self, models: Mapping[str, BrowserModel], this: Pass
+        self,
+        models: Mapping[str, BrowserModel],
+        this: Pass,
     ) -> dict[str, PassTimes]:
         self._clear(*models.values())
         times = {}
@@ -445,7 +460,9 @@ class Browser:
             }
             for name in turn:
                 measured, hidden = self._time(
-                    name, this.setting, {"runs": this.runs, **progress}
+                    name,
+                    this.setting,
+                    {"runs": this.runs, **progress},
                 )
                 times[name].ms += measured.ms
                 times[name].peak_rss_mb = measured.heap_mb
@@ -455,7 +472,11 @@ class Browser:
         return times
 
     def _run_sustained(
-        self, name: str, model: BrowserModel, setting: Setting, seconds: float
+        self,
+        name: str,
+        model: BrowserModel,
+        setting: Setting,
+        seconds: float,
     ) -> Sustained:
         self._clear(model)
         self._open(name, model, setting)
@@ -467,7 +488,9 @@ class Browser:
                 "done": passed / seconds,
             }
             measured, hidden = self._time(
-                name, setting, {"seconds": min(BURST, seconds - passed), **progress}
+                name,
+                setting,
+                {"seconds": min(BURST, seconds - passed), **progress},
             )
             if hidden:
                 raise DeviceError(
@@ -486,7 +509,10 @@ class Browser:
         self._ask({"do": "clear", "keep": names}, Acknowledgement)
 
     def _open(
-        self, name: str, model: BrowserModel, setting: Setting | None
+        self,
+        name: str,
+        model: BrowserModel,
+        setting: Setting | None,
     ) -> OpenTimes:
         """Open the file in a worker of that name and warm up; without a setting, for
         logits, only open it."""
@@ -503,11 +529,16 @@ class Browser:
             "say": f"{name}: opening",
         }
         return self._ask(
-            command, OpenTimes, about=f"{name} at {setting}" if setting else name
+            command,
+            OpenTimes,
+            about=f"{name} at {setting}" if setting else name,
         )[0]
 
     def _time(
-        self, name: str, setting: Setting, options: Mapping[str, Any]
+        self,
+        name: str,
+        setting: Setting,
+        options: Mapping[str, Any],
     ) -> tuple[RoundTimes, bool]:
         command = {
             "do": "time",
@@ -518,7 +549,11 @@ class Browser:
         return self._ask(command, RoundTimes, about=f"{name} at {setting}")
 
     def _ask(
-        self, command: Mapping[str, Any], kind: type[Replied], *, about: str = ""
+        self,
+        command: Mapping[str, Any],
+        kind: type[Replied],
+        *,
+        about: str = "",
     ) -> tuple[Replied, bool]:
         """Return the page's answer, and whether the page was hidden while it worked on
         it."""

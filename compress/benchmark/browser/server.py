@@ -263,7 +263,9 @@ def serve_site(site: Site, *, lan: bool) -> Iterator[str]:
     names = (host, "localhost") if host == LOOPBACK else (host,)
     server.hosts = frozenset(f"{name}:{server.server_port}" for name in names)
     thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+        target=server.serve_forever,
+        kwargs={"poll_interval": 0.1},
+        daemon=True,
     )
     thread.start()
     try:
@@ -424,7 +426,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, json.dumps(value).encode(), kind="application/json")
 
     def _send(
-        self, status: HTTPStatus, content: Path | bytes, *, kind: str = ""
+        self,
+        status: HTTPStatus,
+        content: Path | bytes,
+        *,
+        kind: str = "",
     ) -> None:
         with suppress(ConnectionError, TimeoutError):
             source: IO[bytes] = (
@@ -566,12 +572,20 @@ class Acknowledgement:
 
 
 Replied = TypeVar(
-    "Replied", BrowserFacts, OpenTimes, RoundTimes, RowOutputs, Acknowledgement
+    "Replied",
+    BrowserFacts,
+    OpenTimes,
+    RoundTimes,
+    RowOutputs,
+    Acknowledgement,
 )
 
 
 def parse_answer(
-    answer: Mapping[str, Any], kind: type[Replied], *, about: str = ""
+    answer: Mapping[str, Any],
+    kind: type[Replied],
+    *,
+    about: str = "",
 ) -> Replied:
     """Parse the page's answer to a command `about` a file. Raises DeviceError for an
     error or a malformed answer."""

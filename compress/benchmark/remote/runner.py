@@ -102,7 +102,9 @@ def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
     for key, value in job["entries"].items():
         options.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(
-        job["path"], options, providers=["CPUExecutionProvider"]
+        job["path"],
+        options,
+        providers=["CPUExecutionProvider"],
     )
     known = {"tensor(int32)": np.int32, "tensor(string)": np.object_}
     types = {node.name: known.get(node.type, np.int64) for node in session.get_inputs()}
@@ -189,7 +191,10 @@ RUNTIME_OPENERS: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
 
 
 def write_texts(
-    types: Mapping[str, Any], batch: int, seq: int, words: list[str]
+    types: Mapping[str, Any],
+    batch: int,
+    seq: int,
+    words: list[str],
 ) -> Feeds:
     """Write a text, or a pair, of `seq` tokens, with the special tokens around and
     between."""
@@ -305,7 +310,11 @@ def main(job: Mapping[str, Any]) -> None:
         batch = write_texts(opened.types, job["batch"], job["seq"], job["words"])
     elif timing:
         batch = feeds(
-            opened.types, job["batch"], job["seq"], job["vocabulary"], opened.lengths
+            opened.types,
+            job["batch"],
+            job["seq"],
+            job["vocabulary"],
+            opened.lengths,
         )
 
     def run() -> object:
@@ -323,7 +332,10 @@ def main(job: Mapping[str, Any]) -> None:
 
 
 def answer(
-    request: Mapping[str, Any], run: Callable[[], object], opened: Opened, workers: int
+    request: Mapping[str, Any],
+    run: Callable[[], object],
+    opened: Opened,
+    workers: int,
 ) -> dict[str, Any]:
     if "rows" in request:
         return {"logits": logits(opened, request["rows"], workers)}
