@@ -1,4 +1,5 @@
-"""Collect the arguments of `distill`, so that they are passed on as one."""
+"""Collect the arguments of `distill` and `pretrain`, so that they are passed on as
+one."""
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -14,30 +15,25 @@ from compress.prompting.prompt import Prompt
 from compress.provenance import command_line
 
 
-@dataclass(frozen=True)
-class DistillRequest:
-    """The arguments of `compress.distill`, with names and paths for objects. See
-    there."""
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What the training commands are asked for, with names and paths for objects."""
 
     teacher: str
-    data: str
     out: Path
-    recipe: Recipe | CandidateRecipes
     corpus: str | None
-    prompt: Prompt | None
-    columns: DataOptions
+    columns: DataOptions = DataOptions()
     length: LengthOptions
     options: RunOptions
     console: Console
 
-    def identify(
-        self, recipe: Recipe, *, number_format: str, processes: int
+    def _identify(
+        self, recipe: Recipe, data: str | None, *, number_format: str, processes: int
     ) -> dict[str, Any]:
-        """Return what identifies its run, besides the recipe that it chose."""
+        """Return what identifies its run, besides the recipe."""
         return {
             "teacher": self.teacher,
-            "prompt": self.prompt and self.prompt.model_dump(mode="json"),
-            "data": self.data,
+            "data": data,
             "corpus": self.corpus,
             "seed": self.options.seed,
             "precision": number_format,
@@ -46,3 +42,37 @@ class DistillRequest:
             "command": command_line(),
             "processes": processes,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRequest(TrainRequest):
+    """The arguments of `compress.pretrain`. See there."""
+
+    data: str | None
+    recipe: Recipe
+
+    def identify(
+        self, recipe: Recipe, *, number_format: str, processes: int
+    ) -> dict[str, Any]:
+        """Return what identifies its run, besides the recipe that it resolved."""
+        return self._identify(
+            recipe, self.data, number_format=number_format, processes=processes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillRequest(TrainRequest):
+    """The arguments of `compress.distill`. See there."""
+
+    data: str
+    recipe: Recipe | CandidateRecipes
+    prompt: Prompt | None
+
+    def identify(
+        self, recipe: Recipe, *, number_format: str, processes: int
+    ) -> dict[str, Any]:
+        """Return what identifies its run, besides the recipe that it chose."""
+        facts = self._identify(
+            recipe, self.data, number_format=number_format, processes=processes
+        )
+        return facts | {"prompt": self.prompt and self.prompt.model_dump(mode="json")}

@@ -8,7 +8,6 @@ from datasets import Dataset
 from rich.console import Console
 
 from compress.commands.distill import distill
-from compress.commands.pretrain import open_pretraining
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
@@ -16,7 +15,8 @@ from compress.data.lengths import RowLengths
 from compress.data.task import Task
 from compress.errors import RecipeError
 from compress.jobs.checks import describe_cuts
-from compress.jobs.request import DistillRequest
+from compress.jobs.pretrain import open_pretraining
+from compress.jobs.request import DistillRequest, PretrainRequest
 from compress.kinds import Kind
 from compress.nas.config import Space
 from compress.nas.preparation import SearchRequest
@@ -155,12 +155,12 @@ def test_long_rows_that_are_cut_are_named(tmp_path: Path) -> None:
 def test_a_stage_on_text_alone_needs_no_rows(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good and the plot was warm .\n" * 40, encoding="utf-8")
     heads = [f"stages.0.objective.{term}.heads=4" for term in range(3)]  # 48 do not divide the tiny teacher's width
-    opened = open_pretraining(
-        tiny.checkpoint(tmp_path / "teacher"), "minilm", tmp_path / "run",
-        corpus=str(tmp_path / "corpus.txt"), data=None, length=LengthOptions(), console=Console(quiet=True),
-        options=RunOptions(overrides=["stages.0.max_length=32", "stages.0.steps=2", *heads]),
+    request = PretrainRequest(
+        teacher=tiny.checkpoint(tmp_path / "teacher"), corpus=str(tmp_path / "corpus.txt"), data=None,
+        recipe=Recipe.load("minilm", ["stages.0.max_length=32", "stages.0.steps=2", *heads]), out=tmp_path / "run",
+        length=LengthOptions(), console=Console(quiet=True), options=RunOptions(),
     )  # fmt: skip
-    with opened as job:
+    with open_pretraining(request) as job:
         assert job.models.recipe.stages[0].length == 32
 
 
