@@ -184,7 +184,7 @@ def dies_before_the_teacher_is_kept() -> None:
 def does_not_ship() -> None:
     """Ends well when the last stage is done: export and measuring take longer than a tiny training."""
     import compress.commands.distill
-    import compress.jobs.ship
+    import compress.jobs.shipping
 
     class NoBundle:
         @staticmethod
@@ -196,4 +196,4 @@ def does_not_ship() -> None:
         def load(_: Path) -> None:
             """All but the first process come here."""
 
-    compress.commands.distill.Bundle = compress.jobs.ship.Bundle = NoBundle  # type: ignore[misc,assignment]
+    compress.commands.distill.Bundle = compress.jobs.shipping.Bundle = NoBundle  # type: ignore[misc,assignment]

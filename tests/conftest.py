@@ -94,7 +94,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """End runs after their last stage by raising `unshipped.Trained`."""
-    monkeypatch.setattr("compress.jobs.ship.Bundle", unshipped.Unshipped)
+    monkeypatch.setattr("compress.jobs.shipping.Bundle", unshipped.Unshipped)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def pruned(given: Mapping[str, Any], out: Path, **changes: Any) -> Path:
     """The run's directory after the last stage: nothing is shipped, which takes longer than all of this."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.jobs.ship.Bundle", Unshipped)
+        patch.setattr("compress.jobs.shipping.Bundle", Unshipped)
         with pytest.raises(Trained):
             tiny.call(compress.prune, **{**given, **changes}, out=out)
     return out

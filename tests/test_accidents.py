@@ -75,8 +75,8 @@ MOMENTS = (
     ("compress.exporters.artifact._write_model", 20_000),
     ("compress.exporters.artifact._write_model", 60_000),  # fp32
     ("compress.exporters.artifact._write_model", 130_000),  # int8
-    ("compress.jobs.ship.measure", 0),
-    ("compress.jobs.ship.card", 0),
+    ("compress.jobs.shipping.measure", 0),
+    ("compress.jobs.shipping.card_fields", 0),
 )
 
 

@@ -25,9 +25,9 @@ class Unshipped:
 def hasten(patch: pytest.MonkeyPatch) -> None:
     """Use the sizes of files as their times, and fewer groups for the error of a teacher's lead."""
     from compress.evaluation import baselines
-    from compress.jobs import ship
+    from compress.jobs import measure
 
-    patch.setattr(ship, "race", _weigh)
+    patch.setattr(measure, "race", _weigh)
     patch.setattr(baselines, "GROUPS", 4)
 
 

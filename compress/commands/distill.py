@@ -30,8 +30,7 @@ from compress.jobs.budget import KeepBudget
 from compress.jobs.job import Job, describe_pending
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.jobs.request import DistillRequest
-from compress.jobs.ship import BUDGETED_LIMIT, INT8_LIMIT
-from compress.jobs.shipping import Ship
+from compress.jobs.shipping import BUDGETED_LIMIT, INT8_LIMIT, Ship
 from compress.jobs.train import RunStages
 from compress.prompting.prompt import Prompt
 from compress.records.forecast import Forecast

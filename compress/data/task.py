@@ -505,6 +505,14 @@ class TaskData:
     notes: tuple[str, ...] = ()
 
     @property
+    def measured(self) -> tuple[str, Dataset]:
+        """Return the split that models are measured on, with its name: test, or
+        validation if there is no labelled test split."""
+        if self.test is None:
+            return "validation", self.validation
+        return "test", self.test
+
+    @property
     def labelled(self) -> Dataset:
         """Return the training split, or the validation split if that has no labels."""
         return self.train if "label" in self.train.column_names else self.validation

@@ -80,9 +80,9 @@ def describe_pending(phases: Sequence[Phase[Job]], job: Job) -> str:
         parts |= phase.pending(job)
     run = job.models.run
     data = job.models.context.data
+    _, measured = data.measured
     done = [at for at, name in enumerate(parts) if name and run.result(name).is_dir()]
     left = list(parts.values())[max(done, default=-1) + 1 :]
-    measured = data.validation if data.test is None else data.test
     examples = data.task.count_examples(measured)
     unit = data.task.scored_unit(data.task.metric)
     return f"{', '.join(left)}, and measure on {examples:,} {unit}"

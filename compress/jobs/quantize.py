@@ -106,9 +106,8 @@ class QuantizeJob:
     @property
     def certified(self) -> tuple[Evaluator, str]:
         """The rows that the certificate is for, and the name of their split."""
-        if self.data.test is None:
-            return self.bundle.evaluator(self.data.validation), "validation"
-        return self.bundle.evaluator(self.data.test), "test"
+        name, split = self.data.measured
+        return self.bundle.evaluator(split), name
 
     @property
     def times(self) -> "StepTimes":

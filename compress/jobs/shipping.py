@@ -1,4 +1,4 @@
-"""The phase that exports, quantises, certifies and measures a student."""
+"""The phases that ship a student: export, quantise, certify and measure it."""
 
 import math
 import os
@@ -10,32 +10,49 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from compress.benchmark.devices import open_device
 from compress.benchmark.local import race
+from compress.console import warn
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
+from compress.exporters.artifact import Bundle, building
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.manifest import Precision
 from compress.exporters.onnx import makes_segments
 from compress.exporters.predictor import run_rows
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import open_session, read_model
+from compress.io import atomic_file
+from compress.jobs.card import card_fields
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase
-from compress.jobs.ship import SHIPPED_LENGTHS, ship
+from compress.jobs.measure import SHIPPED_LENGTHS, measure
+from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.jobs.trials import SCORED
 from compress.latency.measure import exported
-from compress.models.teacher import Teacher
+from compress.provenance import predict_command
 from compress.quantization.certify import CERTIFIED_ROWS as ROWS_JUDGED
-from compress.quantization.certify import PROBE
-from compress.quantization.select import ALPHAS, CALIBRATION_ROWS
+from compress.quantization.certify import PROBE, Claim, certify, sign_file
+from compress.quantization.select import ALPHAS, CALIBRATION_ROWS, keep_score
+from compress.quantization.sensitivity import Mixed
+from compress.records.certificate import Certificate
 from compress.records.forecast import PhaseEstimate, time_call
 from compress.records.latency import Setting
-from compress.training.context import TrainingContext
+from compress.records.run_report import REPORT, Report
+from compress.reporting.html import render_run
+from compress.reporting.remarks import run_warnings
+from compress.reporting.tables import run_table
+from compress.reporting.terminal import print_table
 
+INT8_LIMIT = 0.002
+"""The most that int8 may lower the score, in its own unit, and the share of answers it
+may change when validated."""
+BUDGETED_LIMIT = 0.005
+"""The same limit for a student that was made for a latency: a product in float32 costs
+what pruning has saved."""
 RACED = 8
-"""Rounds of the race in `ship`."""
+"""Rounds of the race in `Measure`."""
 LIKELY = 0.1
-"""The share of the span between its least and its most seconds after which exporting
+"""The share of the span between its least and its most seconds after which quantising
 mostly ends (docs/LOG.md)."""
 SHIPPED = 2.25
 """Size of a bundle relative to its weights: these, plus ONNX with four bytes per
@@ -43,84 +60,275 @@ number, and with one."""
 
 
 @dataclass(frozen=True)
+class ShipJob:
+    """A trained student, the folder of its bundle until that is complete, and what the
+    phases have made so far.
+
+    method, mixed  how int8 was made, and which products stay in float32
+    proof          the certificate of the int8 file
+    timed          seconds of the steps, if the job is only estimated
+    """
+
+    job: Job
+    folder: Path
+    written: Bundle | None = None
+    method: str = ""
+    mixed: Mixed | None = None
+    proof: Certificate | None = None
+    report: Report | None = None
+    timed: "FileTimes | None" = None
+
+    @property
+    def student(self) -> PreTrainedModel:
+        assert self.job.student is not None, "the stages come first"
+        return self.job.student
+
+    @property
+    def bundle(self) -> Bundle:
+        assert self.written is not None, "`Export` writes it"
+        return self.written
+
+    @property
+    def times(self) -> "FileTimes":
+        assert self.timed is not None, "`Export` measures them"
+        return self.timed
+
+    @property
+    def length(self) -> int:
+        """Return the most tokens of a text."""
+        return self.job.models.recipe.stages[-1].length
+
+    @property
+    def validation(self) -> Evaluator:
+        """Return the evaluator of the rows that decide how int8 is made."""
+        data = self.job.models.context.data
+        return Evaluator.from_split(
+            data.task, data.validation, self.job.teacher.tokenizer, self.length
+        )
+
+
+@dataclass(frozen=True)
+class FileTimes:
+    """The seconds that the files of a student take.
+
+    export   writing all of them
+    choice   choosing int8 beyond a first look, at most
+    race     a race of two rounds
+    per_row  of a row, by the name of the file
+    """
+
+    export: float
+    choice: float
+    race: float
+    per_row: Mapping[str, float]
+
+    @property
+    def students(self) -> float:
+        """Return the seconds of a row in both files of the student."""
+        return self.per_row["fp32"] + self.per_row["int8"]
+
+
+class Export(Phase[ShipJob]):
+    """Write the bundle: weights, tokenizer, ONNX, recipe."""
+
+    def run(self, job: ShipJob) -> ShipJob:
+        models = job.job.models
+        teacher = job.job.teacher
+        bundle = Bundle.write(
+            job.folder,
+            model=job.student.cpu(),
+            tokenizer=teacher.tokenizer,
+            task=models.context.data.task,
+            max_length=job.length,
+            recipe=models.recipe.to_yaml(),
+            card={"name": f"{models.recipe.name} student of {teacher.name}"},
+        )
+        return replace(job, written=bundle)
+
+    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+        times = _time_files(job)
+        found = PhaseEstimate(
+            "export",
+            seconds=(times.export, times.export),
+            disk_mb=SHIPPED * job.job.trials.student_mb,
+        )
+        return replace(job, timed=times), [found]
+
+
+@dataclass(frozen=True)
+class Quantise(Phase[ShipJob]):
+    """Choose how int8 is made, on the validation split: dynamic if that stays within
+    `limit` of fp32, else SmoothQuant on training rows, else the better of the two with
+    some products left in float32."""
+
+    limit: float
+
+    def run(self, job: ShipJob) -> ShipJob:
+        context = job.job.models.context
+        data = context.data
+        threads = os.cpu_count() or 1
+        evaluator = job.validation
+        train = partial(
+            Evaluator.from_split,
+            data.task,
+            data.train,
+            job.job.teacher.tokenizer,
+            job.length,
+        )
+        bundle, mixed, method = keep_score(
+            job.bundle,
+            evaluator,
+            limit=self.limit,
+            threads=threads,
+            rows=lambda: train().subsample(CALIBRATION_ROWS).rows,
+        )
+        if mixed.keep:
+            warn(context.console, mixed.price())
+        if data.task.unanswerable:
+            logits = bundle.logits(evaluator.rows, threads=threads)
+            bundle = bundle.set_threshold(evaluator.threshold(logits))
+        return replace(job, written=bundle, mixed=mixed, method=method)
+
+    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+        rows = len(job.job.models.context.data.validation)
+        least = min(ROWS_JUDGED, rows) * job.times.students
+        found = PhaseEstimate(
+            "quantise", seconds=(least, least + job.times.choice), likely=LIKELY
+        )
+        return job, [found]
+
+
+@dataclass(frozen=True)
+class Certify(Phase[ShipJob]):
+    """Certify the int8 file on the validation split, which also decided how it is made,
+    and sign it, before it is measured: this changes the file."""
+
+    limit: float
+
+    def run(self, job: ShipJob) -> ShipJob:
+        mixed = job.mixed
+        assert mixed is not None, "int8 is chosen first"
+        data = job.job.models.context.data
+        claim = Claim(
+            job.method, self.limit, "validation", data.name, mixed.keep, mixed.cost
+        )
+        with open_device("local") as here:
+            proof = certify(job.bundle, "int8", job.validation, here, claim)
+        bundle, proof = sign_file(job.bundle, "int8", proof)
+        return replace(job, written=bundle, proof=proof)
+
+    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+        rows = len(job.job.models.context.data.validation)
+        seconds = rows * job.times.students
+        note = f"{rows:,} rows"
+        return job, [PhaseEstimate("certify", seconds=(seconds, seconds), note=note)]
+
+
+class Measure(Phase[ShipJob]):
+    """Measure the student beside its teacher, and write report and card."""
+
+    def run(self, job: ShipJob) -> ShipJob:
+        models = job.job.models
+        teacher = job.job.teacher
+        mixed = job.mixed
+        assert mixed is not None and job.proof is not None, "int8 is certified first"
+        notes = job.job.notes
+        if mixed.keep:
+            notes += (f"{mixed.price()} They are: {', '.join(mixed.keep)}.",)
+        report = measure(job.bundle, job.student, replace(job.job, notes=notes))
+        report = replace(
+            report, certificates=(job.proof,), sensitivity=mixed.sensitivity
+        )
+        bundle = job.bundle.attach(REPORT, report.to_json())
+        for name, text in teacher.evidence().items():
+            bundle = bundle.attach(name, text)
+        fields = card_fields(report, models.recipe, teacher.origin(models.base_teacher))
+        bundle = bundle.attach("README.md", bundle.card(fields))
+        return replace(job, written=bundle, report=report)
+
+    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+        _, split = job.job.models.context.data.measured
+        seconds = RACED / 2 * job.times.race
+        seconds += len(split) * sum(job.times.per_row.values())
+        note = f"{len(split):,} rows"
+        return job, [PhaseEstimate("measure", seconds=(seconds, seconds), note=note)]
+
+
+@dataclass(frozen=True)
 class Ship(Phase[Job]):
-    """Export the student, quantise and certify it, and measure it beside its teacher.
+    """Ship the student: its bundle appears in the run's folder, with a page, when the
+    phases of its files are done. The first process does it.
 
     max_drop: how much of the score, in its own unit, int8 may lose
     """
 
     max_drop: float
 
+    @property
+    def phases(self) -> list[Phase[ShipJob]]:
+        return [Export(), Quantise(self.max_drop), Certify(self.max_drop), Measure()]
+
     def pending(self, job: Job) -> dict[str, str]:
         return {"bundle": "export to ONNX"}
 
     def run(self, job: Job) -> Job:
-        models = job.models
-        if not models.run.main:
+        run = job.models.run
+        if not run.main:
             return job
-        assert job.student is not None, "the stages come first"
-        bundle = ship(
-            job.student,
-            job.teacher,
-            models.context,
-            recipe=models.recipe,
-            run=models.run,
-            notes=job.notes,
-            started=job.started - models.run.before,
-            int8_limit=self.max_drop,
-        )
-        return replace(job, bundle=bundle)
+        place = run.path / "bundle"
+        with building(place) as folder:
+            shipped = run_phases(self.phases, ShipJob(job, folder))
+        assert shipped.report is not None, "its last phase has measured it"
+        _present(shipped.report, job)
+        return replace(job, bundle=Bundle.load(place))
 
     def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
-        assert job.student is not None, "the stages come first"
-        length = job.models.recipe.stages[-1].length
-        context = job.models.context
-        student_mb = job.trials.student_mb
-        found = estimate_shipping(job.student, job.teacher, context, length, student_mb)
-        return job, [found]
+        folder = job.models.run.path / "bundle"
+        _, found = estimate_phases(self.phases, ShipJob(job, folder))
+        return job, found
 
 
-def estimate_shipping(
-    student: PreTrainedModel,
-    teacher: Teacher,
-    context: TrainingContext,
-    length: int,
-    student_mb: float,
-) -> PhaseEstimate:
-    """PhaseEstimate `ship`.
-
-    Both files of the student and one of the teacher are exported, raced, and run on few
-    rows, as for choosing, certifying and measuring int8. The minimum assumes that int8
-    is near enough to fp32 as it is written; the maximum, that it is smoothed and each
-    product tried in float32. A teacher that cannot be exported, or is not a model here,
-    is left out.
-    """
-    configs = {"fp32": student.config, "int8": student.config}
-    if teacher.recorded is None:
-        try:
-            seconds, choosing = _time_files(
-                {**configs, "teacher": teacher.model.config}, context, length
-            )
-        except ExportError:
-            seconds, choosing = _time_files(configs, context, length)
-    else:
-        seconds, choosing = _time_files(configs, context, length)
-    return PhaseEstimate(
-        "export and measure",
-        seconds=(seconds, seconds + choosing),
-        disk_mb=SHIPPED * student_mb,
-        likely=LIKELY,
+def _present(report: Report, job: Job) -> None:
+    """Write the report's page, and print the comparison and what to do next."""
+    folder = job.models.run.path
+    console = job.models.context.console
+    with atomic_file(folder / "report.html") as page:
+        page.write_text(render_run(report), encoding="utf-8")
+    print_table(console, run_table(report), more="on the page")
+    for warning in run_warnings(report):
+        warn(console, warning)
+    place = folder / "bundle"
+    console.print(f"bundle: {place}    page: {folder / 'report.html'}", highlight=False)
+    pair = job.models.context.data.task.pair
+    console.print(
+        f"next: {predict_command(place, pair=pair)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
 
 
-def _time_files(
-    configs: Mapping[str, object], context: TrainingContext, length: int
-) -> tuple[float, float]:
-    """Return the seconds of exporting, racing and running these files, and those that
-    choosing int8 may take besides. Raises ExportError."""
+def _time_files(job: ShipJob) -> FileTimes:
+    """Export, race and run the files of the student and of the teacher, on few rows and
+    with untrained weights. A teacher that cannot be exported, or that is not a model
+    here, is left out."""
+    configs = {"fp32": job.student.config, "int8": job.student.config}
+    teacher = job.job.teacher
+    if teacher.answers_any_rows:
+        try:
+            return _time_configs({**configs, "teacher": teacher.model.config}, job)
+        except ExportError:
+            pass
+    return _time_configs(configs, job)
+
+
+def _time_configs(configs: Mapping[str, object], job: ShipJob) -> FileTimes:
+    """Time the files of models with these configs. Raises ExportError."""
+    context = job.job.models.context
     data = context.data
+    length = job.length
     threads = os.cpu_count() or 1
-    split = data.validation if data.test is None else data.test
+    _, split = data.measured
     scored = Evaluator.from_split(data.task, split, context.tokenizer, length)
     rows = scored.subsample(SCORED).rows
     precisions: dict[str, Precision] = {
@@ -135,29 +343,23 @@ def _time_files(
         segments=makes_segments(context.tokenizer),
     )
     with export as files:
-        seconds = time.perf_counter() - began
+        exporting = time.perf_counter() - began
         lengths = dict.fromkeys(min(each, length) for each in SHIPPED_LENGTHS)
         settings = [Setting(1, 1, each) for each in lengths]
-        seconds += RACED / 2 * time_call(partial(race, files, settings, rounds=2))
+        racing = time_call(partial(race, files, settings, rounds=2))
         per_row = {}
         for name, file in files.items():
             session = open_session(file, threads=threads)
             run = partial(run_rows, session, rows, threads=threads)
             per_row[name] = time_call(run) / len(rows)
-            if name == "teacher":
-                seconds += per_row[name] * len(split)
-            else:
-                judged = min(ROWS_JUDGED, len(data.validation))
-                seconds += per_row[name] * (judged + 2 * len(split))
-        return seconds, _time_choosing(files["fp32"], per_row, context)
+        choosing = _time_choice(files["fp32"], per_row, job)
+    return FileTimes(exporting, choosing, racing, per_row)
 
 
-def _time_choosing(
-    source: Path, per_row: Mapping[str, float], context: TrainingContext
-) -> float:
+def _time_choice(source: Path, per_row: Mapping[str, float], job: ShipJob) -> float:
     """Estimate the seconds of `keep_score` beyond its first look, from those that the
     fp32 and int8 files take."""
-    data = context.data
+    data = job.job.models.context.data
     trial = source.with_suffix(".trial.onnx")
     probed = min(PROBE, len(data.validation))
     judged = min(ROWS_JUDGED, len(data.validation))

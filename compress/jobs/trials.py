@@ -22,7 +22,7 @@ from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.config.stages import Stage
 from compress.data.collate import LengthGrouped, Order
-from compress.models.teacher import RecordedLogits, Teacher
+from compress.models.teacher import Teacher
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model
@@ -243,12 +243,8 @@ class Trials:
         if data := self.context.task_data:
             scored = data.task.take_few(data.validation, SCORED)
             values["task_data"] = replace(data, validation=scored)
-        if teacher is not None and teacher.recorded is not None:
-            split = self.context.data.train
-            logits = {
-                split._fingerprint: teacher.recorded.for_split(split)[: len(rows)]
-            }
-            teacher = replace(teacher, recorded=RecordedLogits(logits))
+            if teacher is not None:
+                teacher = teacher.with_first_answers(data.train, len(rows))
         return FewRows(**values, few=rows), teacher
 
 
@@ -289,7 +285,7 @@ def _caches_outputs(
     context: TrainingContext,
 ) -> bool:
     """Return True if the stage will cache its teacher's outputs."""
-    if teacher is not None and teacher.recorded is not None:
+    if teacher is not None and not teacher.answers_any_rows:
         return False
     if stage.cache_teacher != "auto" or teacher is None or not stage.objective:
         return bool(stage.cache_teacher)

@@ -99,14 +99,6 @@ class TrimJob:
     small: Bundle | None = None
     result: TrimResult | None = None
 
-    @property
-    def measured(self) -> tuple[Dataset, str]:
-        """The split that scores the bundle, and its name."""
-        assert self.data is not None, "there are labelled data"
-        if self.data.test is None:
-            return self.data.validation, "validation"
-        return self.data.test, "test"
-
 
 class Trim(Phase[TrimJob]):
     """Count the tokens of the texts, and write the model without the others."""
@@ -163,7 +155,7 @@ class CertifyTrimmed(Phase[TrimJob]):
         if bundle is None or job.data is None:
             return job
         assert small is not None and result is not None, "it is written first"
-        split, name = job.measured
+        name, split = job.data.measured
         trimmed = result.trimmed
         method = (
             f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens "
@@ -195,7 +187,7 @@ class CertifyTrimmed(Phase[TrimJob]):
         bundle = job.bundle
         if bundle is None or job.data is None:
             return job, []
-        split, _ = job.measured
+        _, split = job.data.measured
         few = min(64, len(split))
         rows = bundle.evaluator(split).subsample(few).rows
         seconds = 0.0

@@ -1,9 +1,9 @@
 """Load teachers: their own head, or a new one for the task."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
@@ -13,7 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError
+from compress.models.checkpoints import describe_origin
 from compress.models.fit import New
+from compress.models.flops import count_parameters
 from compress.models.folder import ModelFolder, identify
 from compress.models.loader import (
     check_token_types,
@@ -34,33 +36,14 @@ from compress.models.sentence_encoder import limit_length
 
 
 @dataclass(frozen=True)
-class RecordedLogits:
-    """The recorded logits or vectors of a teacher that is not a model in memory, by the
-    fingerprint of the split.
-
-    prompt: the prompt it answered, as YAML; parameters: the size of the model, if known
-    """
-
-    logits: Mapping[str, NDArray[Any]]
-    prompt: str | None = None
-    parameters: int | None = None
-
-    def for_split(self, split: Dataset) -> NDArray[Any]:
-        return self.logits[split._fingerprint]
-
-
-@dataclass(frozen=True)
 class Teacher:
-    """A loaded teacher.
+    """A loaded teacher, which answers any rows.
 
     digest    of everything that is read of its folder
     trained   whether it came with a head for the task; pickled: whether its weights may
               be pickled
     other_head  the class of a head for another task that the checkpoint came with, and
                 that is dropped
-    recorded  the answers of a teacher that was prompted, or only returns vectors, or
-              whose scores are in the data; model and tokenizer are then those that the
-              student begins as, or is cut out of
     """
 
     name: str
@@ -70,8 +53,90 @@ class Teacher:
     digest: str
     trained: bool
     pickled: bool = False
-    recorded: RecordedLogits | None = None
     other_head: str = ""
+
+    answers_any_rows: ClassVar[bool] = True
+    """Whether the model can be asked about rows that it has not answered yet."""
+
+    def known_answers(self, split: Dataset) -> NDArray[Any] | None:
+        """Return the logits or vectors of a split that need not be computed."""
+        return None
+
+    def with_first_answers(self, split: Dataset, count: int) -> "Teacher":
+        """Return the teacher for a split of which only `count` rows are left."""
+        return self
+
+    def count_parameters(self) -> int | None:
+        """Count the parameters of the model that answers; None if that is not known."""
+        return count_parameters(self.model)
+
+    def evidence(self) -> Mapping[str, str]:
+        """Return texts that a bundle keeps of the teacher, such as its prompt, by file
+        name."""
+        return {}
+
+    def origin(self, base: "Teacher") -> dict[str, str]:
+        """Describe for a model card what the teacher's weights come from; `base` is the
+        teacher before it was fine-tuned."""
+        return describe_origin(base.name, base.folder)
+
+    def record(
+        self,
+        name: str,
+        digest: str,
+        answers: Mapping[str, NDArray[Any]],
+        *,
+        files: Mapping[str, str] | None = None,
+        parameters: int | None = None,
+    ) -> "RecordedTeacher":
+        """Return a teacher with these answers, whose students are cut out of this
+        one."""
+        return RecordedTeacher(
+            name,
+            self.folder,
+            self.model,
+            self.tokenizer,
+            digest,
+            trained=True,
+            pickled=self.pickled,
+            answers=answers,
+            files=files or {},
+            parameters=parameters,
+        )
+
+
+@dataclass(frozen=True)
+class RecordedTeacher(Teacher):
+    """A teacher that was prompted, or only returns vectors, or whose scores are in the
+    data: its answers are recorded. Model and tokenizer are those that the student
+    begins as, or is cut out of.
+
+    answers     logits or vectors, by the fingerprint of the split
+    files       the texts of `evidence`
+    parameters  the size of the model, if known
+    """
+
+    answers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    parameters: int | None = None
+
+    answers_any_rows: ClassVar[bool] = False
+
+    def known_answers(self, split: Dataset) -> NDArray[Any]:
+        return self.answers[split._fingerprint]
+
+    def with_first_answers(self, split: Dataset, count: int) -> Teacher:
+        few = {split._fingerprint: self.known_answers(split)[:count]}
+        return replace(self, answers=few)
+
+    def count_parameters(self) -> int | None:
+        return self.parameters
+
+    def evidence(self) -> Mapping[str, str]:
+        return self.files
+
+    def origin(self, base: Teacher) -> dict[str, str]:
+        return {}  # two licences apply: of the teacher and of the trained model
 
 
 def with_scores(start: Teacher, data: TaskData) -> Teacher:
@@ -84,14 +149,7 @@ def with_scores(start: Teacher, data: TaskData) -> Teacher:
         split._fingerprint: np.asarray(split["teacher"][:], np.float32)[:, None]
         for split in splits
     }
-    name = f"the scores in {data.name}"
-    return replace(
-        start,
-        name=name,
-        digest=data.fingerprint,
-        trained=True,
-        recorded=RecordedLogits(logits),
-    )
+    return start.record(f"the scores in {data.name}", data.fingerprint, logits)
 
 
 def _serves(

@@ -21,7 +21,8 @@ from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.onnx import makes_segments
-from compress.jobs.ship import ship
+from compress.jobs.job import Job
+from compress.jobs.shipping import Ship
 from compress.jobs.stages import StageModels
 from compress.latency.measure import sample
 from compress.nas.config import describe_choice
@@ -286,16 +287,12 @@ def ship_student(
         f"{describe_choice(point.choice)}."
     )
     notes = [*context.teacher_check.notes, origin, *([note] if note else [])]
-    bundle = ship(
-        student,
-        context.task_teacher,
-        context.training,
-        recipe=recipe,
-        run=run,
-        notes=notes,
-        started=began,
-        int8_limit=search.max_drop,
+    models = StageModels.from_teacher(
+        recipe, context.task_teacher, context.training, run
     )
+    job = Job(models, tuple(notes), started=began, student=student)
+    bundle = Ship(search.max_drop).run(job).bundle
+    assert bundle is not None, "it has shipped it"
     readme = (bundle.path / "README.md").read_text(encoding="utf-8")
     bundle = bundle.attach(
         "README.md",

@@ -22,7 +22,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase, estimate_phases, run_phases
-from compress.jobs.shipping import estimate_shipping
+from compress.jobs.shipping import Ship
 from compress.jobs.stages import StageModels
 from compress.jobs.train import RunStages
 from compress.jobs.trials import ROWS, SCORED
@@ -280,17 +280,14 @@ class ShipWinners(Phase[SearchJob]):
     def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         tried = job.teacher
         left = max(0, job.options.winners - job.done.shipped)
-        assert tried.student is not None, "a finalist was tried"
-        shipping = estimate_shipping(
-            tried.student,
-            tried.teacher,
-            tried.models.context,
-            job.search.max_length,
-            tried.trials.student_mb,
-        )
+        space = job.search.space
+        recipe = space.recipe("winner", space.final)
+        _, shipping = Ship(job.search.max_drop).estimate(tried.with_recipe(recipe))
         finals = [_repeat(each, left, f"final: {each.name}") for each in job.stages]
-        shipping = replace(_repeat(shipping, left, shipping.name), cached=False)
-        return job, [*finals, shipping]
+        shipped = [
+            replace(_repeat(each, left, each.name), cached=False) for each in shipping
+        ]
+        return job, [*finals, *shipped]
 
 
 def list_phases(*, strict: bool) -> tuple[list[Phase[SearchJob]], ...]:

@@ -39,7 +39,7 @@ from compress.jobs.checks import (
     measure_lengths,
 )
 from compress.jobs.job import Job
-from compress.jobs.ship import BUDGETED_LIMIT
+from compress.jobs.shipping import BUDGETED_LIMIT
 from compress.jobs.stages import StageModels
 from compress.latency.features import Terms
 from compress.latency.model import LatencyTable

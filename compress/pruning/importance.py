@@ -295,7 +295,7 @@ def compute_importance(
         )
     if (
         teacher is not None
-        and teacher.recorded is not None
+        and not teacher.answers_any_rows
         and call.options.get("targets") == "teacher"
     ):
         raise PruneError(

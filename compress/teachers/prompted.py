@@ -13,7 +13,7 @@ from compress.config.options import RunOptions
 from compress.data.task import TaskData
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
-from compress.models.teacher import RecordedLogits, Teacher
+from compress.models.teacher import Teacher
 from compress.prompting.answers import answers_file, ask, list_unanswered
 from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
@@ -117,12 +117,12 @@ class AskLanguageModel(Phase[Job]):
                 f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
                 f"{seconds / asked:.3f} s each."
             )
-        recorded = RecordedLogits(logits, settings, prompted.language_model.parameters)
-        teacher = replace(
-            job.models.base_teacher,
-            name=prompted.name,
-            digest=prompted.digest,
-            recorded=recorded,
+        teacher = job.models.base_teacher.record(
+            prompted.name,
+            prompted.digest,
+            logits,
+            files={"prompt.yaml": settings},
+            parameters=prompted.language_model.parameters,
         )
         return teacher, replace(check, notes=tuple(notes))
 
@@ -140,9 +140,7 @@ class AskLanguageModel(Phase[Job]):
             split._fingerprint: np.zeros((len(split), data.task.outputs), np.float32)
             for split in splits
         }
-        teacher = replace(
-            models.base_teacher, name=labeller.name, recorded=RecordedLogits(logits)
-        )
+        teacher = models.base_teacher.record(labeller.name, labeller.digest, logits)
         return job.with_teacher(teacher), found
 
 

@@ -20,10 +20,11 @@ class CheckAnswers(Phase[Job]):
     def run(self, job: Job) -> Job:
         teacher = job.models.base_teacher
         data = job.models.context.data
-        assert teacher.recorded is not None, "its source has recorded its answers"
+        answers = teacher.known_answers(data.validation)
+        assert answers is not None, "its source has recorded them"
         check = check_logits(
             teacher.name,
-            teacher.recorded.for_split(data.validation),
+            answers,
             data,
             strict=self.strict,
             remedy="Check that its vectors or scores belong to these texts, and "

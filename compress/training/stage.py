@@ -579,8 +579,9 @@ def _make_step(
     parameters = options(stage.step.function) if stage.step else {"shown": None}
     cache = None
     if objective and objective.teacher_wants and teacher and "shown" in parameters:
-        if teacher.recorded:
-            known = teacher.recorded.for_split(context.data.train)
+        if not teacher.answers_any_rows:
+            known = teacher.known_answers(context.data.train)
+            assert known is not None, "they are recorded"
             cache = cache_logits(
                 known[rows["text"][:]] if "asker" in rows.column_names else known, rows
             )

@@ -36,7 +36,7 @@ from compress.models.sentence_encoder import (
     set_projection,
 )
 from compress.models.sentence_settings import settings_of, width_of
-from compress.models.teacher import RecordedLogits, Teacher
+from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
 
 VECTORS_ENCODING = "4"
@@ -137,12 +137,8 @@ def with_vectors(
     )
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     _fit_projection(start, data.train, found["train"])
-    recorded = RecordedLogits(
-        {splits[role]._fingerprint: each for role, each in found.items()}
-    )
-    return data, replace(
-        start, name=source.name, digest=source.digest, trained=True, recorded=recorded
-    )
+    answers = {splits[role]._fingerprint: each for role, each in found.items()}
+    return data, start.record(source.name, source.digest, answers)
 
 
 def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) -> None:

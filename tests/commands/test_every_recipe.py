@@ -20,7 +20,7 @@ from compress.config.stages import Prune, Stage, StudentSpec
 from compress.config.term import Term
 from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle
-from compress.jobs import ship as shipping
+from compress.jobs.shipping import Ship
 from compress.records.run_report import Report
 from compress.training.trainer import StepTrainer
 from tests import marked, tiny
@@ -128,13 +128,15 @@ def test_a_recipe_ends_in_a_student_that_answers(
     monkeypatch.setenv("COMPRESS_HOME", f"{places['folder']}/home")
     students: list[Any] = []
 
-    def shipped(student: Any, *args: Any, **kwargs: Any) -> Any:
-        students.append(student)
+    ship = Ship.run
+
+    def shipped(phase: Ship, job: Any) -> Any:
+        students.append(job.student)
         if name not in SHIPPED:
             raise Trained
-        return shipping.ship(student, *args, **kwargs)
+        return ship(phase, job)
 
-    monkeypatch.setattr("compress.jobs.shipping.ship", shipped)
+    monkeypatch.setattr(Ship, "run", shipped)
     data = {"data": places["data"], "corpus": places["corpus"]}
     if name in RANKINGS:
         data = {"data": places["rankings"], "kind": "ranking"}

@@ -364,7 +364,7 @@ def test_a_bundle_appears_when_it_is_measured(
         assert Bundle.load(run / "bundle") == before, "the one before is whole all the time"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.jobs.ship.measure", interrupted)
+    monkeypatch.setattr("compress.jobs.shipping.measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tiny.call(compress.distill, **given, out=run, resume=True)
     assert Bundle.load(run / "bundle") == before

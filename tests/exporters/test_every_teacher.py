@@ -253,7 +253,7 @@ def test_a_teacher_that_cannot_be_exported_is_scored_by_torch(
     def refused(*_: Any, **__: Any) -> None:
         raise ExportError("this one cannot be traced")
 
-    monkeypatch.setattr("compress.jobs.ship.to_onnx", refused)
+    monkeypatch.setattr("compress.jobs.measure.to_onnx", refused)
     _, report = shipped("bert", BERT, tiny.reviews(tmp_path / "data", train=32, dev=12), tmp_path)
     (row,) = [row for row in report["rows"] if row["role"] == "teacher"]
     assert not row["latency"] and 0 <= row["score"]["accuracy"] <= 1 and row["parameters"] > 0

@@ -16,14 +16,15 @@ import compress
 from compress.commands import label as labelling
 from compress.commands import quantize, trim
 from compress.commands.distill import forecast
-from compress.commands.pretrain import KeepCheckpoint
 from compress.commands.search import forecast_search
 from compress.config.options import Int8Options, MeasureOptions, RunOptions, StudyOptions
 from compress.config.recipe import Recipe
 from compress.data.collate import LengthGrouped
 from compress.errors import BundleError
-from compress.jobs import shipping, trials
+from compress.jobs import trials
 from compress.jobs.phase import Phase
+from compress.jobs.pretrain import KeepCheckpoint
+from compress.jobs.shipping import Ship
 from compress.models import precision
 from compress.models.sentence_settings import SentenceSettings
 from compress.nas import phases as phases_of_a_search
@@ -61,7 +62,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_shipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export and race nothing, for tests of other phases."""
-    monkeypatch.setattr(shipping, "estimate_shipping", lambda *_: PhaseEstimate("export and measure"))
+    monkeypatch.setattr(Ship, "estimate", lambda _, job: (job, []))
+
+
+SHIPPING = ["export", "quantise", "certify", "measure"]
 
 
 def given(tmp_path: Path, recipe: str = tiny.RECIPE) -> dict[str, Any]:
@@ -96,20 +100,21 @@ def test_a_distillation_takes_what_its_phases_estimate(tmp_path: Path, home: Pat
     recipe = recipe.replace("    checkpoint: 5\n", "    checkpoint: 5\n    augment: auto\n")
     arguments = given(tmp_path, recipe)
     found = forecast(**arguments)
-    assert [each.name for each in found.phases] == ["teacher", "intermediate", "prediction", "export and measure"]
+    assert [each.name for each in found.phases] == ["teacher", "intermediate", "prediction", *SHIPPING]
     assert kept(home) == set()
     assert found.peak_rss_mb > 50
     unshipped.hasten(monkeypatch)
     run = tmp_path / "run"
     bundle = compress.distill(**arguments, out=run)
-    for each in found.phases[:-1]:
+    for each in found.phases[:-4]:
         trained = Trained.read(run / "stages" / each.name / "model")
         assert each.steps[0] <= trained.steps <= each.steps[1]
         assert each.seconds[0] / 10 < trained.seconds < 10 * each.seconds[1] + 1
         assert size_mb(run / "stages" / each.name / "model") <= each.disk_mb
-    shipping = found.phases[-1]
-    assert 0 < shipping.seconds[0] < shipping.seconds[1], "int8 may be smoothed, or kept in part"
-    assert size_mb(bundle.path) < 3 * shipping.disk_mb
+    export, quantise, *rest = found.phases[-4:]
+    assert 0 < quantise.seconds[0] < quantise.seconds[1], "int8 may be smoothed, or kept in part"
+    assert all(0 < each.seconds[0] == each.seconds[1] for each in (export, *rest))
+    assert size_mb(bundle.path) < 3 * export.disk_mb
     written = (run / "recipe.yaml").read_text()
     assert written == (bundle.path / "recipe.yaml").read_text()
     assert "auto" not in [stage.max_length for stage in Recipe.load(str(run / "recipe.yaml")).stages]
@@ -166,7 +171,7 @@ def test_a_budget_is_not_raced_for(tmp_path: Path, home: Path, monkeypatch: pyte
     changes = ["teacher.steps=8", "teacher.max_length=64", "stages.1.steps=4", "stages.1.augment=null"]
     recipe = Recipe.load("prune-taylor", ["target.speedup=2", *changes])
     found = forecast(**given(tmp_path) | {"recipe": recipe}).phases
-    assert [phase.name for phase in found][1:-1] == ["all", "recover"]
+    assert [phase.name for phase in found][1:] == ["all", "recover"]
     assert "race" in found[1].note and found[1].seconds[0] > 0
 
 
@@ -207,7 +212,7 @@ def test_a_prompted_teacher_answers_a_few_rows(tmp_path: Path, home: Path, monke
         teacher="gpt2", prompt=str(tmp_path / "prompt.yaml"), recipe="prompted", data=tiny.reviews(tmp_path / "data"),
         overrides=[*QUICK, init],
     )  # fmt: skip
-    assert list(phases) == ["asking told", "soft-labels", "export and measure"]
+    assert list(phases) == ["asking told", "soft-labels", *SHIPPING]
     assert phases["soft-labels"].steps == (30, 30)
     assert len(speaker.asked) == 1
     assert phases["asking told"].seconds == pytest.approx((10 * 135, 10 * 135), rel=0.3), "others may be longer"
@@ -227,18 +232,18 @@ def test_vectors_as_the_teacher(kind: str, tmp_path: Path, home: Path, monkeypat
     if kind == "file":
         teacher = tmp_path / "made.npy"
         np.save(teacher, np.random.default_rng(0).normal(size=(len(texts), 40)))
-        vectors, shipped = plan(teacher=str(teacher), **given).values()
+        vectors, *shipped = plan(teacher=str(teacher), **given).values()
     else:
         teacher = tmp_path / "endpoint.yaml"
         with serving() as start:
             server = start(scripted(lambda _: 40))
             teacher.write_text(f"{{url: '{server.url}', model: m, mode: embeddings, batch: 8, concurrency: 2}}")
-            asked, vectors, shipped = plan(teacher=str(teacher), **given).values()
+            asked, vectors, *shipped = plan(teacher=str(teacher), **given).values()
             known = open_source(str(teacher)).vectors(server.seen[0][1]["input"])
         assert [len(body["input"]) for _, body, _ in server.seen] == [8], "the trial's are kept"
         assert (known.shape, asked.note) == ((8, 40), f"{len(texts) - 8:,} texts")
         assert asked.seconds[0] == pytest.approx(asked.seconds[1] / 2)
-    assert (vectors.steps[0] > 0, shipped.name) == (True, "export and measure")
+    assert vectors.steps[0] > 0 and [each.name for each in shipped] == SHIPPING
     assert kept(home) <= {"vectors", "unlabelled"}
 
 
@@ -252,7 +257,7 @@ def test_scores_in_the_data_as_the_teacher(tmp_path: Path, home: Path) -> None:
         teacher=tiny.checkpoint(tmp_path / "student"), data=str(tmp_path / "data"), recipe="margin-mse",
         overrides=["stages.0.steps=9", "stages.0.max_length=32", "stages.0.batch=20", "stages.0.lr=5e-3"],
     )  # fmt: skip
-    assert list(phases) == ["margins", "export and measure"]
+    assert list(phases) == ["margins", *SHIPPING]
     assert phases["margins"].steps == (9, 9)
 
 
@@ -311,7 +316,7 @@ def test_phases_of_a_search(tmp_path: Path, home: Path, weighed: None) -> None:
     phases = by_name(found)
     assert list(phases) == [
         "teacher", "measuring", "importance", "supernet", "trials", "short distillations", "timing finalists",
-        "final: final", "export and measure",
+        "final: final", *SHIPPING,
     ]  # fmt: skip
     assert phases["supernet"].steps == (12, 12)
     assert phases["short distillations"].steps == (12, 12), "two finalists of six steps"

@@ -77,11 +77,11 @@ def test_a_recipe_makes_a_smaller_modernbert(
 ) -> None:
     students: list[Any] = []
 
-    def trained(student: Any, *_: Any, **__: Any) -> None:
-        students.append(student)
+    def trained(_: Any, job: Any) -> None:
+        students.append(job.student)
         raise Trained
 
-    monkeypatch.setattr("compress.jobs.shipping.ship", trained)
+    monkeypatch.setattr("compress.jobs.shipping.Ship.run", trained)
     with pytest.raises(Trained):
         distilled(recipe, places, tmp_path / "run")
     (student,) = students

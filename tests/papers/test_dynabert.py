@@ -135,7 +135,7 @@ def test_a_stage_gives_the_cache_to_a_step_that_takes_one(tmp_path: Path, monkey
     stage = learning.stage(
         TERMS, cache_teacher=True, step=reference.Call("dynabert.Sandwich", {"widths": WIDTHS}), evaluate=0
     )
-    teacher = SimpleNamespace(model=tiny.model("bert", layers=6), recorded=None, digest="a teacher's")
+    teacher = SimpleNamespace(model=tiny.model("bert", layers=6), answers_any_rows=True, digest="a teacher's")
     material: Any = SimpleNamespace(
         rows=lambda *_: learning.rows(), tokenizer=tiny.tokenizer(), collate=learning.collate(), bf16=False,
         kind="classification", task=Task, console=SimpleNamespace(print=lambda *_: None), seconds=lambda _: None,
@@ -158,7 +158,7 @@ def test_the_kept_weights_are_those_of_the_best_mean_of_all_subnets(
         rows=lambda *_: learning.rows(), tokenizer=tiny.tokenizer(), collate=learning.collate(), bf16=False,
         kind="classification", task=Task, console=None, seconds=lambda _: None,
     )  # fmt: skip
-    teacher: Any = SimpleNamespace(model=tiny.model("bert", layers=6), recorded=None)
+    teacher: Any = SimpleNamespace(model=tiny.model("bert", layers=6), answers_any_rows=True)
     run_stage(stage, tiny.model("bert", layers=3), teacher, context, SimpleNamespace(seed=1, main=False))  # type: ignore[arg-type]
     made: dynabert.Sandwich = seen["step"]
     shapes = [Sizes.from_request(made.student.config, **each) for each in (
