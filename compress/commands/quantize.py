@@ -33,79 +33,14 @@ from compress.config.options import (
 from compress.console import Screen
 from compress.data.cache import home
 from compress.data.objects import data_path
-from compress.errors import BundleError, CompressError
-from compress.exporters.artifact import Bundle, check_place, check_writable
+from compress.exporters.artifact import Bundle
 from compress.jobs.phase import estimate_phases, run_phases
-from compress.jobs.quantize import QUANTIZE_PHASES, QuantizeJob
-from compress.quantization.select import (
-    Name,
-    Quantized,
-)
+from compress.jobs.quantize import QUANTIZE_PHASES, QuantizeJob, QuantizeRequest
+from compress.quantization.select import Name, Quantized
 from compress.records.forecast import Forecast, PhaseEstimate
 from compress.training.trainer import peak_rss_mb
 
 RECIPE = "q8bert"
-
-
-@contextmanager
-def train_for_int8(
-    bundle: Bundle,
-    data: DataLike,
-    *,
-    overrides: Sequence[str] = (),
-    columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
-    console: Console | None = None,
-) -> Iterator[Bundle]:
-    """Yield a new bundle: the model trained to answer in int8 as it does in float, and
-    its static int8 file.
-
-    The model learns from its own float answers, on the train split of `data`;
-    `overrides` change the recipe. The run is kept under $COMPRESS_HOME/qat until the
-    caller is done with the bundle: after an interruption, the same call continues from
-    its last checkpoint. Raises BundleError for data of another task.
-    """
-    data = data_path(data)
-    files = [asdict(stamp) for stamp in bundle.manifest.files.values()]
-    run = (
-        home()
-        / "qat"
-        / io.hash_value(
-            [files, data, RECIPE, list(overrides), columns.text, columns.label, seed]
-        )[:24]
-    )
-    arguments = _training_arguments(
-        bundle, data, columns=columns, seed=seed, overrides=overrides
-    )
-    options = replace(
-        arguments.pop("options"), resume=(run / "run.json").is_file(), gate="warn"
-    )
-    yield distill(**arguments, out=run, options=options, console=console)
-    shutil.rmtree(run)
-
-
-def _training_arguments(
-    bundle: Bundle,
-    data: DataLike,
-    *,
-    columns: ColumnOptions,
-    seed: int,
-    overrides: Sequence[str],
-) -> dict[str, Any]:
-    """Return the arguments of `distill`, or of its forecast, for training in int8."""
-    task = bundle.load_data(
-        data, text=columns.text, label=columns.label, seed=seed
-    ).task
-    length = f"stages.0.max_length={bundle.manifest.max_length}"
-    return {
-        "teacher": str(bundle.path),
-        "recipe": RECIPE,
-        "data": data,
-        "columns": DataOptions(
-            text=columns.text, label=columns.label, kind=task.kind, metric=task.metric
-        ),
-        "options": RunOptions(overrides=[length, *overrides], seed=seed),
-    }
 
 
 @check_arguments
@@ -141,40 +76,29 @@ def quantize(
     bundle is unchanged until everything is done. Raises BundleError for data of another
     task, and the errors of its parts."""
     place = None if out is None else Path(out)
-    bundle = _open(bundle, method, place, overrides=overrides)
-    task_data = bundle.load_data(
-        data, text=columns.text, label=columns.label, seed=seed
+    request = QuantizeRequest(
+        Bundle.load(bundle),
+        data,
+        method,
+        place,
+        int8,
+        max_drop,
+        columns,
+        seed,
+        overrides,
     )
-    exact = bundle.files()["fp32"]
+    request.check()
     with ExitStack() as stack:
+        trained = request.bundle
         if method == "qat":
             say(
                 "training for int8; after an interruption, the same command continues "
                 "from the last checkpoint"
             )
-            training = train_for_int8(
-                bundle,
-                data,
-                columns=columns,
-                seed=seed,
-                overrides=overrides,
-                console=Screen(stderr=True),
-            )
-            bundle = stack.enter_context(training)
+            trained = stack.enter_context(train_for_int8(request))
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         target = stack.enter_context(open_chosen(device, say=say))
-        job = QuantizeJob(
-            bundle,
-            task_data,
-            method,
-            int8,
-            max_drop,
-            target,
-            scratch,
-            place,
-            say,
-            exact,
-        )
+        job = QuantizeJob(request, trained, target, scratch, say)
         quantized = run_phases(QUANTIZE_PHASES, job).quantized
     assert quantized is not None, "its phases have made it"
     return quantized
@@ -207,57 +131,73 @@ def forecast_quantization(
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     place = None if out is None else Path(out)
-    bundle = _open(bundle, method, place, overrides=overrides)
-    task_data = bundle.load_data(
-        data, text=columns.text, label=columns.label, seed=seed
+    request = QuantizeRequest(
+        Bundle.load(bundle),
+        data,
+        method,
+        place,
+        int8,
+        max_drop,
+        columns,
+        seed,
+        overrides,
     )
-    exact = bundle.files()["fp32"]
-    trained = list[PhaseEstimate]()
+    request.check()
+    training: tuple[PhaseEstimate, ...] = ()
     if method == "qat":
-        training = _training_arguments(
-            bundle, data, columns=columns, seed=seed, overrides=overrides
-        )
-        trained += forecast(**training).phases
+        training = forecast(**_arguments_of_training(request)).phases
     with (
         TemporaryDirectory() as scratch,
         open_chosen(device, say=say) as target,
         console.status("trying each phase"),
     ):
-        job = QuantizeJob(
-            bundle,
-            task_data,
-            method,
-            int8,
-            max_drop,
-            target,
-            Path(scratch),
-            place,
-            say,
-            exact,
-        )
+        job = QuantizeJob(request, request.bundle, target, Path(scratch), say)
         _, estimates = estimate_phases(QUANTIZE_PHASES, job)
-    title = f"{bundle.path}: int8 by {method} on {task_data.name}"
-    return Forecast(title, (*trained, *estimates), peak_rss_mb())
+    title = f"{request.bundle.path}: int8 by {method} on {request.task_data.name}"
+    return Forecast(title, (*training, *estimates), peak_rss_mb())
 
 
-def _open(
-    place: BundleLike, method: Name, out: Path | None, *, overrides: Sequence[str]
-) -> Bundle:
-    """Load a bundle. Raises CompressError for options that this method does not use,
-    and for an unusable `out`."""
-    bundle = Bundle.load(place)
-    if overrides and method != "qat":
-        raise CompressError(
-            f"--set: {overrides[0]}: changes training, and {method} does not train; "
-            "give --method qat"
-        )
-    if method == "qat" and (out is None or out.resolve() == bundle.path.resolve()):
-        raise BundleError(
-            f"{bundle.path}: --method qat trains the weights, which makes a new "
-            "bundle: give --out another folder"
-        )
-    if out is not None:
-        check_place(out)
-    else:
-        check_writable(bundle.path)
-    return bundle
+@contextmanager
+def train_for_int8(request: QuantizeRequest) -> Iterator[Bundle]:
+    """Yield a new bundle: the model trained to answer in int8 as it does in float, and
+    its static int8 file.
+
+    The model learns from its own float answers, on the train split. The run is kept
+    under $COMPRESS_HOME/qat until the caller is done with the bundle: after an
+    interruption, the same call continues from its last checkpoint.
+    """
+    columns = request.columns
+    key = [
+        [asdict(stamp) for stamp in request.bundle.manifest.files.values()],
+        data_path(request.data),
+        RECIPE,
+        list(request.overrides),
+        columns.text,
+        columns.label,
+        request.seed,
+    ]
+    run = home() / "qat" / io.hash_value(key)[:24]
+    arguments = _arguments_of_training(request)
+    options = replace(
+        arguments.pop("options"), resume=(run / "run.json").is_file(), gate="warn"
+    )
+    yield distill(**arguments, out=run, options=options, console=Screen(stderr=True))
+    shutil.rmtree(run)
+
+
+def _arguments_of_training(request: QuantizeRequest) -> dict[str, Any]:
+    """Return the arguments of `distill`, or of its forecast, for training in int8."""
+    task = request.task_data.task
+    columns = request.columns
+    length = f"stages.0.max_length={request.bundle.manifest.max_length}"
+    return {
+        "teacher": str(request.bundle.path),
+        "recipe": RECIPE,
+        "data": data_path(request.data),
+        "columns": DataOptions(
+            text=columns.text, label=columns.label, kind=task.kind, metric=task.metric
+        ),
+        "options": RunOptions(
+            overrides=[length, *request.overrides], seed=request.seed
+        ),
+    }

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,11 +10,13 @@ from pathlib import Path
 from datasets import Dataset
 from onnx import GraphProto
 
+from compress.arguments import DataLike
 from compress.benchmark.device import Device
-from compress.config.options import Int8Options
+from compress.config.options import ColumnOptions, Int8Options
 from compress.data.task import TaskData
+from compress.errors import BundleError, CompressError
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import Bundle
+from compress.exporters.artifact import Bundle, check_place, check_writable
 from compress.exporters.int8 import quantize_static
 from compress.exporters.rewrite.graph import Product, products
 from compress.exporters.session import read_model
@@ -59,28 +61,69 @@ float."""
 
 
 @dataclass(frozen=True)
-class QuantizeJob:
-    """A bundle, its data and device, and what the phases have made so far.
+class QuantizeRequest:
+    """The arguments of `compress.quantize`, with a loaded bundle. See there."""
 
-    exact    the float file that int8 is compared with, from before any training
+    bundle: Bundle
+    data: DataLike
+    method: Name
+    out: Path | None
+    int8: Int8Options
+    max_drop: float
+    columns: ColumnOptions
+    seed: int
+    overrides: Sequence[str]
+
+    def check(self) -> None:
+        """Raise CompressError for options that the method does not use, and for an
+        unusable `out`."""
+        bundle = self.bundle
+        if self.overrides and self.method != "qat":
+            raise CompressError(
+                f"--set: {self.overrides[0]}: changes training, and {self.method} does "
+                "not train; give --method qat"
+            )
+        here = self.out is None or self.out.resolve() == bundle.path.resolve()
+        if self.method == "qat" and here:
+            raise BundleError(
+                f"{bundle.path}: --method qat trains the weights, which makes a new "
+                "bundle: give --out another folder"
+            )
+        if self.out is None:
+            check_writable(bundle.path)
+        else:
+            check_place(self.out)
+
+    @cached_property
+    def task_data(self) -> TaskData:
+        """The rows to calibrate, choose and certify on."""
+        return self.bundle.load_data(
+            self.data, text=self.columns.text, label=self.columns.label, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class QuantizeJob:
+    """A bundle, its device, and what the phases have made so far.
+
+    bundle   that of the request, or the same trained again
     scratch  a folder for files on the way
     timed    seconds of the steps, if the command is only estimated
     """
 
+    request: QuantizeRequest
     bundle: Bundle
-    data: TaskData
-    method: Name
-    int8: Int8Options
-    max_drop: float
     device: Device
     scratch: Path
-    out: Path | None
     say: Say
-    exact: Path
     attempt: Attempt | None = None
     mixed: Mixed | None = None
     quantized: Quantized | None = None
     timed: "StepTimes | None" = None
+
+    @property
+    def data(self) -> TaskData:
+        return self.request.task_data
 
     @cached_property
     def graph(self) -> GraphProto:
@@ -151,7 +194,7 @@ class Calibrate(Phase[QuantizeJob]):
     closest to float."""
 
     def run(self, job: QuantizeJob) -> QuantizeJob:
-        int8 = job.int8
+        int8 = job.request.int8
         files = job.files
         settings = Calibrated(
             job.bundle.evaluator(job.data.train).subsample(int8.rows).rows,
@@ -163,7 +206,7 @@ class Calibrate(Phase[QuantizeJob]):
             int8.reduce_range,
         )
         attempt = choose_attempt(
-            job.method, job.bundle, settings, job.max_drop, job.say
+            job.request.method, job.bundle, settings, job.request.max_drop, job.say
         )
         rows = len(files.evaluator)
         job.say(f"{attempt.method}: scored on {rows:,} validation rows")
@@ -171,7 +214,7 @@ class Calibrate(Phase[QuantizeJob]):
 
     def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
         bundle = job.bundle
-        int8 = job.int8
+        int8 = job.request.int8
         threads = os.cpu_count() or 1
         source = bundle.files()["fp32"]
         file = job.scratch / "int8.onnx"
@@ -214,7 +257,9 @@ class Calibrate(Phase[QuantizeJob]):
         race = time_call(
             lambda: job.device.race(raced, [setting], rounds=2, runs=QUANTIZE_RUNS)
         )
-        close = files.outcome(file).least_limit <= max(job.max_drop, RESOLVED / judged)
+        close = files.outcome(file).least_limit <= max(
+            job.request.max_drop, RESOLVED / judged
+        )
         times = StepTimes(
             write,
             score_float,
@@ -223,7 +268,7 @@ class Calibrate(Phase[QuantizeJob]):
             judged,
             race,
             len(raced),
-            float(job.method != "qat" and not close),
+            float(job.request.method != "qat" and not close),
             file,
             smoothed,
         )
@@ -241,11 +286,11 @@ class Calibrate(Phase[QuantizeJob]):
             "static": (static, static),
             "smoothquant": (smoothquant, smoothquant),
         }
-        if job.method in seconds:
+        if job.request.method in seconds:
             found.append(
                 PhaseEstimate(
                     "calibration",
-                    seconds=seconds[job.method],
+                    seconds=seconds[job.request.method],
                     note=f"{int8.rows:,} rows",
                     likely=times.likely,
                 )
@@ -265,7 +310,7 @@ class ChooseProducts(Phase[QuantizeJob]):
             attempt.make,
             job.parts,
             job.files,
-            limit=job.max_drop,
+            limit=job.request.max_drop,
             say=job.say,
             costs=lambda: race_products(
                 attempt.make, job.parts, job.graph, job.device, max_length=length
@@ -318,22 +363,22 @@ class CertifyInt8(Phase[QuantizeJob]):
             job.device,
             Claim(
                 attempt.method,
-                job.max_drop,
+                job.request.max_drop,
                 split,
                 job.data.name,
                 mixed.keep,
                 mixed.cost,
             ),
-            exact=job.exact,
+            exact=job.request.bundle.files()["fp32"],
         )
         candidate, proof = attach_certificate(
             candidate, "int8", proof, mixed.sensitivity
         )
         times, sizes = race_before_after(bundle, candidate, job.device)
-        if job.out is None:
+        if job.request.out is None:
             result = bundle.adopt(candidate, ("int8",))
         else:
-            result = candidate.copy_to(job.out)
+            result = candidate.copy_to(job.request.out)
         return replace(job, quantized=Quantized(result, proof, mixed, times, sizes))
 
     def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:

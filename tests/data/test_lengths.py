@@ -8,6 +8,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from compress.commands.distill import distill
+from compress.commands.preflight import without_task
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
@@ -155,9 +156,11 @@ def test_long_rows_that_are_cut_are_named(tmp_path: Path) -> None:
 def test_a_stage_on_text_alone_needs_no_rows(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good and the plot was warm .\n" * 40, encoding="utf-8")
     heads = [f"stages.0.objective.{term}.heads=4" for term in range(3)]  # 48 do not divide the tiny teacher's width
+    corpus = str(tmp_path / "corpus.txt")
+    minilm = Recipe.load("minilm", ["stages.0.max_length=32", "stages.0.steps=2", *heads])
     request = PretrainRequest(
-        teacher=tiny.checkpoint(tmp_path / "teacher"), corpus=str(tmp_path / "corpus.txt"), data=None,
-        recipe=Recipe.load("minilm", ["stages.0.max_length=32", "stages.0.steps=2", *heads]), out=tmp_path / "run",
+        teacher=tiny.checkpoint(tmp_path / "teacher"), corpus=corpus, data=None,
+        recipe=without_task(minilm, corpus, None), out=tmp_path / "run",
         length=LengthOptions(), console=Console(quiet=True), options=RunOptions(),
     )  # fmt: skip
     with open_pretraining(request) as job:

@@ -6,9 +6,11 @@ import onnx
 import pytest
 
 from compress.commands.quantize import quantize, train_for_int8
+from compress.config.options import ColumnOptions, Int8Options
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
+from compress.jobs.quantize import QuantizeRequest
 from compress.training.trainer import StepTrainer
 from tests import tiny
 from tests.exporters.test_bundle import write
@@ -37,11 +39,14 @@ def test_qat_makes_another_bundle_with_static_int8(
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
-    with pytest.raises(KeyboardInterrupt), train_for_int8(bundle, data, overrides=QUICK):
+    request = QuantizeRequest(
+        bundle, data, "qat", tmp_path / "new", Int8Options(), 0.005, ColumnOptions(), 0, QUICK
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt), train_for_int8(request):
         pass
-    with pytest.raises(KeyboardInterrupt), train_for_int8(bundle, data, overrides=QUICK):
+    with pytest.raises(KeyboardInterrupt), train_for_int8(request):
         raise KeyboardInterrupt
-    with train_for_int8(bundle, data, overrides=QUICK) as made:
+    with train_for_int8(request) as made:
         assert len(asked) == 4, "two steps were kept, then all of them until somebody had done with them"
         assert (made.task, made.manifest.max_length) == (bundle.task, bundle.manifest.max_length)
         assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load_model(made.files()["int8"]).graph.node}
