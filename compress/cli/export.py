@@ -201,7 +201,12 @@ def quantize(
             "overrides": overrides or [],
         }
         if shown.plan:
-            print_forecast(pipeline.forecast_quantization, shown.as_json, **arguments)
+            print_forecast(
+                pipeline.forecast_quantization,
+                shown.as_json,
+                **arguments,
+                console=console(shown.as_json),
+            )
             return
         result = pipeline.quantize(**arguments, say=printer(shown.as_json))
         if shown.as_json:

@@ -450,7 +450,7 @@ def print_forecast(
     from compress.reporting.terminal import forecast_lines
 
     seconds = time.perf_counter() - (_OUTPUT.get() or Output()).began
-    found = forecast(**arguments, console=console(as_json))
+    found = forecast(**arguments)
     found = replace(
         found,
         phases=(PhaseEstimate("starting", seconds=(seconds, seconds)), *found.phases),

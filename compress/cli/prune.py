@@ -1,6 +1,6 @@
 """`compress prune` and `trim`: make a model smaller."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,45 +53,26 @@ def prune(
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
 
-        loaded = preflight.load_recipe(recipe, options.overrides, length)
-        preflight.check(
-            loaded,
+        request = preflight.distill_request(
             teacher=model,
-            out=out,
-            data=data,
-            kind=columns.kind,
-            options=options,
-        )
-        from compress.commands.prune import prune as run  # takes seconds: torch
-        from compress.commands.prune import set_target
-
-        if plan:
-            from compress.commands.distill import forecast
-
-            print_forecast(
-                forecast,
-                as_json,
-                teacher=model,
-                recipe=set_target(loaded, asdict(target), asdict(setting)),
-                data=data,
-                columns=columns,
-                length=length.minutes_alone,
-                options=replace(options, overrides=None),
-            )
-            return
-        bundle = run(
-            model=model,
-            recipe=loaded,
             data=data,
             out=out,
-            target=target,
-            setting=setting,
+            recipe=recipe,
             columns=columns,
-            max_drop=None if max_drop is None else max_drop / 100,
-            length=length.minutes_alone,
-            options=replace(options, overrides=None),
+            length=length,
+            options=options,
             console=console(as_json),
         )
+        from compress.commands import prune as command  # takes seconds: torch
+
+        request = command.resolve_target(request, target, setting)
+        if plan:
+            from compress.commands.distill import estimate_distillation
+
+            print_forecast(estimate_distillation, as_json, request=request)
+            return
+        limit = None if max_drop is None else max_drop / 100
+        bundle = command.run_pruning(request, limit)
         if as_json and is_first():
             print_json("prune", bundle.path / "report.json")
 
@@ -145,7 +126,9 @@ def trim(
             "keep": keep or (),
         }
         if plan:
-            print_forecast(forecast_trimming, as_json, **arguments)
+            print_forecast(
+                forecast_trimming, as_json, **arguments, console=console(as_json)
+            )
             return
         result = run(**arguments, max_drop=max_drop / 100)
         if as_json:

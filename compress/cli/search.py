@@ -158,11 +158,12 @@ def search(
             "max_drop": max_drop,
             "columns": columns,
             "options": options,
+            "console": console(shown.as_json),
         }
         if shown.plan:
             print_forecast(command.forecast_search, shown.as_json, **arguments)
             return
-        report = command.search(**arguments, console=console(shown.as_json))
+        report = command.search(**arguments)
         if shown.as_json:
             print_json("search", report.to_json())
 

@@ -1,7 +1,7 @@
 """`compress distill`, `pretrain` and `label`, which train or teach; `recipes`,
 `students` and `clean`."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,42 +50,26 @@ def distill(
     out = run_folder(out, recipe, data, resume=options.resume)
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
-        from compress.prompting.prompt import Prompt
 
-        loaded = preflight.load_choices(recipe, options.overrides, length)
-        loaded_prompt = None if prompt is None else Prompt.load(prompt)
-        preflight.check(
-            loaded,
+        request = preflight.distill_request(
             teacher=teacher,
-            out=out,
             data=data,
-            corpus=corpus,
-            answers=True,
-            kind=columns.kind,
-            options=options,
-        )
-        arguments: dict[str, Any] = {
-            "teacher": teacher,
-            "recipe": loaded,
-            "data": data,
-            "corpus": corpus,
-            "prompt": loaded_prompt,
-            "columns": columns,
-            "length": length.minutes_alone,
-            "options": replace(options, overrides=None),
-        }
-        from compress.commands.distill import distill as run  # takes seconds: torch
-        from compress.commands.distill import forecast
-
-        if plan:
-            print_forecast(forecast, as_json, **arguments)
-            return
-        bundle = run(
-            **arguments,
             out=out,
-            max_drop=None if max_drop is None else max_drop / 100,
+            recipe=recipe,
+            corpus=corpus,
+            prompt=prompt,
+            columns=columns,
+            length=length,
+            options=options,
             console=console(as_json),
         )
+        from compress.commands import distill as command  # takes seconds: torch
+
+        if plan:
+            print_forecast(command.estimate_distillation, as_json, request=request)
+            return
+        limit = None if max_drop is None else max_drop / 100
+        bundle = command.run_distillation(request, limit)
         if as_json and is_first():
             print_json("distill", bundle.path / "report.json")
 
@@ -117,27 +101,22 @@ def pretrain(
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
 
-        loaded = preflight.load_recipe(recipe, options.overrides, length)
-        preflight.without_task(loaded, corpus, data)
-        preflight.check(
-            loaded, teacher=teacher, out=out, data=data, corpus=corpus, options=options
+        request = preflight.pretrain_request(
+            teacher=teacher,
+            recipe=recipe,
+            out=out,
+            corpus=corpus,
+            data=data,
+            length=length,
+            options=options,
+            console=console(as_json),
         )
-        arguments: dict[str, Any] = {
-            "teacher": teacher,
-            "recipe": loaded,
-            "corpus": corpus,
-            "data": data,
-            "length": length.minutes_alone,
-            "options": replace(options, overrides=None),
-        }
+        from compress.commands import pretrain as command  # takes seconds: torch
+
         if plan:
-            from compress.commands.pretrain import forecast_pretraining
-
-            print_forecast(forecast_pretraining, as_json, **arguments)
+            print_forecast(command.estimate_pretraining, as_json, request=request)
             return
-        from compress.commands.pretrain import pretrain as run  # takes seconds: torch
-
-        checkpoint = run(**arguments, out=out, console=console(as_json))
+        checkpoint = command.run_pretraining(request)
         if as_json and is_first():
             print_json("pretrain", {"checkpoint": str(checkpoint)})
 
@@ -185,10 +164,11 @@ def label(
             text=arguments.pop("text"), label=arguments.pop("label")
         )
         arguments |= {"teacher": teacher, "prompt": prompt, "data": data, "out": out}
+        arguments["console"] = console(as_json)
         if plan:
             print_forecast(command.forecast_labelling, as_json, **arguments)
             return
-        labels = command.label(**arguments, console=console(as_json))
+        labels = command.label(**arguments)
         if as_json:
             print_json(
                 "label",

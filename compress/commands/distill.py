@@ -17,14 +17,12 @@ from compress.arguments import (
     Share,
     TeacherLike,
     check_arguments,
-    optional_name,
 )
 from compress.commands import preflight
 from compress.config.choices import AUTO_RECIPE, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.console import print_note
-from compress.data.objects import data_path, teacher_path
 from compress.exporters.artifact import Bundle
 from compress.jobs.budget import KeepBudget
 from compress.jobs.job import Job, describe_pending
@@ -83,19 +81,23 @@ def distill(
 
     Raises a CompressError that says what to do for anything wrong with these.
     """
-    request = DistillRequest(
-        teacher=teacher_path(teacher),
-        data=data_path(data),
-        out=Path(out),
-        recipe=preflight.load_choices(recipe, options.overrides, length),
-        corpus=optional_name(corpus),
-        prompt=Prompt.from_argument(prompt),
+    request = preflight.distill_request(
+        teacher=teacher,
+        data=data,
+        out=out,
+        recipe=recipe,
+        corpus=corpus,
+        prompt=prompt,
         columns=columns,
         length=length,
         options=options,
-        console=console or Console(quiet=True),
+        console=console,
     )
-    preflight.check_request(request)
+    return run_distillation(request, max_drop)
+
+
+def run_distillation(request: DistillRequest, max_drop: float | None = None) -> Bundle:
+    """Run the phases of a distillation that are not done; return its bundle."""
     started = time.time()
     with open_job(request) as (job, teacher_phases):
         run = job.models.run
@@ -147,19 +149,26 @@ def forecast(
     `distill` would refuse before training.
     """
     with TemporaryDirectory() as scratch:
-        request = DistillRequest(
-            teacher=teacher_path(teacher),
-            data=data_path(data),
+        request = preflight.distill_request(
+            teacher=teacher,
+            data=data,
             out=Path(scratch) / "run",
-            recipe=preflight.load_choices(recipe, options.overrides, length),
-            corpus=optional_name(corpus),
-            prompt=Prompt.from_argument(prompt),
+            recipe=recipe,
+            corpus=corpus,
+            prompt=prompt,
             columns=columns,
             length=length,
-            options=replace(options, resume=False, track=None),
-            console=console or Console(quiet=True),
+            options=replace(options, resume=False),
+            console=console,
         )
-        preflight.check_request(request)
+        return estimate_distillation(request)
+
+
+def estimate_distillation(request: DistillRequest) -> Forecast:
+    """Try the phases of a distillation in a temporary folder."""
+    options = replace(request.options, resume=False, track=None)
+    with TemporaryDirectory() as scratch:
+        request = replace(request, out=Path(scratch) / "run", options=options)
         with (
             open_job(request, trial=True) as (job, teacher_phases),
             request.console.status("trying each phase"),
@@ -171,4 +180,5 @@ def forecast(
                 f"{job.models.recipe.name}: {tried.teacher.name} on {rows.name}, "
                 f"{len(rows.train):,} rows"
             )
-    return Forecast(title, tuple(estimates), peak_rss_mb(), length.minutes)
+    minutes = request.length.minutes
+    return Forecast(title, tuple(estimates), peak_rss_mb(), minutes)

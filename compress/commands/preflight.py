@@ -11,14 +11,23 @@ from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel
+from rich.console import Console
 
 from compress import kinds
-from compress.arguments import NameLike, PathName, name_of
+from compress.arguments import (
+    DataLike,
+    NameLike,
+    PathName,
+    TeacherLike,
+    name_of,
+    optional_name,
+)
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.options import LengthOptions, RunOptions
+from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
+from compress.data.objects import data_path, teacher_path
 from compress.errors import (
     CompressError,
     RecipeError,
@@ -26,9 +35,10 @@ from compress.errors import (
     TeacherError,
     did_you_mean,
 )
-from compress.jobs.request import DistillRequest
+from compress.jobs.request import DistillRequest, PretrainRequest
 from compress.models import checkpoints
 from compress.prompting import vectors
+from compress.prompting.prompt import Prompt
 from compress.provenance import find_missing, install_command
 from compress.training.run import Run, check_processes, is_finished
 
@@ -125,9 +135,33 @@ def check(
         check_processes(Path(out))
 
 
-def check_request(request: DistillRequest) -> None:
-    """Raise a CompressError for anything wrong with what `distill` is asked for that
-    can be found without importing torch."""
+def distill_request(
+    *,
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    recipe: NameLike | Recipe | CandidateRecipes,
+    corpus: NameLike | None = None,
+    prompt: NameLike | Prompt | None = None,
+    columns: DataOptions,
+    length: LengthOptions,
+    options: RunOptions,
+    console: Console | None,
+) -> DistillRequest:
+    """Collect the arguments of `compress.distill`. Raises a CompressError for anything
+    wrong with them that can be found without importing torch."""
+    request = DistillRequest(
+        teacher=teacher_path(teacher),
+        data=data_path(data),
+        out=Path(out),
+        recipe=load_choices(recipe, options.overrides, length),
+        corpus=optional_name(corpus),
+        prompt=Prompt.from_argument(prompt),
+        columns=columns,
+        length=length,
+        options=options,
+        console=console or Console(quiet=True),
+    )
     check(
         request.recipe,
         teacher=request.teacher,
@@ -135,8 +169,39 @@ def check_request(request: DistillRequest) -> None:
         data=request.data,
         corpus=request.corpus,
         answers=True,
-        kind=request.columns.kind,
-        options=request.options,
+        kind=columns.kind,
+        options=options,
+    )
+    return request
+
+
+def pretrain_request(
+    *,
+    teacher: TeacherLike,
+    recipe: NameLike | Recipe,
+    out: PathName,
+    corpus: NameLike | None,
+    data: DataLike | None,
+    length: LengthOptions,
+    options: RunOptions,
+    console: Console | None,
+) -> PretrainRequest:
+    """Collect the arguments of `compress.pretrain`. Raises a CompressError for anything
+    wrong with them that can be found without importing torch."""
+    name = teacher_path(teacher)
+    text = optional_name(corpus)
+    source = None if data is None else data_path(data)
+    loaded = load_recipe(recipe, options.overrides, length)
+    check(loaded, teacher=name, out=out, data=source, corpus=text, options=options)
+    return PretrainRequest(
+        teacher=name,
+        data=source,
+        out=Path(out),
+        recipe=without_task(loaded, text, source),
+        corpus=text,
+        length=length,
+        options=options,
+        console=console or Console(quiet=True),
     )
 
 

@@ -14,12 +14,10 @@ from compress.arguments import (
     PathName,
     TeacherLike,
     check_arguments,
-    optional_name,
 )
 from compress.commands import preflight
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
-from compress.data.objects import data_path, teacher_path
 from compress.jobs.phase import estimate_phases, run_phases
 from compress.jobs.pretrain import PRETRAIN_PHASES, RESULT, open_pretraining
 from compress.jobs.request import PretrainRequest
@@ -53,31 +51,37 @@ def pretrain(
     The checkpoint is a plain transformers folder with its tokenizer, and can be the
     teacher of other runs. Raises a CompressError for anything wrong with the arguments.
     """
-    request = _request(
-        teacher,
-        recipe,
-        Path(out),
+    request = preflight.pretrain_request(
+        teacher=teacher,
+        recipe=recipe,
+        out=out,
         corpus=corpus,
         data=data,
         length=length,
         options=options,
         console=console,
     )
+    return run_pretraining(request)
+
+
+def run_pretraining(request: PretrainRequest) -> Path:
+    """Run the phases of a pre-training that are not done; return the checkpoint."""
+    console = request.console
     with open_pretraining(request) as job:
         run_phases(PRETRAIN_PHASES, job)
         run = job.models.run
         if run.main:
             run.finish()
         for stage in job.models.recipe.stages if run.main else ():
-            spent = load_trained(run, stage.name, request.console)
+            spent = load_trained(run, stage.name, console)
             if spent is None:
                 continue
             score = describe_score(spent)
-            request.console.print(
+            console.print(
                 f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}",
                 highlight=False,
             )
-        request.console.print(f"checkpoint: {run.path / RESULT}", highlight=False)
+        console.print(f"checkpoint: {run.path / RESULT}", highlight=False)
         PartialState().wait_for_everyone()
     return run.path / RESULT
 
@@ -95,63 +99,37 @@ def forecast_pretraining(
 ) -> Forecast:
     """Forecast the minutes and the memory that `compress.pretrain` would take, like
     `forecast`."""
-    options = replace(options, resume=False, track=None)
     with TemporaryDirectory() as scratch:
-        place = Path(scratch) / "run"
-        request = _request(
-            teacher,
-            recipe,
-            place,
+        request = preflight.pretrain_request(
+            teacher=teacher,
+            recipe=recipe,
+            out=Path(scratch) / "run",
             corpus=corpus,
             data=data,
             length=length,
-            options=options,
+            options=replace(options, resume=False),
             console=console,
         )
+        return estimate_pretraining(request)
+
+
+def estimate_pretraining(request: PretrainRequest) -> Forecast:
+    """Try the phases of a pre-training in a temporary folder."""
+    options = replace(request.options, resume=False, track=None)
+    with TemporaryDirectory() as scratch:
+        request = replace(request, out=Path(scratch) / "run", options=options)
         with (
             open_pretraining(request) as job,
             request.console.status("trying each stage"),
         ):
-            _, estimates = estimate_phases(
-                PRETRAIN_PHASES, job.for_trial(Path(scratch))
-            )
+            trial = job.for_trial(Path(scratch))
+            _, estimates = estimate_phases(PRETRAIN_PHASES, trial)
             models = job.models
     title = (
         f"{models.recipe.name}: {request.corpus or request.data}, tokens of "
         f"{models.base_teacher.name}"
     )
-    return Forecast(title, tuple(estimates), peak_rss_mb(), length.minutes)
-
-
-def _request(
-    teacher: TeacherLike,
-    recipe: NameLike | Recipe,
-    out: Path,
-    *,
-    corpus: NameLike | None,
-    data: DataLike | None,
-    length: LengthOptions,
-    options: RunOptions,
-    console: Console | None,
-) -> PretrainRequest:
-    """Load the recipe, and check settings and files before anything is loaded."""
-    name = teacher_path(teacher)
-    text = optional_name(corpus)
-    source = None if data is None else data_path(data)
-    loaded = preflight.load_recipe(recipe, options.overrides, length)
-    preflight.check(
-        loaded, teacher=name, out=out, data=source, corpus=text, options=options
-    )
-    return PretrainRequest(
-        teacher=name,
-        data=source,
-        out=out,
-        recipe=preflight.without_task(loaded, text, source),
-        corpus=text,
-        length=length,
-        options=options,
-        console=console or Console(quiet=True),
-    )
+    return Forecast(title, tuple(estimates), peak_rss_mb(), request.length.minutes)
 
 
 def describe_score(spent: Trained) -> str:

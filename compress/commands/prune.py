@@ -18,7 +18,7 @@ from compress.arguments import (
 )
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
-from compress.commands.distill import distill
+from compress.commands.distill import run_distillation
 from compress.config.loader import names
 from compress.config.options import (
     DataOptions,
@@ -30,10 +30,10 @@ from compress.config.options import (
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Target
 from compress.config.reference import options as options_of
 from compress.config.stages import Stage
-from compress.data.objects import data_path, teacher_path
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.jobs.checks import join_processes, load_functions
+from compress.jobs.request import DistillRequest
 
 
 @check_arguments
@@ -64,37 +64,45 @@ def prune(
 
     Raises PruneError for a target that this model cannot reach, and a CompressError for
     anything else that is wrong."""
-    model = teacher_path(model)
-    data = data_path(data)
-    recipe = preflight.load_recipe(recipe, options.overrides, length)
-    preflight.check(
-        recipe,
+    request = preflight.distill_request(
         teacher=model,
-        out=out,
         data=data,
-        kind=columns.kind,
-        options=options,
-    )
-    recipe = load_functions(recipe, join_processes().num_processes, options.allow_code)
-    recipe = set_target(recipe, asdict(target), asdict(setting))
-    if recipe.target.limits_time and recipe.target.device.partition(":")[0] not in (
-        "browser",
-        "adb",
-    ):
-        # fail before hours of training
-        with open_device(recipe.target.device, say=lambda _: None):
-            pass
-    return distill(
-        teacher=model,
+        out=out,
         recipe=recipe,
-        data=data,
-        out=out,
         columns=columns,
-        max_drop=max_drop,
-        length=length.minutes_alone,
-        options=replace(options, overrides=None),
+        length=length,
+        options=options,
         console=console,
     )
+    return run_pruning(resolve_target(request, target, setting), max_drop)
+
+
+def run_pruning(request: DistillRequest, max_drop: float | None = None) -> Bundle:
+    """Distil a model into its pruned self, with a device that can be reached."""
+    assert isinstance(request.recipe, Recipe), "its target was resolved"
+    target = request.recipe.target
+    if target.limits_time and target.device.partition(":")[0] not in ("browser", "adb"):
+        # fail before hours of training
+        with open_device(target.device, say=lambda _: None):
+            pass
+    return run_distillation(request, max_drop)
+
+
+def resolve_target(
+    request: DistillRequest, target: PruneOptions, setting: SettingOptions
+) -> DistillRequest:
+    """Return the request with this target in its recipe, and with the user's own
+    functions loaded. Raises PruneError."""
+    if not isinstance(request.recipe, Recipe):
+        raise PruneError(
+            "--recipe: a file of choices, or auto, chooses between recipes that do not "
+            f"prune; expected one of {', '.join(_list_recipes())}, or a .yaml"
+        )
+    options = request.options
+    processes = join_processes().num_processes
+    recipe = load_functions(request.recipe, processes, options.allow_code)
+    recipe = set_target(recipe, asdict(target), asdict(setting))
+    return replace(request, recipe=recipe)
 
 
 def set_target(
@@ -112,10 +120,9 @@ def set_target(
         if stage.step is not None and "sizes" in options_of(stage.step.function)
     ]
     if not recipe.pruning and not learns:
-        known = [name for name in names() if name.startswith("prune-")]
         raise PruneError(
             f"recipe {recipe.name}: has no stage that prunes; these have one: "
-            f"{', '.join(known)}"
+            f"{', '.join(_list_recipes())}"
         )
     if not recipe.pruning:
         return _with_learned_sizes(recipe, learns[0], values)
@@ -141,6 +148,10 @@ def set_target(
         ]
         raise PruneError("\n".join(problems)) from error
     return recipe.model_copy(update={"target": validated})
+
+
+def _list_recipes() -> list[str]:
+    return [name for name in names() if name.startswith("prune-")]
 
 
 def _check_numbers(values: Mapping[str, float]) -> None:

@@ -13,7 +13,7 @@ from compress.errors import PruneError, RecipeError
 from compress.jobs.checks import load_functions
 from compress.pruning.stage import interpolate_sizes, stage_sizes
 from compress.slicing.sizes import Sizes
-from tests import tiny
+from tests import command, tiny
 from tests.pruning_given import RECIPE
 
 SETTING = {"device": "local", "threads": 1, "batch": 1, "seq": None}
@@ -253,3 +253,10 @@ def test_prune_is_frozen_like_all_of_a_recipe(tmp_path: Path) -> None:
     assert isinstance(stage, Prune)
     with pytest.raises(ValueError, match="frozen"):
         stage.way = 1.0  # type: ignore[misc]
+
+
+def test_a_choice_of_recipes_is_refused(tmp_path: Path) -> None:
+    words = ("prune", tiny.checkpoint(tmp_path / "teacher"), "--data", tiny.reviews(tmp_path / "data"), "--ffn", "0.5")
+    result = command.run(*words, "--recipe", "auto", "--out", str(tmp_path / "run"))
+    assert result.code == 2 and "prune-taylor" in result.err
+    assert not (tmp_path / "run").exists()
