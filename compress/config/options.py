@@ -199,11 +199,6 @@ class LengthOptions:
         MINUTES,
     ] = None
 
-    @property
-    def minutes_alone(self) -> "LengthOptions":
-        """Return these options without those that a loaded recipe already contains."""
-        return LengthOptions(minutes=self.minutes)
-
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)

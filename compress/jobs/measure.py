@@ -100,14 +100,11 @@ class Scorer:
         self,
         name: str,
         model: PreTrainedModel,
+        compute: ComputeLogits,
         file: Path | None = None,
-        compute: ComputeLogits | None = None,
     ) -> ScoredModel:
-        """Ask a model by its ONNX file, or else by `compute`."""
+        """Ask a model by `compute`; `file` is its ONNX file, if that answers."""
         self.console.print(f"scoring {name}", highlight=False, markup=False)
-        if compute is None:
-            assert file is not None, "one of both answers"
-            compute = self.open(file)
         threshold = None
         if self.calibration is not None:
             threshold = self.calibration.threshold(compute(self.calibration.rows))
@@ -147,9 +144,9 @@ class Scorer:
         file = models.run.path / "teacher" / "model.onnx"
         why = export_teacher(model, teacher, file)
         if not why:
-            return self.score(teacher.name, model, file), ""
+            return self.score(teacher.name, model, self.open(file), file), ""
         by_torch = partial(metrics.logits, model, collate=models.context.collate)
-        return self.score(teacher.name, model, compute=by_torch), why
+        return self.score(teacher.name, model, by_torch), why
 
 
 def export_teacher(model: PreTrainedModel, teacher: Teacher, path: Path) -> str:
@@ -185,7 +182,7 @@ def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
     console.print(f"measuring on {len(evaluator):,} {split_name} {unit}")
     teacher, why = scorer.score_teacher(job)
     students = [
-        scorer.score(f"student {precision}", student, file)
+        scorer.score(f"student {precision}", student, scorer.open(file), file)
         for precision, file in bundle.files().items()
     ]
     times = time_files([teacher, *students], bundle.manifest.max_length, console)
@@ -210,9 +207,6 @@ def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
         *note_parity(bundle, student, evaluator, job),
         *note_memory(list(trained.values())),
     ]
-    vectors = data.task.vectors and embedding.score_forms(
-        evaluator.split, students[-1].logits, data.task.metric
-    )
     return Report(
         title=f"{recipe.name}: {job.teacher.name} on {data.name}",
         recipe=recipe.name,
@@ -233,7 +227,11 @@ def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
         versions=versions(_LIBRARIES),
         machine=machine(),
         noise=describe_noise(times),
-        vectors=vectors or (),
+        vectors=embedding.score_forms(
+            evaluator.split, students[-1].logits, data.task.metric
+        )
+        if data.task.vectors
+        else (),
         notes=tuple(notes),
     )
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from datasets import Dataset
 from transformers import PreTrainedModel
 
 from compress.benchmark.devices import open_device
 from compress.benchmark.local import race
 from compress.console import warn
+from compress.data.task import TaskData
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, building
@@ -99,12 +101,13 @@ class ShipJob:
         return self.job.models.recipe.stages[-1].length
 
     @property
-    def validation(self) -> Evaluator:
-        """Return the evaluator of the rows that decide how int8 is made."""
-        data = self.job.models.context.data
-        return Evaluator.from_split(
-            data.task, data.validation, self.job.teacher.tokenizer, self.length
-        )
+    def data(self) -> TaskData:
+        return self.job.models.context.data
+
+    def evaluate_on(self, split: Dataset) -> Evaluator:
+        """Return an evaluator of files on these rows."""
+        tokenizer = self.job.teacher.tokenizer
+        return Evaluator.from_split(self.data.task, split, tokenizer, self.length)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class Export(Phase[ShipJob]):
             job.folder,
             model=job.student.cpu(),
             tokenizer=teacher.tokenizer,
-            task=models.context.data.task,
+            task=job.data.task,
             max_length=job.length,
             recipe=models.recipe.to_yaml(),
             card={"name": f"{models.recipe.name} student of {teacher.name}"},
@@ -164,33 +167,25 @@ class Quantise(Phase[ShipJob]):
     limit: float
 
     def run(self, job: ShipJob) -> ShipJob:
-        context = job.job.models.context
-        data = context.data
+        data = job.data
         threads = os.cpu_count() or 1
-        evaluator = job.validation
-        train = partial(
-            Evaluator.from_split,
-            data.task,
-            data.train,
-            job.job.teacher.tokenizer,
-            job.length,
-        )
+        evaluator = job.evaluate_on(data.validation)
         bundle, mixed, method = keep_score(
             job.bundle,
             evaluator,
             limit=self.limit,
             threads=threads,
-            rows=lambda: train().subsample(CALIBRATION_ROWS).rows,
+            rows=lambda: job.evaluate_on(data.train).subsample(CALIBRATION_ROWS).rows,
         )
         if mixed.keep:
-            warn(context.console, mixed.price())
+            warn(job.job.models.context.console, mixed.price())
         if data.task.unanswerable:
             logits = bundle.logits(evaluator.rows, threads=threads)
             bundle = bundle.set_threshold(evaluator.threshold(logits))
         return replace(job, written=bundle, mixed=mixed, method=method)
 
     def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
-        rows = len(job.job.models.context.data.validation)
+        rows = len(job.data.validation)
         least = min(ROWS_JUDGED, rows) * job.times.students
         found = PhaseEstimate(
             "quantise", seconds=(least, least + job.times.choice), likely=LIKELY
@@ -208,17 +203,18 @@ class Certify(Phase[ShipJob]):
     def run(self, job: ShipJob) -> ShipJob:
         mixed = job.mixed
         assert mixed is not None, "int8 is chosen first"
-        data = job.job.models.context.data
+        name = job.data.name
         claim = Claim(
-            job.method, self.limit, "validation", data.name, mixed.keep, mixed.cost
+            job.method, self.limit, "validation", name, mixed.keep, mixed.cost
         )
         with open_device("local") as here:
-            proof = certify(job.bundle, "int8", job.validation, here, claim)
+            rows = job.evaluate_on(job.data.validation)
+            proof = certify(job.bundle, "int8", rows, here, claim)
         bundle, proof = sign_file(job.bundle, "int8", proof)
         return replace(job, written=bundle, proof=proof)
 
     def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
-        rows = len(job.job.models.context.data.validation)
+        rows = len(job.data.validation)
         seconds = rows * job.times.students
         note = f"{rows:,} rows"
         return job, [PhaseEstimate("certify", seconds=(seconds, seconds), note=note)]
@@ -247,7 +243,7 @@ class Measure(Phase[ShipJob]):
         return replace(job, written=bundle, report=report)
 
     def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
-        _, split = job.job.models.context.data.measured
+        _, split = job.data.measured
         seconds = RACED / 2 * job.times.race
         seconds += len(split) * sum(job.times.per_row.values())
         note = f"{len(split):,} rows"
@@ -324,13 +320,10 @@ def _time_files(job: ShipJob) -> FileTimes:
 
 def _time_configs(configs: Mapping[str, object], job: ShipJob) -> FileTimes:
     """Time the files of models with these configs. Raises ExportError."""
-    context = job.job.models.context
-    data = context.data
     length = job.length
     threads = os.cpu_count() or 1
-    _, split = data.measured
-    scored = Evaluator.from_split(data.task, split, context.tokenizer, length)
-    rows = scored.subsample(SCORED).rows
+    _, split = job.data.measured
+    rows = job.evaluate_on(split).subsample(SCORED).rows
     precisions: dict[str, Precision] = {
         name: "int8" if name == "int8" else "fp32" for name in configs
     }
@@ -339,8 +332,8 @@ def _time_configs(configs: Mapping[str, object], job: ShipJob) -> FileTimes:
         configs,
         Setting(1, 1, length),
         precision=precisions,
-        kind=data.task.kind,
-        segments=makes_segments(context.tokenizer),
+        kind=job.data.task.kind,
+        segments=makes_segments(job.job.teacher.tokenizer),
     )
     with export as files:
         exporting = time.perf_counter() - began
@@ -359,7 +352,7 @@ def _time_configs(configs: Mapping[str, object], job: ShipJob) -> FileTimes:
 def _time_choice(source: Path, per_row: Mapping[str, float], job: ShipJob) -> float:
     """Estimate the seconds of `keep_score` beyond its first look, from those that the
     fp32 and int8 files take."""
-    data = job.job.models.context.data
+    data = job.data
     trial = source.with_suffix(".trial.onnx")
     probed = min(PROBE, len(data.validation))
     judged = min(ROWS_JUDGED, len(data.validation))
