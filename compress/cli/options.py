@@ -111,8 +111,7 @@ class _SharedCommand:
 
 
 def _check_path(ctx: Any, option: Any, text: Any) -> None:
-    """Refuse, for an option or argument that is a path, an empty text, and for one of a
-    file also a folder's name."""
+    """Refuse an empty path, and a folder where a file is expected."""
     callback = ctx.command.callback
     parameter = signature(callback).parameters.get(option.name) if callback else None
     kind, *infos = get_args(parameter.annotation) if parameter else (None,)

@@ -52,7 +52,7 @@ class RowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions:
-    """Options for the vectors of a bundle that computes some."""
+    """Choose how a bundle computes and stores vectors."""
 
     against: Annotated[
         Path | None,

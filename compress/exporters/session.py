@@ -519,8 +519,8 @@ class Difference:
 
 def rows_for(path: Path, max_length: int) -> list[Feeds]:
     """Draw rows of random tokens, always the same, of up to `max_length` or LONGEST_ROW
-    tokens, with the inputs of the ONNX file at `path`; half of each is of the second
-    segment.
+    tokens, with the inputs of the ONNX file at `path`. The second half of each row is
+    the second text of a pair.
 
     Raises ExportError for a file that is not of a text encoder.
     """
