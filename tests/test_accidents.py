@@ -72,9 +72,9 @@ MOMENTS = (
     ("compress.training.stage._save_result", 20_000),
     ("compress.training.trainer.StepTrainer._save_checkpoint", 0),  # the weights: safetensors
     ("compress.training.trainer.StepTrainer._save_checkpoint", 100_000),  # the optimiser: torch
-    ("compress.exporters.artifact._write_model", 20_000),
-    ("compress.exporters.artifact._write_model", 60_000),  # fp32
-    ("compress.exporters.artifact._write_model", 130_000),  # int8
+    ("compress.exporters.bundle_files.write_encoder", 20_000),
+    ("compress.exporters.bundle_files.write_encoder", 60_000),  # fp32
+    ("compress.exporters.bundle_files.write_encoder", 130_000),  # int8
     ("compress.jobs.shipping.measure", 0),
     ("compress.jobs.shipping.card_fields", 0),
 )

@@ -41,7 +41,7 @@ def reach(*_: Any, **__: Any) -> Any:
 
 BEGINNINGS = (
     "compress.training.run.Run.open", "compress.exporters.artifact.Bundle.load_data",
-    "compress.exporters.artifact._write_model", "compress.exporters.export.export",
+    "compress.exporters.bundle_files.write_encoder", "compress.exporters.export.export",
     "compress.commands.bench.measure", "compress.commands.bench.export_formats",
     "compress.commands.gate.compare_latency", "compress.commands.demo.load_runtime",
     "compress.commands.label.build_task_prompt", "compress.jobs.trim.trimming",

@@ -25,55 +25,55 @@ if TYPE_CHECKING:
     from compress.jobs.trim import TrimResult
 
 
-@with_option_groups()
+@with_option_groups(without=("wide",))
 def prune(
     model: Annotated[
         str, typer.Argument(help="minilm, an alias, a folder, a hub id, or a bundle.")
     ],
     data: opt.DataName,
-    out: opt.Out = None,
     recipe: Annotated[
         str, opt.training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml.")
     ] = "prune-taylor",
     target: opt.PruneOptions = opt.PruneOptions(),
     setting: opt.SettingOptions = opt.SettingOptions(),
     columns: opt.DataOptions = opt.DataOptions(),
-    max_drop: opt.Int8MaxDrop = None,
+    shipped: opt.ShipOptions = opt.ShipOptions(),
     length: opt.LengthOptions = opt.LengthOptions(),
     options: opt.RunOptions = opt.RunOptions(),
-    plan: opt.Plan = False,
-    as_json: opt.Json = False,
+    shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Prune what matters least from a model, to given sizes or a budget; let it
     recover, ship and measure it.
 
     Example: compress prune minilm --data intents --out runs/half --layers 4 --ffn 0.5
     """
-    out = run_folder(out, recipe, data, resume=options.resume)
+    out = run_folder(shipped.out, recipe, data, resume=options.resume)
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
+        from compress.jobs.request import ForecastArguments
 
         request = preflight.distill_request(
-            teacher=model,
-            data=data,
-            out=out,
-            recipe=recipe,
-            columns=columns,
-            length=length,
-            options=options,
-            console=console(as_json),
+            ForecastArguments(
+                teacher=model,
+                data=data,
+                recipe=recipe,
+                columns=columns,
+                length=length,
+                options=options,
+                console=console(shown.as_json),
+            ),
+            out,
         )
         from compress.commands import prune as command  # takes seconds: torch
 
         request = command.resolve_target(request, target, setting)
-        if plan:
+        if shown.plan:
             from compress.commands.distill import estimate_distillation
 
-            print_forecast(estimate_distillation, as_json, request=request)
+            print_forecast(estimate_distillation, shown.as_json, request=request)
             return
-        limit = None if max_drop is None else max_drop / 100
-        bundle = command.run_pruning(request, limit)
-        if as_json and is_first():
+        bundle = command.run_pruning(request, shipped.limit)
+        if shown.as_json and is_first():
             print_json("prune", bundle.path / "report.json")
 
 

@@ -22,22 +22,20 @@ from compress.cli.options import (
 from compress.config import options as opt
 
 
-@with_option_groups()
+@with_option_groups(without=("wide",))
 def distill(
     teacher: opt.TeacherOption,
     data: opt.DataName,
-    out: opt.Out = None,
     recipe: opt.RecipeOption = "auto",
     corpus: opt.CorpusName = None,
     prompt: Annotated[
         str | None, opt.training(help="Let a language model teach with this prompt.")
     ] = None,
     columns: opt.DataOptions = opt.DataOptions(),
-    max_drop: opt.Int8MaxDrop = None,
+    shipped: opt.ShipOptions = opt.ShipOptions(),
     length: opt.LengthOptions = opt.LengthOptions(),
     options: opt.RunOptions = opt.RunOptions(),
-    plan: opt.Plan = False,
-    as_json: opt.Json = False,
+    shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside
     its teacher.
@@ -47,30 +45,34 @@ def distill(
 
     Example: compress distill --teacher minilm --data intents --out runs/first
     """
-    out = run_folder(out, recipe, data, resume=options.resume)
+    out = run_folder(shipped.out, recipe, data, resume=options.resume)
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
+        from compress.jobs.request import ForecastArguments
 
         request = preflight.distill_request(
-            teacher=teacher,
-            data=data,
-            out=out,
-            recipe=recipe,
-            corpus=corpus,
-            prompt=prompt,
-            columns=columns,
-            length=length,
-            options=options,
-            console=console(as_json),
+            ForecastArguments(
+                teacher=teacher,
+                data=data,
+                recipe=recipe,
+                corpus=corpus,
+                prompt=prompt,
+                columns=columns,
+                length=length,
+                options=options,
+                console=console(shown.as_json),
+            ),
+            out,
         )
         from compress.commands import distill as command  # takes seconds: torch
 
-        if plan:
-            print_forecast(command.estimate_distillation, as_json, request=request)
+        if shown.plan:
+            print_forecast(
+                command.estimate_distillation, shown.as_json, request=request
+            )
             return
-        limit = None if max_drop is None else max_drop / 100
-        bundle = command.run_distillation(request, limit)
-        if as_json and is_first():
+        bundle = command.run_distillation(request, shipped.limit)
+        if shown.as_json and is_first():
             print_json("distill", bundle.path / "report.json")
 
 
@@ -100,16 +102,19 @@ def pretrain(
     out = run_folder(out, recipe, corpus or data, resume=options.resume)
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
+        from compress.jobs.request import ForecastPretrainingArguments
 
         request = preflight.pretrain_request(
-            teacher=teacher,
-            recipe=recipe,
-            out=out,
-            corpus=corpus,
-            data=data,
-            length=length,
-            options=options,
-            console=console(as_json),
+            ForecastPretrainingArguments(
+                teacher=teacher,
+                recipe=recipe,
+                corpus=corpus,
+                data=data,
+                length=length,
+                options=options,
+                console=console(as_json),
+            ),
+            out,
         )
         from compress.commands import pretrain as command  # takes seconds: torch
 

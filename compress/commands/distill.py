@@ -8,49 +8,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from accelerate import PartialState
-from rich.console import Console
 
 from compress.arguments import (
-    DataLike,
-    NameLike,
-    PathName,
-    Share,
-    TeacherLike,
-    check_arguments,
+    with_keywords_of,
 )
 from compress.commands import preflight
-from compress.config.choices import AUTO_RECIPE, CandidateRecipes
-from compress.config.options import DataOptions, LengthOptions, RunOptions
-from compress.config.recipe import Recipe
 from compress.console import print_note
 from compress.exporters.artifact import Bundle
 from compress.jobs.budget import KeepBudget
 from compress.jobs.job import Job, describe_pending
 from compress.jobs.phase import Phase, estimate_phases, run_phases
-from compress.jobs.request import DistillRequest
+from compress.jobs.request import DistillArguments, DistillRequest, ForecastArguments
 from compress.jobs.shipping import BUDGETED_LIMIT, INT8_LIMIT, Ship
 from compress.jobs.train import RunStages
-from compress.prompting.prompt import Prompt
 from compress.records.forecast import Forecast
 from compress.teachers.inputs import open_job
 from compress.training.trainer import peak_rss_mb
 
 
-@check_arguments
-def distill(
-    *,
-    teacher: TeacherLike,
-    data: DataLike,
-    out: PathName,
-    recipe: NameLike | Recipe | CandidateRecipes = AUTO_RECIPE,
-    corpus: NameLike | None = None,
-    prompt: NameLike | Prompt | None = None,
-    columns: DataOptions = DataOptions(),
-    max_drop: Share | None = None,
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    console: Console | None = None,
-) -> Bundle:
+@with_keywords_of(DistillArguments)
+def distill(arguments: DistillArguments) -> Bundle:
     """Distil `teacher` into a student by `recipe`, ship it as a bundle in `out`/bundle,
     and measure it.
 
@@ -81,19 +58,8 @@ def distill(
 
     Raises a CompressError that says what to do for anything wrong with these.
     """
-    request = preflight.distill_request(
-        teacher=teacher,
-        data=data,
-        out=out,
-        recipe=recipe,
-        corpus=corpus,
-        prompt=prompt,
-        columns=columns,
-        length=length,
-        options=options,
-        console=console,
-    )
-    return run_distillation(request, max_drop)
+    request = preflight.distill_request(arguments, arguments.out)
+    return run_distillation(request, arguments.max_drop)
 
 
 def run_distillation(request: DistillRequest, max_drop: float | None = None) -> Bundle:
@@ -124,19 +90,8 @@ def list_phases(
     return [*teacher_phases, KeepBudget((RunStages(), Ship(max_drop)))]
 
 
-@check_arguments
-def forecast(
-    *,
-    teacher: TeacherLike,
-    data: DataLike,
-    recipe: NameLike | Recipe | CandidateRecipes = AUTO_RECIPE,
-    corpus: NameLike | None = None,
-    prompt: NameLike | Prompt | None = None,
-    columns: DataOptions = DataOptions(),
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    console: Console | None = None,
-) -> Forecast:
+@with_keywords_of(ForecastArguments)
+def forecast(arguments: ForecastArguments) -> Forecast:
     """Forecast the minutes and the memory that `compress.distill` would take with the
     same arguments, on this machine.
 
@@ -148,19 +103,10 @@ def forecast(
     made-up ones take the place of the others. Raises a CompressError for anything that
     `distill` would refuse before training.
     """
+    options = replace(arguments.options, resume=False, track=None)
+    arguments = replace(arguments, options=options)
     with TemporaryDirectory() as scratch:
-        request = preflight.distill_request(
-            teacher=teacher,
-            data=data,
-            out=Path(scratch) / "run",
-            recipe=recipe,
-            corpus=corpus,
-            prompt=prompt,
-            columns=columns,
-            length=length,
-            options=replace(options, resume=False),
-            console=console,
-        )
+        request = preflight.distill_request(arguments, Path(scratch) / "run")
         return estimate_distillation(request)
 
 

@@ -15,16 +15,14 @@ from rich.console import Console
 
 from compress import kinds
 from compress.arguments import (
-    DataLike,
     NameLike,
     PathName,
-    TeacherLike,
     name_of,
     optional_name,
 )
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.options import DataOptions, LengthOptions, RunOptions
+from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.data.objects import data_path, teacher_path
@@ -35,7 +33,12 @@ from compress.errors import (
     TeacherError,
     did_you_mean,
 )
-from compress.jobs.request import DistillRequest, PretrainRequest
+from compress.jobs.request import (
+    DistillRequest,
+    ForecastArguments,
+    ForecastPretrainingArguments,
+    PretrainRequest,
+)
 from compress.models import checkpoints
 from compress.prompting import vectors
 from compress.prompting.prompt import Prompt
@@ -135,32 +138,22 @@ def check(
         check_processes(Path(out))
 
 
-def distill_request(
-    *,
-    teacher: TeacherLike,
-    data: DataLike,
-    out: PathName,
-    recipe: NameLike | Recipe | CandidateRecipes,
-    corpus: NameLike | None = None,
-    prompt: NameLike | Prompt | None = None,
-    columns: DataOptions,
-    length: LengthOptions,
-    options: RunOptions,
-    console: Console | None,
-) -> DistillRequest:
-    """Collect the arguments of `compress.distill`. Raises a CompressError for anything
+def distill_request(arguments: ForecastArguments, out: PathName) -> DistillRequest:
+    """Check the keywords of `compress.distill`. Raises a CompressError for anything
     wrong with them that can be found without importing torch."""
+    options = arguments.options
+    length = arguments.length
     request = DistillRequest(
-        teacher=teacher_path(teacher),
-        data=data_path(data),
+        teacher=teacher_path(arguments.teacher),
+        data=data_path(arguments.data),
         out=Path(out),
-        recipe=load_choices(recipe, options.overrides, length),
-        corpus=optional_name(corpus),
-        prompt=Prompt.from_argument(prompt),
-        columns=columns,
+        recipe=load_choices(arguments.recipe, options.overrides, length),
+        corpus=optional_name(arguments.corpus),
+        prompt=Prompt.from_argument(arguments.prompt),
+        columns=arguments.columns,
         length=length,
         options=options,
-        console=console or Console(quiet=True),
+        console=arguments.console or Console(quiet=True),
     )
     check(
         request.recipe,
@@ -169,39 +162,34 @@ def distill_request(
         data=request.data,
         corpus=request.corpus,
         answers=True,
-        kind=columns.kind,
+        kind=request.columns.kind,
         options=options,
     )
     return request
 
 
 def pretrain_request(
-    *,
-    teacher: TeacherLike,
-    recipe: NameLike | Recipe,
-    out: PathName,
-    corpus: NameLike | None,
-    data: DataLike | None,
-    length: LengthOptions,
-    options: RunOptions,
-    console: Console | None,
+    arguments: ForecastPretrainingArguments, out: PathName
 ) -> PretrainRequest:
-    """Collect the arguments of `compress.pretrain`. Raises a CompressError for anything
+    """Check the keywords of `compress.pretrain`. Raises a CompressError for anything
     wrong with them that can be found without importing torch."""
-    name = teacher_path(teacher)
-    text = optional_name(corpus)
+    options = arguments.options
+    length = arguments.length
+    data = arguments.data
+    name = teacher_path(arguments.teacher)
+    text = optional_name(arguments.corpus)
     source = None if data is None else data_path(data)
-    loaded = load_recipe(recipe, options.overrides, length)
-    check(loaded, teacher=name, out=out, data=source, corpus=text, options=options)
+    recipe = load_recipe(arguments.recipe, options.overrides, length)
+    check(recipe, teacher=name, out=out, data=source, corpus=text, options=options)
     return PretrainRequest(
         teacher=name,
         data=source,
         out=Path(out),
-        recipe=without_task(loaded, text, source),
+        recipe=without_task(recipe, text, source),
         corpus=text,
         length=length,
         options=options,
-        console=console or Console(quiet=True),
+        console=arguments.console or Console(quiet=True),
     )
 
 

@@ -6,39 +6,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from accelerate import PartialState
-from rich.console import Console
 
 from compress.arguments import (
-    DataLike,
-    NameLike,
-    PathName,
-    TeacherLike,
-    check_arguments,
+    with_keywords_of,
 )
 from compress.commands import preflight
-from compress.config.options import LengthOptions, RunOptions
-from compress.config.recipe import Recipe
 from compress.jobs.phase import estimate_phases, run_phases
 from compress.jobs.pretrain import PRETRAIN_PHASES, RESULT, open_pretraining
-from compress.jobs.request import PretrainRequest
+from compress.jobs.request import (
+    ForecastPretrainingArguments,
+    PretrainArguments,
+    PretrainRequest,
+)
 from compress.records.forecast import Forecast
 from compress.training import scoring
 from compress.training.stage import Trained, load_trained
 from compress.training.trainer import peak_rss_mb
 
 
-@check_arguments
-def pretrain(
-    *,
-    teacher: TeacherLike,
-    recipe: NameLike | Recipe,
-    out: PathName,
-    corpus: NameLike | None = None,
-    data: DataLike | None = None,
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    console: Console | None = None,
-) -> Path:
+@with_keywords_of(PretrainArguments)
+def pretrain(arguments: PretrainArguments) -> Path:
     """Run a recipe's stages up to the first with a task's head; return the checkpoint's
     folder, `out`/student.
 
@@ -51,17 +38,7 @@ def pretrain(
     The checkpoint is a plain transformers folder with its tokenizer, and can be the
     teacher of other runs. Raises a CompressError for anything wrong with the arguments.
     """
-    request = preflight.pretrain_request(
-        teacher=teacher,
-        recipe=recipe,
-        out=out,
-        corpus=corpus,
-        data=data,
-        length=length,
-        options=options,
-        console=console,
-    )
-    return run_pretraining(request)
+    return run_pretraining(preflight.pretrain_request(arguments, arguments.out))
 
 
 def run_pretraining(request: PretrainRequest) -> Path:
@@ -86,30 +63,14 @@ def run_pretraining(request: PretrainRequest) -> Path:
     return run.path / RESULT
 
 
-@check_arguments
-def forecast_pretraining(
-    *,
-    teacher: TeacherLike,
-    recipe: NameLike | Recipe,
-    corpus: NameLike | None = None,
-    data: DataLike | None = None,
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    console: Console | None = None,
-) -> Forecast:
+@with_keywords_of(ForecastPretrainingArguments)
+def forecast_pretraining(arguments: ForecastPretrainingArguments) -> Forecast:
     """Forecast the minutes and the memory that `compress.pretrain` would take, like
     `forecast`."""
+    options = replace(arguments.options, resume=False, track=None)
+    arguments = replace(arguments, options=options)
     with TemporaryDirectory() as scratch:
-        request = preflight.pretrain_request(
-            teacher=teacher,
-            recipe=recipe,
-            out=Path(scratch) / "run",
-            corpus=corpus,
-            data=data,
-            length=length,
-            options=replace(options, resume=False),
-            console=console,
-        )
+        request = preflight.pretrain_request(arguments, Path(scratch) / "run")
         return estimate_pretraining(request)
 
 

@@ -6,25 +6,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from compress.arguments import (
-    DataLike,
-    NameLike,
-    PathName,
-    Share,
-    TeacherLike,
-    check_arguments,
+    with_keywords_of,
 )
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.distill import run_distillation
 from compress.config.loader import names
 from compress.config.options import (
-    DataOptions,
-    LengthOptions,
     PruneOptions,
-    RunOptions,
     SettingOptions,
 )
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Target
@@ -33,24 +24,11 @@ from compress.config.stages import Stage
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.jobs.checks import join_processes, load_functions
-from compress.jobs.request import DistillRequest
+from compress.jobs.request import DistillRequest, ForecastArguments, PruneArguments
 
 
-@check_arguments
-def prune(
-    *,
-    model: TeacherLike,
-    data: DataLike,
-    out: PathName,
-    recipe: NameLike | Recipe = "prune-taylor",
-    target: PruneOptions = PruneOptions(),
-    setting: SettingOptions = SettingOptions(),
-    columns: DataOptions = DataOptions(),
-    max_drop: Share | None = None,
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    console: Console | None = None,
-) -> Bundle:
+@with_keywords_of(PruneArguments)
+def prune(arguments: PruneArguments) -> Bundle:
     """Prune `model`, let it recover with its unpruned self as teacher, and ship it,
     measured, as a bundle in `out`.
 
@@ -65,16 +43,19 @@ def prune(
     Raises PruneError for a target that this model cannot reach, and a CompressError for
     anything else that is wrong."""
     request = preflight.distill_request(
-        teacher=model,
-        data=data,
-        out=out,
-        recipe=recipe,
-        columns=columns,
-        length=length,
-        options=options,
-        console=console,
+        ForecastArguments(
+            teacher=arguments.model,
+            data=arguments.data,
+            recipe=arguments.recipe,
+            columns=arguments.columns,
+            length=arguments.length,
+            options=arguments.options,
+            console=arguments.console,
+        ),
+        arguments.out,
     )
-    return run_pruning(resolve_target(request, target, setting), max_drop)
+    request = resolve_target(request, arguments.target, arguments.setting)
+    return run_pruning(request, arguments.max_drop)
 
 
 def run_pruning(request: DistillRequest, max_drop: float | None = None) -> Bundle:

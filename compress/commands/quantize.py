@@ -2,7 +2,7 @@
 data."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,20 +14,12 @@ from rich.console import Console
 
 from compress import io
 from compress.arguments import (
-    BundleLike,
-    DataLike,
-    PathName,
-    SeedNumber,
-    Share,
-    check_arguments,
+    with_keywords_of,
 )
 from compress.benchmark.devices import open_chosen
 from compress.commands.distill import distill, forecast
 from compress.config.options import (
-    ColumnOptions,
     DataOptions,
-    DeviceOptions,
-    Int8Options,
     RunOptions,
 )
 from compress.console import Screen
@@ -35,29 +27,22 @@ from compress.data.cache import home
 from compress.data.objects import data_path
 from compress.exporters.artifact import Bundle
 from compress.jobs.phase import estimate_phases, run_phases
-from compress.jobs.quantize import QUANTIZE_PHASES, QuantizeJob, QuantizeRequest
-from compress.quantization.select import Name, Quantized
+from compress.jobs.quantize import (
+    QUANTIZE_PHASES,
+    ForecastQuantizeArguments,
+    QuantizeArguments,
+    QuantizeJob,
+    QuantizeRequest,
+)
+from compress.quantization.select import Quantized
 from compress.records.forecast import Forecast, PhaseEstimate
 from compress.training.trainer import peak_rss_mb
 
 RECIPE = "q8bert"
 
 
-@check_arguments
-def quantize(
-    bundle: BundleLike,
-    data: DataLike,
-    *,
-    method: Name = "auto",
-    out: PathName | None = None,
-    int8: Int8Options = Int8Options(),
-    max_drop: Share = 0.005,
-    device: DeviceOptions = DeviceOptions(),
-    columns: ColumnOptions = ColumnOptions(),
-    seed: SeedNumber = 0,
-    overrides: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> Quantized:
+@with_keywords_of(QuantizeArguments)
+def quantize(arguments: QuantizeArguments) -> Quantized:
     """Quantise a bundle again by `method`, in place or into a new folder `out`, and
     certify the int8 file on `device`.
 
@@ -75,50 +60,26 @@ def quantize(
     If the target is missed, the certificate says so, and the best file is kept. The
     bundle is unchanged until everything is done. Raises BundleError for data of another
     task, and the errors of its parts."""
-    place = None if out is None else Path(out)
-    request = QuantizeRequest(
-        Bundle.load(bundle),
-        data,
-        method,
-        place,
-        int8,
-        max_drop,
-        columns,
-        seed,
-        overrides,
-    )
-    request.check()
+    say = arguments.say
+    arguments.check()
     with ExitStack() as stack:
-        trained = request.bundle
-        if method == "qat":
+        bundle = arguments.source
+        if arguments.method == "qat":
             say(
                 "training for int8; after an interruption, the same command continues "
                 "from the last checkpoint"
             )
-            trained = stack.enter_context(train_for_int8(request))
+            bundle = stack.enter_context(train_for_int8(arguments))
         scratch = Path(stack.enter_context(TemporaryDirectory()))
-        target = stack.enter_context(open_chosen(device, say=say))
-        job = QuantizeJob(request, trained, target, scratch, say)
+        device = stack.enter_context(open_chosen(arguments.device, say=say))
+        job = QuantizeJob(arguments, bundle, device, scratch, say)
         quantized = run_phases(QUANTIZE_PHASES, job).quantized
     assert quantized is not None, "its phases have made it"
     return quantized
 
 
-@check_arguments
-def forecast_quantization(
-    bundle: BundleLike,
-    data: DataLike,
-    *,
-    method: Name = "auto",
-    out: PathName | None = None,
-    int8: Int8Options = Int8Options(),
-    max_drop: Share = 0.005,
-    device: DeviceOptions = DeviceOptions(),
-    columns: ColumnOptions = ColumnOptions(),
-    seed: SeedNumber = 0,
-    overrides: Sequence[str] = (),
-    console: Console | None = None,
-) -> Forecast:
+@with_keywords_of(ForecastQuantizeArguments)
+def forecast_quantization(arguments: ForecastQuantizeArguments) -> Forecast:
     """Forecast what `compress.quantize` would take with the same arguments, on this
     machine and `device`.
 
@@ -128,32 +89,22 @@ def forecast_quantization(
     float32. The trial's file tells which is probable, except for `qat`, which trains
     for the minimum.
     """
-    console = console or Console(quiet=True)
+    console = arguments.console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    place = None if out is None else Path(out)
-    request = QuantizeRequest(
-        Bundle.load(bundle),
-        data,
-        method,
-        place,
-        int8,
-        max_drop,
-        columns,
-        seed,
-        overrides,
-    )
-    request.check()
+    arguments.check()
+    source = arguments.source
     training: tuple[PhaseEstimate, ...] = ()
-    if method == "qat":
-        training = forecast(**_arguments_of_training(request)).phases
+    if arguments.method == "qat":
+        training = forecast(**_arguments_of_training(arguments)).phases
     with (
         TemporaryDirectory() as scratch,
-        open_chosen(device, say=say) as target,
+        open_chosen(arguments.device, say=say) as device,
         console.status("trying each phase"),
     ):
-        job = QuantizeJob(request, request.bundle, target, Path(scratch), say)
+        job = QuantizeJob(arguments, source, device, Path(scratch), say)
         _, estimates = estimate_phases(QUANTIZE_PHASES, job)
-    title = f"{request.bundle.path}: int8 by {method} on {request.task_data.name}"
+    name = arguments.task_data.name
+    title = f"{source.path}: int8 by {arguments.method} on {name}"
     return Forecast(title, (*training, *estimates), peak_rss_mb())
 
 
@@ -168,7 +119,7 @@ def train_for_int8(request: QuantizeRequest) -> Iterator[Bundle]:
     """
     columns = request.columns
     key = [
-        [asdict(stamp) for stamp in request.bundle.manifest.files.values()],
+        [asdict(stamp) for stamp in request.source.manifest.files.values()],
         data_path(request.data),
         RECIPE,
         list(request.overrides),
@@ -189,9 +140,9 @@ def _arguments_of_training(request: QuantizeRequest) -> dict[str, Any]:
     """Return the arguments of `distill`, or of its forecast, for training in int8."""
     task = request.task_data.task
     columns = request.columns
-    length = f"stages.0.max_length={request.bundle.manifest.max_length}"
+    length = f"stages.0.max_length={request.source.manifest.max_length}"
     return {
-        "teacher": str(request.bundle.path),
+        "teacher": str(request.source.path),
         "recipe": RECIPE,
         "data": data_path(request.data),
         "columns": DataOptions(

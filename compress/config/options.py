@@ -127,6 +127,21 @@ class PrintOptions:
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
+class ShipOptions:
+    """Choose where a run writes its bundle, and how much of the score int8 may lose
+    there."""
+
+    out: Out = None
+    max_drop: Int8MaxDrop = None
+
+    @property
+    def limit(self) -> float | None:
+        """Return the loss that is allowed, in the score's own unit."""
+        return None if self.max_drop is None else self.max_drop / 100
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
     """The columns of the data, if they should not be detected."""
 

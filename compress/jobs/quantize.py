@@ -3,16 +3,24 @@
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from datasets import Dataset
 from onnx import GraphProto
+from rich.console import Console
 
-from compress.arguments import DataLike
+from compress.arguments import (
+    BundleLike,
+    DataLike,
+    PathName,
+    SeedNumber,
+    Share,
+    check_arguments,
+)
 from compress.benchmark.device import Device
-from compress.config.options import ColumnOptions, Int8Options
+from compress.config.options import ColumnOptions, DeviceOptions, Int8Options
 from compress.data.task import TaskData
 from compress.errors import BundleError, CompressError
 from compress.evaluation.evaluator import Evaluator
@@ -60,46 +68,74 @@ COMPARED = 256
 float."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """The arguments of `compress.quantize`, with a loaded bundle. See there."""
+    """What `compress.quantize` and its forecast are asked for. See there."""
 
-    bundle: Bundle
+    bundle: BundleLike
     data: DataLike
-    method: Name
-    out: Path | None
-    int8: Int8Options
-    max_drop: float
-    columns: ColumnOptions
-    seed: int
-    overrides: Sequence[str]
+    _: KW_ONLY
+    method: Name = "auto"
+    out: PathName | None = None
+    int8: Int8Options = Int8Options()
+    max_drop: Share = 0.005
+    device: DeviceOptions = DeviceOptions()
+    columns: ColumnOptions = ColumnOptions()
+    seed: SeedNumber = 0
+    overrides: Sequence[str] = ()
+
+    @cached_property
+    def source(self) -> Bundle:
+        """The bundle before anything is changed."""
+        return Bundle.load(self.bundle)
+
+    @property
+    def place(self) -> Path:
+        """The folder of the bundle to write."""
+        return self.source.path if self.out is None else Path(self.out)
 
     def check(self) -> None:
         """Raise CompressError for options that the method does not use, and for an
         unusable `out`."""
-        bundle = self.bundle
+        path = self.source.path
         if self.overrides and self.method != "qat":
             raise CompressError(
                 f"--set: {self.overrides[0]}: changes training, and {self.method} does "
                 "not train; give --method qat"
             )
-        here = self.out is None or self.out.resolve() == bundle.path.resolve()
-        if self.method == "qat" and here:
+        if self.method == "qat" and self.place.resolve() == path.resolve():
             raise BundleError(
-                f"{bundle.path}: --method qat trains the weights, which makes a new "
+                f"{path}: --method qat trains the weights, which makes a new "
                 "bundle: give --out another folder"
             )
         if self.out is None:
-            check_writable(bundle.path)
+            check_writable(path)
         else:
-            check_place(self.out)
+            check_place(self.place)
 
     @cached_property
     def task_data(self) -> TaskData:
         """The rows to calibrate, choose and certify on."""
-        return self.bundle.load_data(
+        return self.source.load_data(
             self.data, text=self.columns.text, label=self.columns.label, seed=self.seed
         )
+
+
+@check_arguments
+@dataclass(frozen=True)
+class QuantizeArguments(QuantizeRequest):
+    """The arguments of `compress.quantize`. See there."""
+
+    say: Callable[[str], None] = field(default=lambda _: None, kw_only=True)
+
+
+@check_arguments
+@dataclass(frozen=True)
+class ForecastQuantizeArguments(QuantizeRequest):
+    """The arguments of `compress.forecast_quantization`. See there."""
+
+    console: Console | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -369,7 +405,7 @@ class CertifyInt8(Phase[QuantizeJob]):
                 mixed.keep,
                 mixed.cost,
             ),
-            exact=job.request.bundle.files()["fp32"],
+            exact=job.request.source.files()["fp32"],
         )
         candidate, proof = attach_certificate(
             candidate, "int8", proof, mixed.sensitivity
@@ -378,7 +414,7 @@ class CertifyInt8(Phase[QuantizeJob]):
         if job.request.out is None:
             result = bundle.adopt(candidate, ("int8",))
         else:
-            result = candidate.copy_to(job.request.out)
+            result = candidate.copy_to(job.request.place)
         return replace(job, quantized=Quantized(result, proof, mixed, times, sizes))
 
     def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:

@@ -1,5 +1,5 @@
-"""Collect the arguments of `distill` and `pretrain`, so that they are passed on as
-one."""
+"""Define the keywords of the training commands, and what they are asked for once names
+and paths stand for objects."""
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -7,12 +7,91 @@ from typing import Any
 
 from rich.console import Console
 
+from compress.arguments import (
+    DataLike,
+    NameLike,
+    PathName,
+    Share,
+    TeacherLike,
+    check_arguments,
+)
 from compress.config import user_code
-from compress.config.choices import CandidateRecipes
-from compress.config.options import DataOptions, LengthOptions, RunOptions
+from compress.config.choices import AUTO_RECIPE, CandidateRecipes
+from compress.config.options import (
+    DataOptions,
+    LengthOptions,
+    PruneOptions,
+    RunOptions,
+    SettingOptions,
+)
 from compress.config.recipe import Recipe
 from compress.prompting.prompt import Prompt
 from compress.provenance import command_line
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class ForecastArguments:
+    """The keywords of `compress.forecast`. See there."""
+
+    teacher: TeacherLike
+    data: DataLike
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO_RECIPE
+    corpus: NameLike | None = None
+    prompt: NameLike | Prompt | None = None
+    columns: DataOptions = DataOptions()
+    length: LengthOptions = LengthOptions()
+    options: RunOptions = RunOptions()
+    console: Console | None = None
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class DistillArguments(ForecastArguments):
+    """The keywords of `compress.distill`. See there."""
+
+    out: PathName
+    max_drop: Share | None = None
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class PruneArguments:
+    """The keywords of `compress.prune`. See there."""
+
+    model: TeacherLike
+    data: DataLike
+    out: PathName
+    recipe: NameLike | Recipe = "prune-taylor"
+    target: PruneOptions = PruneOptions()
+    setting: SettingOptions = SettingOptions()
+    columns: DataOptions = DataOptions()
+    max_drop: Share | None = None
+    length: LengthOptions = LengthOptions()
+    options: RunOptions = RunOptions()
+    console: Console | None = None
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class ForecastPretrainingArguments:
+    """The keywords of `compress.forecast_pretraining`. See there."""
+
+    teacher: TeacherLike
+    recipe: NameLike | Recipe
+    corpus: NameLike | None = None
+    data: DataLike | None = None
+    length: LengthOptions = LengthOptions()
+    options: RunOptions = RunOptions()
+    console: Console | None = None
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class PretrainArguments(ForecastPretrainingArguments):
+    """The keywords of `compress.pretrain`. See there."""
+
+    out: PathName
 
 
 @dataclass(frozen=True, kw_only=True)

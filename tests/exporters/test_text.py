@@ -514,12 +514,20 @@ def write(path: Path, task: Task, side: str = "right") -> Bundle:
     return tiny.bundle(path, model=model, tokenizer=tokenizer, task=task, max_length=32)
 
 
+def opens_strictly(file: Path) -> None:
+    """Open a file whose declared shapes are those of its graph: browsers refuse others."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.strict_shape_type_inference", "1")
+    onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
 @pytest.mark.parametrize(
     ("name", "side"),
     [("classification", "right"), ("pairs", "left"), ("multilabel", "left"), ("regression", "right")],
 )
 def test_it_answers_as_the_bundle_does(name: str, side: str, tmp_path: Path) -> None:
     bundle = text_model(write(tmp_path / "bundle", TASKS[name], side))
+    opens_strictly(bundle.path / TEXT)
     texts: list[Text] = [*TEXTS]
     if bundle.task.pair:
         texts = [(one, other) for one, other in zip(TEXTS, reversed(TEXTS), strict=True)]
@@ -643,6 +651,7 @@ def test_a_tagger_marks_what_the_bundle_marks(precision: Precision, tagger: Bund
     bundle = tagger if precision == "fp32" else text_model(tagger.copy_to(tmp_path / "bundle"))
     expected = bundle.predict(SENTENCES, precision=precision)
     found = run_text(bundle.path / TEXT, SENTENCES)
+    opens_strictly(bundle.path / TEXT)
     assert sum(len(each.marks) for each in expected if isinstance(each, Marked)) > 10
     for mine, theirs in zip(found, expected, strict=True):
         assert isinstance(mine, Marked) and isinstance(theirs, Marked)
@@ -688,6 +697,7 @@ def test_the_code_in_the_documentation_finds_the_bundles_entities(tagger: Bundle
 def test_a_question_is_answered_as_the_bundle_answers_it(threshold: float, tmp_path: Path) -> None:
     made = tokenwise(tmp_path / "bundle", "qa").set_threshold(threshold)
     bundle = text_model(made, precision="fp32")
+    opens_strictly(bundle.path / TEXT)
     pairs = [(one, other) for one in SENTENCES for other in SENTENCES]
     found, expected = run_text(bundle.path / TEXT, pairs), bundle.predict(pairs, precision="fp32")
     for mine, theirs in zip(found, expected, strict=True):

@@ -271,7 +271,7 @@ PHASES = (
     ("compress.nas.context:SupernetEvaluator.score", 2),
     ("compress.nas.context:SupernetEvaluator.score", 2),
     ("compress.nas.finalists:train_student", 1),
-    ("compress.nas.finalists:ship", 0),
+    ("compress.nas.finalists:Ship.run", 0),
 )
 """Measuring, before the supernet, at its end, trials, the second short distillation, shipping."""
 

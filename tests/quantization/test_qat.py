@@ -6,7 +6,6 @@ import onnx
 import pytest
 
 from compress.commands.quantize import quantize, train_for_int8
-from compress.config.options import ColumnOptions, Int8Options
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
@@ -39,9 +38,7 @@ def test_qat_makes_another_bundle_with_static_int8(
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
-    request = QuantizeRequest(
-        bundle, data, "qat", tmp_path / "new", Int8Options(), 0.005, ColumnOptions(), 0, QUICK
-    )  # fmt: skip
+    request = QuantizeRequest(bundle, data, method="qat", out=tmp_path / "new", overrides=QUICK)
     with pytest.raises(KeyboardInterrupt), train_for_int8(request):
         pass
     with pytest.raises(KeyboardInterrupt), train_for_int8(request):

@@ -53,7 +53,11 @@ def labels(graph: GraphBuilder, task: Task, threshold: float) -> None:
     _, highest_B1 = _choose(logits_BK, probabilities_BK, axis=1)
     likely_BK = probabilities_BK >= np.array(LIKELY_LABEL, np.float32)
     label_BK = where(likely_BK, list(task.labels), [""])
-    _output_labels(graph, label_BK, highest_B1.flat(), probabilities_BK, [BATCH])
+    graph.output(label_BK, TensorProto.STRING, [BATCH, None], name="label")
+    score_B = highest_B1.flat()
+    graph.output(score_B, TensorProto.FLOAT, [BATCH], name="score")
+    shape = [BATCH, None]
+    graph.output(probabilities_BK, TensorProto.FLOAT, shape, name="probabilities")
 
 
 def words(graph: GraphBuilder, task: Task, threshold: float) -> None:
