@@ -5,9 +5,9 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 503_100,
+    "tokens": 496_200,
     "tokens a line": 7.5,
-    "packed assignments": 50,
+    "packed assignments": 36,
     "decisions per 1,000 lines": 150,
     "fmt: skip": 0,
     "comparisons with a kind": 0,
@@ -18,7 +18,7 @@ CEILINGS = {
     "constants of several meanings": 3,
     "circles": 0,
     "files in circles": 0,
-    "functions of more than 10 parameters": 23,
+    "functions of more than 10 parameters": 3,
 }
 
 
