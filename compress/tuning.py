@@ -398,19 +398,7 @@ class Tuned:
 @check_arguments
 @dataclass(frozen=True)
 class TuneRequest:
-    """The arguments of `tune`.
-
-    settings     the settings of the race; the geometric mean of the ratios decides
-    evaluator    rows for comparing int8 files; without it the int8 file is not tuned
-    calibration  encoded rows other than the evaluator's, for static int8
-    max_drop     the allowed drop of the score of an int8 file, in its own unit, and the
-                 share of the answers that may change; a file that is no worse than the
-                 bundle's own is also allowed
-    proof        rows that certify the int8 file; default: those of the evaluator, which
-                 chose it
-    split, data  the origin of the certificate's rows
-    out          a new folder for the tuned bundle; default: in place
-    """
+    """The arguments of `tune`. See there."""
 
     bundle: Bundle
     _: KW_ONLY
@@ -431,11 +419,21 @@ def tune(request: TuneRequest) -> Tuned:
     """Tune a bundle: choose the fp32 file, and with an evaluator the int8 file, that is
     fastest on the device; write the results into its report.
 
-    The arguments are the fields of `TuneRequest`. A file must be GAIN faster than the
-    bundle's own to replace it. The bundle is not changed before everything is measured.
-    Every form is exported again from the weights. Ratios are to the bundle's own fp32
-    file. Raises DeviceError if the device fails, ExportError for a model that cannot be
-    exported.
+    settings     the settings of the race; the geometric mean of the ratios decides
+    evaluator    rows for comparing int8 files; without it the int8 file is not tuned
+    calibration  encoded rows other than the evaluator's, for static int8
+    max_drop     the allowed drop of the score of an int8 file, in its own unit, and the
+                 share of the answers that may change; a file that is no worse than the
+                 bundle's own is also allowed
+    proof        rows that certify the int8 file; default: those of the evaluator, which
+                 chose it
+    split, data  the origin of the certificate's rows
+    out          a new folder for the tuned bundle; default: in place
+
+    A file must be GAIN faster than the bundle's own to replace it. The bundle is not
+    changed before everything is measured. Every form is exported again from the
+    weights. Ratios are to the bundle's own fp32 file. Raises DeviceError if the device
+    fails, ExportError for a model that cannot be exported.
     """
     bundle = request.bundle
     device = request.device

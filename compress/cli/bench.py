@@ -24,7 +24,7 @@ from compress.config import options as opt
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
-    """The settings and rounds of a race, and what follows them."""
+    """Choose the settings and rounds of a race, and what follows them."""
 
     threads: opt.ThreadCounts = "1"
     batch: opt.BatchSizes = "1"
@@ -149,7 +149,7 @@ def _number(out: Path | None, visitors: int) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimits:
-    """The limits of what a new model may lose, and the time to measure it."""
+    """Limit what a new model may lose, and the time to measure it."""
 
     max_slower: Annotated[
         str, opt.budget(help="Allow it to be this much slower, such as 5%.")

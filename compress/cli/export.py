@@ -55,7 +55,7 @@ class TuneOptions(opt.DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """What to write, and where."""
+    """Choose what to write, and where."""
 
     out: Annotated[
         Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")
@@ -77,7 +77,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutOptions(opt.ColumnOptions):
-    """The data that a bundle is quantised on."""
+    """Name the data that a bundle is quantised on."""
 
     data: Annotated[
         str, opt.data_option(help="The data it was trained on, as for distill.")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
-    """A file whose rows are answered, and the file of the answers."""
+    """Name a file whose rows are answered, and the file of the answers."""
 
     rows: Annotated[
         Path | None,

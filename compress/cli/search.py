@@ -54,7 +54,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """What a search begins with, and where it is kept."""
+    """Name what a search begins with, and where it is kept."""
 
     teacher: Annotated[
         str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")

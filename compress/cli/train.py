@@ -128,7 +128,7 @@ def pretrain(
 
 @dataclass(frozen=True, kw_only=True)
 class LabelOptions:
-    """How texts are read and labelled."""
+    """Choose how texts are read and labelled."""
 
     text: opt.TextColumns = None
     label: Annotated[

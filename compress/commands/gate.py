@@ -124,8 +124,7 @@ def gate(
             )
         loaded = bundles[0].load_data(data, text=columns.text, label=columns.label)
         name = loaded.name
-        split = "validation" if loaded.test is None else "test"
-        rows = loaded.validation if loaded.test is None else loaded.test
+        split, rows = loaded.measured
         say(f"scoring both on {len(rows):,} {split} rows of {name}")
         checks.append(compare_scores(bundles, files, rows, max_drop=max_drop))
     # other devices need the user to do something

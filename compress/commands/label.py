@@ -37,17 +37,7 @@ LABEL_PHASES: tuple[Phase[LabelJob], ...] = (AskForLabels(), WriteLabels())
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class LabelRequest:
-    """The arguments of a labelling.
-
-    teacher    alias (gpt2, flan-t5-base, ...), folder or hub id of a language model, or
-               an endpoint's .yaml file
-    prompt     name or path of a prompt's .yaml file
-    data       a task, whose training rows are labelled and whose labels only score the
-               teacher; or texts without labels: a table, a .txt file with one text per
-               line, a corpus with one text per document
-    gate       what to do with a teacher that gives every text the same label, or scores
-               no better than that
-    """
+    """The keywords of `compress.label` and its forecast. See there."""
 
     teacher: ModelLike
     prompt: NameLike
@@ -90,11 +80,20 @@ def label(request: LabelRequest) -> SoftLabels:
     """Label texts with a prompted language model, and write one JSON line per text to
     `out`.
 
-    The keywords are the fields of `LabelRequest`. A line holds `text` (and
-    `text_pair`), the most likely `label`, and `probabilities` by label: the file can
-    serve as training data. If the model did not answer, `label` and `probabilities` are
-    null: remove such lines first. Answers are kept under $COMPRESS_HOME, so that an
-    interrupted run continues where it stopped. Raises a CompressError.
+    teacher    alias (gpt2, flan-t5-base, ...), folder or hub id of a language model, or
+               an endpoint's .yaml file
+    prompt     name or path of a prompt's .yaml file
+    data       a task, whose training rows are labelled and whose labels only score the
+               teacher; or texts without labels: a table, a .txt file with one text per
+               line, a corpus with one text per document
+    gate       what to do with a teacher that gives every text the same label, or scores
+               no better than that
+
+    A line holds `text` (and `text_pair`), the most likely `label`, and `probabilities`
+    by label: the file can serve as training data. If the model did not answer, `label`
+    and `probabilities` are null: remove such lines first. Answers are kept under
+    $COMPRESS_HOME, so that an interrupted run continues where it stopped. Raises a
+    CompressError.
     """
     return run_phases(LABEL_PHASES, request.open()).soft
 

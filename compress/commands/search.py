@@ -39,10 +39,19 @@ from compress.training.trainer import peak_rss_mb
 
 @with_keywords_of(SearchRequest)
 def search(request: SearchRequest) -> SearchReport:
-    """Find the best students of a teacher under a budget; distil and ship the winners.
+    """Find the best students of `teacher` on `data` under a budget; distil and ship the
+    winners.
 
-    The keywords are the fields of `SearchRequest`. Raises a CompressError for anything
-    wrong with these; results up to then are kept.
+    teacher, data, columns, options    as for `compress.distill`
+    space     name (recipes/spaces), path of a .yaml, or a Space
+    budget    what a student may cost; latency is measured on `device`, with its file
+              and setting
+    study     how shapes are drawn and chosen, and where the study is stored
+    max_drop  how much of the score, in its own unit, the shipped int8 file may lose
+    out       the search's folder; `options.resume` continues an interrupted search, in
+              any phase
+
+    Raises a CompressError for anything wrong with these; results up to then are kept.
     """
     config = _configure(request)
     study = request.study

@@ -133,7 +133,7 @@ def _check_truncation(side: Any, strategy: Any, where: str) -> dict[str, Any]:
     """Return two of `TokenizerSettings`. Raises DataError for what is none of them."""
     chosen = {
         "truncation_side": side,
-        "truncation_strategy": strategy or LONGEST_FIRST,
+        "truncation_strategy": LONGEST_FIRST if strategy is None else strategy,
     }
     for (name, value), known in zip(
         chosen.items(), (get_args(Side), STRATEGIES), strict=True

@@ -57,13 +57,6 @@ def count_classes(
     )
 
 
-def f1(predicted: Array, true: Array) -> Array:
-    """Compute the F1 of what is predicted and what is true, bool, over the first axis;
-    0.0 of nothing."""
-    total = predicted.sum(axis=0) + true.sum(axis=0)
-    return np.asarray(2 * (predicted & true).sum(axis=0) / np.maximum(total, 1))
-
-
 def divergence(student: Array, teacher: Array) -> Array:
     """Compute the KL divergence from the teacher's probabilities to the student's, in
     nats, over the last axis of their logits."""

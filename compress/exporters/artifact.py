@@ -78,7 +78,7 @@ WITHOUT_TASK: Mapping[str, str] = {
     "with a pooling (--pool)",
     "generative": "it generates text (`complete`)",
 }
-"""What bundles without a task do, by kind."""
+"""The use of a bundle without a task, by its kind."""
 
 TEXT = "onnx/model_text.onnx"
 """Texts in, labels out: the tokenizer is in the graph."""

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 
 from compress.console import warn
@@ -26,8 +25,6 @@ from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.training import finetune
 from compress.training.context import TrainingContext, use_bf16
-from compress.training.run import Run
-from compress.training.schedule import TimeLimit
 
 RESULT = "student"
 """The folder of the checkpoint in the run's folder."""
@@ -80,18 +77,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
     if text is not None:
         digests["corpus"] = text.fingerprint
     check_lengths(resolved, base_teacher)
-    identity = request.identify(
-        resolved, number_format=number_format, processes=state.num_processes
-    )
-    run = Run.open(
-        request.out,
-        resolved,
-        identity,
-        given=given,
-        resume=options.resume,
-        main=state.is_main_process,
-        track=options.track,
-    )
+    run = request.open_run(resolved, given, state, number_format)
     with closing(run):
         run.confirm(**digests)
         bf16 = use_bf16(number_format, resolved, base_teacher, request.console)
@@ -99,10 +85,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
         context = TrainingContext(
             data, text, tokenizer, Collate(tokenizer), bf16, request.console
         )
-        if request.length.minutes is not None:
-            stages = tuple(stage.name for stage in resolved.training)
-            limit = TimeLimit.from_minutes(request.length.minutes, stages, run.before)
-            context = replace(context, time_limit=limit)
+        context = context.limit(request.length.minutes, resolved.training, run.before)
         models = StageModels(resolved, base_teacher, None, context, run)
         for note in models.check():
             warn(request.console, note)

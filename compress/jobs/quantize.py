@@ -71,7 +71,7 @@ float."""
 @check_arguments
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """What `compress.quantize` and its forecast are asked for. See there."""
+    """The keywords that `compress.quantize` and its forecast share. See there."""
 
     bundle: BundleLike
     data: DataLike
@@ -125,7 +125,7 @@ class QuantizeRequest:
 @check_arguments
 @dataclass(frozen=True)
 class QuantizeArguments(QuantizeRequest):
-    """The arguments of `compress.quantize`. See there."""
+    """The keywords of `compress.quantize`. See there."""
 
     say: Callable[[str], None] = field(default=lambda _: None, kw_only=True)
 
@@ -133,7 +133,7 @@ class QuantizeArguments(QuantizeRequest):
 @check_arguments
 @dataclass(frozen=True)
 class ForecastQuantizeArguments(QuantizeRequest):
-    """The arguments of `compress.forecast_quantization`. See there."""
+    """The keywords of `compress.forecast_quantization`. See there."""
 
     console: Console | None = field(default=None, kw_only=True)
 

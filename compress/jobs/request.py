@@ -3,7 +3,7 @@ and paths stand for objects."""
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -27,6 +27,10 @@ from compress.config.options import (
 from compress.config.recipe import Recipe
 from compress.prompting.prompt import Prompt
 from compress.provenance import command_line
+from compress.training.run import Run
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 
 @check_arguments
@@ -96,9 +100,10 @@ class PretrainArguments(ForecastPretrainingArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """What the training commands are asked for, with names and paths for objects."""
+    """The checked keywords of a training command, with names and paths for objects."""
 
     teacher: str
+    data: str | None
     out: Path
     corpus: str | None
     columns: DataOptions = DataOptions()
@@ -106,52 +111,50 @@ class TrainRequest:
     options: RunOptions
     console: Console
 
-    def _identify(
-        self, recipe: Recipe, data: str | None, *, number_format: str, processes: int
-    ) -> dict[str, Any]:
+    def identify(self, recipe: Recipe, *, number_format: str) -> dict[str, Any]:
         """Return what identifies its run, besides the recipe."""
         return {
             "teacher": self.teacher,
-            "data": data,
+            "data": self.data,
             "corpus": self.corpus,
             "seed": self.options.seed,
             "precision": number_format,
             "columns": list(astuple(self.columns)),
             "code": user_code.digests(recipe, self.columns.kind),
             "command": command_line(),
-            "processes": processes,
         }
 
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainRequest(TrainRequest):
-    """The arguments of `compress.pretrain`. See there."""
-
-    data: str | None
-    recipe: Recipe
-
-    def identify(
-        self, recipe: Recipe, *, number_format: str, processes: int
-    ) -> dict[str, Any]:
-        """Return what identifies its run, besides the recipe that it resolved."""
-        return self._identify(
-            recipe, self.data, number_format=number_format, processes=processes
+    def open_run(
+        self, recipe: Recipe, given: Recipe, state: "PartialState", number_format: str
+    ) -> Run:
+        """Open the run of a recipe, which was `given` before it was resolved."""
+        identity = self.identify(recipe, number_format=number_format)
+        return Run.open(
+            self.out,
+            recipe,
+            identity | {"processes": state.num_processes},
+            given=given,
+            resume=self.options.resume,
+            main=state.is_main_process,
+            track=self.options.track,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
+class PretrainRequest(TrainRequest):
+    """The checked keywords of `compress.pretrain`."""
+
+    recipe: Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillRequest(TrainRequest):
-    """The arguments of `compress.distill`. See there."""
+    """The checked keywords of `compress.distill`."""
 
     data: str
     recipe: Recipe | CandidateRecipes
     prompt: Prompt | None
 
-    def identify(
-        self, recipe: Recipe, *, number_format: str, processes: int
-    ) -> dict[str, Any]:
-        """Return what identifies its run, besides the recipe that it chose."""
-        facts = self._identify(
-            recipe, self.data, number_format=number_format, processes=processes
-        )
+    def identify(self, recipe: Recipe, *, number_format: str) -> dict[str, Any]:
+        facts = super().identify(recipe, number_format=number_format)
         return facts | {"prompt": self.prompt and self.prompt.model_dump(mode="json")}

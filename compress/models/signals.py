@@ -206,7 +206,8 @@ def _tap(
 
     On a CPU torch's SDPA is slow with dropout, and for few tokens; there the formula is
     computed explicitly, which yields the scores as well, as everywhere if the scores
-    are capped, which SDPA cannot do. A model that is neither tapped nor trained uses
+    are capped, which SDPA cannot do. What the formula does not cover is left to SDPA. A
+    model that is neither tapped nor trained uses
     SDPA, as it would without `open_attention`, so that a resumed run has the same bits.
     Raises ObjectiveError for a setting that changes the scores in a way that is not
     known here.
@@ -215,9 +216,11 @@ def _tap(
     capped = settings.get("softcap") is not None
     tapped = tap is not None
     slow = dropout or (tapped and key.shape[2] <= SDPA_FASTER)
-    explicit = capped or (query.device.type == "cpu" and slow)
     if tapped or capped:
         _check_settings(module, settings)
+    elif _list_unknown(settings) or _is_per_head(attention_mask):
+        slow = False
+    explicit = capped or (query.device.type == "cpu" and slow)
     if tapped or explicit:
         layer = _record(module, query, key, value, attention_mask, settings=settings)
         if explicit:
@@ -229,12 +232,20 @@ def _tap(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
 
 
+def _list_unknown(settings: Mapping[str, Any]) -> list[str]:
+    """List the settings that a `LayerAttention` does not account for."""
+    given = {name for name, value in settings.items() if value is not None}
+    return sorted(given - _SCORED_BY - _WITHOUT_EFFECT)
+
+
+def _is_per_head(mask_BHLL: Tensor | None) -> bool:
+    return mask_BHLL is not None and mask_BHLL.shape[1] > 1
+
+
 def _check_settings(module: nn.Module, settings: Mapping[str, Any]) -> None:
     """Raise ObjectiveError for settings under which attention is another function of
     queries and keys."""
-    given = {name for name, value in settings.items() if value is not None}
-    unknown = sorted(given - _SCORED_BY - _WITHOUT_EFFECT)
-    if unknown:
+    if unknown := _list_unknown(settings):
         raise _unreadable(
             f"{type(module).__name__} computes its attention with "
             f"{', '.join(unknown)}, so that it is not the softmax of the scores of "

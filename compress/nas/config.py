@@ -156,19 +156,22 @@ class Space(Frozen):
                 )
                 problems.append(f"tied: {found}; expected as many")
         supernet = self.mode == "supernet"
-        trained = self.supernet is not None
-        growing = list(self.rungs) == sorted({*self.rungs, 1.0})
-        contradictions = {
-            "supernet: is missing; a supernet needs the stage that trains it": supernet
-            and not trained,
-            "supernet: is given, and `mode: plain` trains none": trained
-            and not supernet,
-            "student: a supernet's students are parts of the teacher; for others, "
-            "mode: plain": supernet and self.student.model_fields_set,
-            f"rungs: {', '.join(map(str, self.rungs))}; expected growing shares that "
-            "end in 1": not growing,
-        }
-        problems += [each for each, holds in contradictions.items() if holds]
+        if supernet and self.supernet is None:
+            problems.append(
+                "supernet: is missing; a supernet needs the stage that trains it"
+            )
+        if not supernet and self.supernet is not None:
+            problems.append("supernet: is given, and `mode: plain` trains none")
+        if supernet and self.student.model_fields_set:
+            problems.append(
+                "student: a supernet's students are parts of the teacher; for others, "
+                "mode: plain"
+            )
+        if list(self.rungs) != sorted({*self.rungs, 1.0}):
+            problems.append(
+                f"rungs: {', '.join(map(str, self.rungs))}; expected growing shares "
+                "that end in 1"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self

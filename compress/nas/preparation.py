@@ -72,17 +72,7 @@ STUDY = "study.db"
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """The arguments of a search.
-
-    teacher, data, columns, options    as for `compress.distill`
-    space     name (recipes/spaces), path of a .yaml, or a Space
-    budget    what a student may cost; latency is measured on `device`, with its file
-              and setting
-    study     how shapes are drawn and chosen, and where the study is stored
-    max_drop  how much of the score, in its own unit, the shipped int8 file may lose
-    out       the search's folder; `options.resume` continues an interrupted search, in
-              any phase
-    """
+    """The keywords of `compress.search` and its forecast. See there."""
 
     teacher: TeacherLike
     data: DataLike

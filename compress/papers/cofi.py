@@ -266,13 +266,14 @@ class Gated(WrappedStep):
         self.share = 0.0
         self.minimise.alive = self._alive
         cuts = self.plan.cuts
-        frozen = nn.ParameterList(
+        embeddings = [
             each
             for name, each in student.named_parameters()
-            if each.requires_grad and name in cuts and cuts[name].role in _FROZEN
-        )
-        # in a list: the student registers them already
-        self._frozen = [frozen.requires_grad_(False)]
+            if name in cuts and cuts[name].role in _FROZEN
+        ]
+        self._frozen = [each for each in embeddings if each.requires_grad]
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
 
     @property
     def gates(self) -> Gates:
@@ -345,7 +346,8 @@ class Gated(WrappedStep):
         kept = self.target.kept(self.gates.active())
         values = self.gates.settled(kept)
         self.gates.detach()
-        self._frozen[0].requires_grad_(True)
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
         fold(student, self.plan, values)
         small = slice_model(student, kept)
         if HIDDEN in kept.indices:

@@ -1,13 +1,14 @@
 """Define prompts: how a text becomes a question to a language model, and which words
 answer it. Strict YAML.
 
-    template: |                            # Jinja2, sandboxed; `text`, `text_pair`
-                                           (pairs only), and `label` at the end Review:
-                                           {{ text }} Sentiment: {{ label }}
+    template: |
+      Review: {{ text }}
+      Sentiment: {{ label }}
     labels: {negative: Negative, positive: [Positive, Good]}
     examples: 4
 
-Nothing here imports torch.
+The template is Jinja2's, sandboxed. It reads `text`, for pairs `text_pair`, and ends
+with `label`. Nothing here imports torch.
 """
 
 from functools import cached_property

@@ -192,7 +192,7 @@ class QuantizationEvaluator:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a certificate says of a file, besides what was measured.
+    """The part of a certificate that is not measured.
 
     method       how the file was made
     max_drop     the allowed drop of the score, in its own unit: 0.005 is half a point

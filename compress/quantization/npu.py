@@ -300,7 +300,7 @@ def write_npu(
                 ]
             )
             say(f"  {blocks}")
-        _, split = choose_split(data)
+        split, _ = data.measured
         claim = Claim(f"{precision}, {way.method}", max_drop, split, data.name, kept)
         for length in lengths:
             target = folder / f"model_{precision}_{length}.onnx"
@@ -420,7 +420,7 @@ def certify_file(
 ) -> list[Certificate]:
     """Compare a file, and the float file `exact` that it was made from, with the
     bundle's fp32 file on the CPU."""
-    split, _ = choose_split(data)
+    _, split = data.measured
     evaluator = bundle.evaluator(split)
     threads = os.cpu_count() or 1
     length = bundle.manifest.max_length
@@ -453,7 +453,7 @@ def certify_emulated(
 
     Raises DeviceError if the emulator fails.
     """
-    split, _ = choose_split(data)
+    _, split = data.measured
     evaluator = bundle.evaluator(split)
     fewest, most = EMULATED_ROWS
     chosen = evaluator.subsample(fewest)
@@ -477,14 +477,6 @@ def certify_emulated(
     )
     megabytes = emulated.context_bytes / 1e6
     return replace(proof, left=emulated.left, context_mb=megabytes)
-
-
-def choose_split(data: TaskData) -> tuple[Dataset, str]:
-    """Choose the rows that prove a file: the test split, or the validation split if
-    there is none; and its name."""
-    if data.test is None:
-        return data.validation, "validation"
-    return data.test, "test"
 
 
 def describe_proof(proof: Certificate) -> str:

@@ -39,7 +39,7 @@ def certify_vectors(bundle: Bundle) -> Bundle:
             "passage": np.zeros(len(texts), bool),
         }
     )
-    claim = Claim("dynamic int8", MAX_RANK_DROP, "sentences of", CORPUS)
+    claim = Claim("dynamic int8", MAX_RANK_DROP, "sampled", CORPUS)
     with open_device("local") as device:
         proof = certify(bundle, "int8", bundle.evaluator(split), device, claim)
     return attach_certificate(bundle, "int8", proof)[0]

@@ -75,19 +75,18 @@ class Classification(Task):
         return Prediction(best, scores[best], scores)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
-        from sklearn.metrics import matthews_corrcoef
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-        found_NC, true_NC = self._compare(logits, labels)
-        predicted = found_NC.argmax(axis=1)
-        f1_C = metrics.f1(found_NC, true_NC)
-        f1 = f1_C[-1]
-        if self.outputs != 2:
-            f1 = f1_C[(found_NC | true_NC).any(axis=0)].mean()
-        matthews = 0.0
-        if not (metrics.is_constant(predicted) or metrics.is_constant(labels)):
-            matthews = float(matthews_corrcoef(labels, predicted))
+        labels = np.asarray(labels)
+        logits = metrics.check_logits(logits, (len(labels), self.outputs))
+        metrics.check_classes(labels, self.outputs)
+        predicted = logits.argmax(axis=1)
+        average = "binary" if self.outputs == 2 else "macro"
+        constant = metrics.is_constant(predicted) or metrics.is_constant(labels)
+        f1 = f1_score(labels, predicted, average=average, zero_division=0.0)
+        matthews = 0.0 if constant else float(matthews_corrcoef(labels, predicted))
         return {
-            "accuracy": float((found_NC & true_NC).any(axis=1).mean()),
+            "accuracy": float(accuracy_score(labels, predicted)),
             "f1": float(f1),
             "matthews": matthews,
         }

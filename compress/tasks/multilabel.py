@@ -66,10 +66,18 @@ class Multilabel(Task):
         return Prediction(likely, max(scores.values()), scores)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
+        from sklearn.metrics import f1_score
+
         predicted, true = self._compare(logits, labels)
+        # Column by column: scikit-learn takes a (rows, 1) array for a binary task and
+        # would count the zeros as a class.
+        columns = [
+            f1_score(true[:, n], predicted[:, n], zero_division=0.0)
+            for n in range(true.shape[1])
+        ]
         return {
-            "f1": float(metrics.f1(predicted.ravel(), true.ravel())),
-            "f1_macro": float(metrics.f1(predicted, true).mean()),
+            "f1": float(f1_score(true.ravel(), predicted.ravel(), zero_division=0.0)),
+            "f1_macro": float(np.mean(columns)),
             "accuracy": float((predicted == true).all(axis=1).mean()),
         }
 

@@ -42,7 +42,6 @@ from compress.teachers.source import TeacherSource
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import with_pretrained_head
 from compress.training.run import Run
-from compress.training.schedule import TimeLimit
 
 
 @dataclass(frozen=True)
@@ -170,18 +169,7 @@ def open_job(
     lengths = measure_lengths(inputs.data, inputs.teacher, options.seed)
     recipe = resolve(given, inputs, lengths)
     inputs = inputs.compare(recipe.stages[-1].length)
-    identity = request.identify(
-        recipe, number_format=number_format, processes=state.num_processes
-    )
-    run = Run.open(
-        request.out,
-        recipe,
-        identity,
-        given=given,
-        resume=options.resume,
-        main=state.is_main_process,
-        track=options.track,
-    )
+    run = request.open_run(recipe, given, state, number_format)
     with closing(run):
         context = make_context(
             inputs, recipe, run, number_format=number_format, console=console
@@ -191,11 +179,9 @@ def open_job(
         notes = describe_cuts(recipe, lengths)
         if unread := describe_unread(recipe, inputs.data, request.corpus):
             warn(console, unread)
-        if request.length.minutes is not None:
-            untrained = inputs.source.untrained(inputs.teacher, recipe)
-            stages = tuple(stage.name for stage in (*untrained, *recipe.training))
-            limit = TimeLimit.from_minutes(request.length.minutes, stages, run.before)
-            context = replace(context, time_limit=limit)
+        untrained = inputs.source.untrained(inputs.teacher, recipe)
+        stages = (*untrained, *recipe.training)
+        context = context.limit(request.length.minutes, stages, run.before)
         models = StageModels(recipe, inputs.teacher, None, context, run)
         notes = [*models.check(), *notes]
         for note in notes:

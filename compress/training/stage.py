@@ -17,7 +17,7 @@ import transformers
 from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
@@ -607,12 +607,14 @@ def _make_step(
 def _only_head(student: PreTrainedModel) -> Iterator[None]:
     """Freeze the encoder below the head in this context."""
     parameters = student.base_model.parameters()
-    trained = nn.ParameterList(each for each in parameters if each.requires_grad)
-    trained.requires_grad_(False)
+    frozen = [each for each in parameters if each.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
-        trained.requires_grad_(True)
+        for parameter in frozen:
+            parameter.requires_grad_(True)
 
 
 def load_trained(run: Run, stage: str, console: Console) -> Trained | None:
