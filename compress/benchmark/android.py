@@ -108,9 +108,7 @@ class Adb:
         # lines such as `[ro.product.model]: [Pixel 8]`
         found = dict(
             re.findall(
-                r"^\[([^\]]+)\]: \[(.*)\]\s*$",
-                self.shell("getprop"),
-                re.MULTILINE,
+                r"^\[([^\]]+)\]: \[(.*)\]\s*$", self.shell("getprop"), re.MULTILINE
             )
         )
         known = defaultdict(str, found)
@@ -352,20 +350,11 @@ def phone_program(
         phone.shell("mkdir", folder)
         for part in (binary, *sorted(binary.parent.glob("*.so"))):
             phone.run(
-                "push",
-                str(part),
-                f"{folder}/{part.name}",
-                seconds=PROGRAM_TIMEOUT,
+                "push", str(part), f"{folder}/{part.name}", seconds=PROGRAM_TIMEOUT
             )
         phone.shell("chmod", "755", f"{folder}/{binary.name}")
         yield NativeProgram(
-            phone,
-            program,
-            binary.name,
-            folder,
-            affinity,
-            say,
-            phone.facts(),
+            phone, program, binary.name, folder, affinity, say, phone.facts()
         )
     finally:
         if not attempt(partial(phone.shell, "rm", "-rf", folder)):
@@ -416,13 +405,7 @@ class NativeProgram:
         cpus = format_cpus(self.affinity)
         measure = partial(self._run_pass, files)
         return race_files(
-            files,
-            settings,
-            rounds,
-            runs,
-            measure,
-            say=self._say,
-            affinity=cpus,
+            files, settings, rounds, runs, measure, say=self._say, affinity=cpus
         )
 
     def sustain(
@@ -551,10 +534,7 @@ class NativeProgram:
         if str(path) not in self.pushed:
             model = self.pushed[str(path)] = f"{len(self.pushed)}{path.suffix}"
             self.phone.run(
-                "push",
-                str(path),
-                f"{self.folder}/{model}",
-                seconds=PROGRAM_TIMEOUT,
+                "push", str(path), f"{self.folder}/{model}", seconds=PROGRAM_TIMEOUT
             )
         model = self.pushed[str(path)]
         if self.program == "benchmark_model":
@@ -568,9 +548,7 @@ class NativeProgram:
                 for name, content in serialize_inputs(path, setting).items():
                     (Path(scratch) / name).write_bytes(content)
                     self.phone.run(
-                        "push",
-                        f"{scratch}/{name}",
-                        f"{remote}/test_data_set_0/{name}",
+                        "push", f"{scratch}/{name}", f"{remote}/test_data_set_0/{name}"
                     )
             self.pushed[case] = f"{case}/model.onnx"
         return self.pushed[case]
@@ -580,10 +558,7 @@ def serialize_inputs(path: Path, setting: Setting) -> dict[str, bytes]:
     """Serialize the inputs for onnxruntime_perf_test, with the same ids as on other
     devices."""
     arrays = feeds(
-        input_types(path),
-        setting.batch,
-        setting.seq,
-        timing_job(path)["vocabulary"],
+        input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"]
     )
     tensors = (numpy_helper.from_array(value, name) for name, value in arrays.items())
     return {

@@ -72,11 +72,7 @@ def open_device(
 
             device = stack.enter_context(
                 open_ssh(
-                    where,
-                    python=python,
-                    affinity=affinity,
-                    timeout=timeout,
-                    say=say,
+                    where, python=python, affinity=affinity, timeout=timeout, say=say
                 )
             )
         elif kind == "browser" and not colon:
@@ -106,11 +102,7 @@ def open_device(
                 from compress.benchmark.browser.device import browser
 
                 page = partial(
-                    browser,
-                    timeout=timeout,
-                    say=say,
-                    assets=assets,
-                    webgpu=webgpu,
+                    browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu
                 )
                 device = stack.enter_context(phone_browser(phone, page, say))
         else:

@@ -114,11 +114,7 @@ def emulate(
         ]
         try:
             done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
+                command, capture_output=True, text=True, timeout=timeout, check=False
             )
         except OSError as error:
             raise DeviceError(

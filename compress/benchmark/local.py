@@ -98,11 +98,7 @@ def connect(
     timed_out = threading.Event()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=errors,
-            start_new_session=True,
+            command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
         )
         assert process.stdin is not None and process.stdout is not None
         link = Link(process, errors, make_error)
@@ -192,13 +188,7 @@ class AgentDevice:
         cpus = format_cpus(self.affinity)
         measure = partial(self._run_pass, timing_jobs)
         return race_files(
-            files,
-            settings,
-            rounds,
-            runs,
-            measure,
-            say=self._say,
-            affinity=cpus,
+            files, settings, rounds, runs, measure, say=self._say, affinity=cpus
         )
 
     def sustain(
@@ -211,9 +201,7 @@ class AgentDevice:
         curves = []
         for name, path in files.items():
             with self._start_runner(
-                name,
-                self._place(jobs.timing_job(path), path),
-                setting,
+                name, self._place(jobs.timing_job(path), path), setting
             ) as (ask, _):
 
                 def run(span: float, ask: Ask = ask) -> float:
@@ -239,9 +227,7 @@ class AgentDevice:
         logits: list[NDArray[np.float32]] = []
         with (
             self._start_runner(
-                str(file),
-                self._place(jobs.logits_job(file), file),
-                None,
+                str(file), self._place(jobs.logits_job(file), file), None
             ) as (ask, _),
             Progress("scoring", len(rows), "rows") as bar,
         ):
@@ -282,10 +268,7 @@ class AgentDevice:
                 times[name] = PassTimes(ready["init_ms"], ready["first_ms"])
             turns = list(chain(*this.turns))
             for name in show_progress(
-                turns,
-                f"timing at {this.setting}",
-                len(turns),
-                "turns",
+                turns, f"timing at {this.setting}", len(turns), "turns"
             ):
                 answer = asks[name]({"runs": this.runs})
                 times[name].ms += answer["ms"]

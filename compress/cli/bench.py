@@ -338,9 +338,7 @@ def report(
             print_json("report", terminal.choice_values(comparison, limits, chosen))
         else:
             terminal.print_table(
-                screen,
-                tables.choice_table(comparison, chosen),
-                wide=wide,
+                screen, tables.choice_table(comparison, chosen), wide=wide
             )
             headline = remarks.choice_headline(comparison, limits, chosen)
             for line in ("", headline, *remarks.choice_remarks(comparison, chosen)):

@@ -215,9 +215,7 @@ class BrowserModel:
             raise DeviceError(f"{path}: a browser runs ONNX files only")
         jobs.parts(path)
         return BrowserModel(
-            path,
-            jobs.logits_job(path)["entries"],
-            jobs.input_types(path),
+            path, jobs.logits_job(path)["entries"], jobs.input_types(path)
         )
 
     @cached_property
@@ -261,15 +259,10 @@ def probe_model() -> bytes:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "probe",
-        [x],
-        [y],
+        [helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y]
     )
     model = helper.make_model(
-        graph,
-        opset_imports=[helper.make_opsetid("", 13)],
-        ir_version=8,
+        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
     )
     return model.SerializeToString()
 
@@ -373,13 +366,7 @@ class Browser:
             self._ask({"do": "show", "tables": tables}, Acknowledgement)
 
         return race_files(
-            files,
-            settings,
-            rounds,
-            runs,
-            measure,
-            say=self._say,
-            show=show,
+            files, settings, rounds, runs, measure, say=self._say, show=show
         )
 
     def sustain(
@@ -460,9 +447,7 @@ class Browser:
             }
             for name in turn:
                 measured, hidden = self._time(
-                    name,
-                    this.setting,
-                    {"runs": this.runs, **progress},
+                    name, this.setting, {"runs": this.runs, **progress}
                 )
                 times[name].ms += measured.ms
                 times[name].peak_rss_mb = measured.heap_mb
@@ -488,9 +473,7 @@ class Browser:
                 "done": passed / seconds,
             }
             measured, hidden = self._time(
-                name,
-                setting,
-                {"seconds": min(BURST, seconds - passed), **progress},
+                name, setting, {"seconds": min(BURST, seconds - passed), **progress}
             )
             if hidden:
                 raise DeviceError(
@@ -529,9 +512,7 @@ class Browser:
             "say": f"{name}: opening",
         }
         return self._ask(
-            command,
-            OpenTimes,
-            about=f"{name} at {setting}" if setting else name,
+            command, OpenTimes, about=f"{name} at {setting}" if setting else name
         )[0]
 
     def _time(

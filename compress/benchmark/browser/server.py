@@ -263,9 +263,7 @@ def serve_site(site: Site, *, lan: bool) -> Iterator[str]:
     names = (host, "localhost") if host == LOOPBACK else (host,)
     server.hosts = frozenset(f"{name}:{server.server_port}" for name in names)
     thread = threading.Thread(
-        target=server.serve_forever,
-        kwargs={"poll_interval": 0.1},
-        daemon=True,
+        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
     )
     thread.start()
     try:
@@ -572,12 +570,7 @@ class Acknowledgement:
 
 
 Replied = TypeVar(
-    "Replied",
-    BrowserFacts,
-    OpenTimes,
-    RoundTimes,
-    RowOutputs,
-    Acknowledgement,
+    "Replied", BrowserFacts, OpenTimes, RoundTimes, RowOutputs, Acknowledgement
 )
 
 

@@ -75,9 +75,7 @@ def main(folder: str = "") -> None:
     requests: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
     runners: Runners = {}
     threading.Thread(
-        target=listen,
-        args=(folder, requests, runners),
-        daemon=True,
+        target=listen, args=(folder, requests, runners), daemon=True
     ).start()
     free = shutil.disk_usage(folder).free if folder else 0
     if folder:  # onnxruntime 1.31 leaves a file in TMPDIR when it is imported
@@ -115,9 +113,7 @@ def listen(
         request = json.loads(line)
         if request["do"] == "put":
             request["put"] = receive(
-                source,
-                Path(folder) / request["name"],
-                request["bytes"],
+                source, Path(folder) / request["name"], request["bytes"]
             )
         requests.put(request)
     for running in list(runners.values()):  # unblocks whoever waits for their answer
@@ -150,9 +146,7 @@ def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
         "put": lambda: request["put"],
         "start": lambda: start(request, runners),
         "ask": lambda: ask(
-            request["name"],
-            json.dumps(request["line"]) + "\n",
-            runners,
+            request["name"], json.dumps(request["line"]) + "\n", runners
         ),
         "stop": lambda: stop(request["name"], runners),
         "versions": lambda: versions(request["of"]),
@@ -198,11 +192,7 @@ def start(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
     command = [sys.executable, *safe, request["runner"], json.dumps(request["job"])]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=errors,
-        universal_newlines=True,
+        command, stdin=pipe, stdout=pipe, stderr=errors, universal_newlines=True
     )
     runners[request["name"]] = Running(process, errors)
     return ask(request["name"], "", runners)

@@ -102,9 +102,7 @@ def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
     for key, value in job["entries"].items():
         options.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(
-        job["path"],
-        options,
-        providers=["CPUExecutionProvider"],
+        job["path"], options, providers=["CPUExecutionProvider"]
     )
     known = {"tensor(int32)": np.int32, "tensor(string)": np.object_}
     types = {node.name: known.get(node.type, np.int64) for node in session.get_inputs()}
