@@ -100,7 +100,9 @@ class TokenizerSettings:
                 "the model again"
             )
         stored: Mapping[str, Any] = backend.truncation or {}
-        strategy = config.get("truncation_strategy") or stored.get("strategy")
+        strategy = config.get("truncation_strategy")
+        if strategy is None:
+            strategy = stored.get("strategy")
         side = config.get("truncation_side", stored.get("direction", "right"))
         padding = config.get("pad_token")
         if isinstance(padding, dict):

@@ -110,7 +110,8 @@ def test_a_bundle_of_before_has_the_settings_of_its_tokenizer_file(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "word"),
     [("[]", "object"), ("{", "cannot be read"), ('{"truncation_side": "both"}', "truncation_side is 'both'"),
-     ('{"truncation_strategy": "do_not_truncate"}', "truncation_strategy is 'do_not_truncate'")],
+     ('{"truncation_strategy": "do_not_truncate"}', "truncation_strategy is 'do_not_truncate'"),
+     ('{"truncation_strategy": false}', "truncation_strategy is False")],
 )  # fmt: skip
 def test_settings_that_cannot_be_read_are_refused(content: str, word: str, tmp_path: Path) -> None:
     tokenizer().backend_tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from compress import families
 from compress.errors import ObjectiveError
+from compress.models import signals
 from compress.models.signals import (
     ATTENTION,
     SIGNAL_NAMES,
@@ -111,6 +112,18 @@ def test_attention_dropout() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("untold", [{"s_aux": torch.zeros(2)}, {"attention_mask": torch.zeros(3, 2, 16, 16)}])
+def test_what_the_formula_does_not_cover_is_left_to_sdpa_in_training(
+    untold: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting that is not known, or a mask for each head."""
+    monkeypatch.setattr(signals, "sdpa_attention_forward", lambda *_, **given: given["dropout"])
+    query = torch.randn(3, 2, 16, 8)
+    given: dict[str, Any] = {"attention_mask": None, "is_causal": False, "dropout": 0.1, **untold}
+    assert _tap(nn.Module(), query, query, query, **given) == 0.1
+    assert isinstance(_tap(nn.Module(), query, query, query, None, is_causal=False, dropout=0.1), tuple)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_rotary_positions_and_grouped_heads_of_decoders(family: str) -> None:
     """Two query heads share each key and value head; Qwen3 normalises them, and has heads 12 wide."""
