@@ -44,6 +44,7 @@ from compress.values import (
     NumberCheck,
     OnDisk,
     PathCheck,
+    PercentCheck,
     Range,
     RowCheck,
     SequenceCheck,
@@ -260,6 +261,8 @@ MOST_SEED = 2**32 - 1
 """The largest seed that numpy's generators accept."""
 SEEDS = Range(0, MOST_SEED)
 SeedNumber = Annotated[int, SEEDS]
+PERCENT = PercentCheck()
+"""A share, also as a text in percent, in an annotation of texts."""
 MINUTES = Range(0.1, 366 * 24 * 60)
 """A limit of time, from six seconds to a year."""
 

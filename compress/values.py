@@ -149,6 +149,40 @@ class NumberCheck(ArgumentCheck):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class PercentCheck(ArgumentCheck):
+    """A share: 0.985, or the same as a text in percent, "98.5%"."""
+
+    expected: str = "a share above 0 % and up to 100 %, as 98.5% or 0.985"
+
+    def fits(self, value: Any) -> bool:
+        return self._read(value) is not None
+
+    def take(self, value: Any, name: str) -> Any:
+        share = self._read(value)
+        if share is None or not 0 < share <= 1:
+            raise self.refuse(value, name)
+        return share
+
+    def _read(self, value: Any) -> float | None:
+        """Return the number that is meant; None if it is none."""
+        if isinstance(value, str):
+            digits = value.strip()
+            unit = 100 if digits.endswith("%") else 1
+            try:
+                return float(digits.removesuffix("%")) / unit
+            except ValueError:
+                return None
+        number = plain_number(value)
+        is_number = isinstance(number, Real) and not isinstance(number, bool)
+        return float(number) if is_number else None
+
+    def suggest(self, value: Any) -> str:
+        share = self._read(value)
+        is_percent = share is not None and 1 < share <= 100
+        return f"Did you mean {value}%?" if is_percent else ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class WholeCheck(NumberCheck):
     expected: str = "a whole number"
     kind: str = "a whole number"

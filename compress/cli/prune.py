@@ -57,6 +57,7 @@ def prune(
                 teacher=model,
                 data=data,
                 recipe=recipe,
+                goal=target.goal,
                 columns=columns,
                 length=length,
                 options=options,

@@ -22,15 +22,23 @@ from compress.cli.options import (
 from compress.config import options as opt
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaughtOptions:
+    """Choose what a student learns from besides labelled data and its teacher."""
+
+    corpus: opt.CorpusName = None
+    prompt: Annotated[
+        str | None, opt.training(help="Let a language model teach with this prompt.")
+    ] = None
+
+
 @with_option_groups(without=("wide",))
 def distill(
     teacher: opt.TeacherOption,
     data: opt.DataName,
     recipe: opt.RecipeOption = "auto",
-    corpus: opt.CorpusName = None,
-    prompt: Annotated[
-        str | None, opt.training(help="Let a language model teach with this prompt.")
-    ] = None,
+    taught: TaughtOptions = TaughtOptions(),
+    goal: opt.GoalOptions = opt.GoalOptions(),
     columns: opt.DataOptions = opt.DataOptions(),
     shipped: opt.ShipOptions = opt.ShipOptions(),
     length: opt.LengthOptions = opt.LengthOptions(),
@@ -55,8 +63,9 @@ def distill(
                 teacher=teacher,
                 data=data,
                 recipe=recipe,
-                corpus=corpus,
-                prompt=prompt,
+                corpus=taught.corpus,
+                prompt=taught.prompt,
+                goal=goal,
                 columns=columns,
                 length=length,
                 options=options,

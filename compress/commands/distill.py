@@ -17,6 +17,7 @@ from compress.console import print_note
 from compress.exporters.artifact import Bundle
 from compress.jobs.budget import KeepBudget
 from compress.jobs.job import Job, describe_pending
+from compress.jobs.path import KeepScore
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.jobs.request import DistillArguments, DistillRequest, ForecastArguments
 from compress.jobs.shipping import BUDGETED_LIMIT, INT8_LIMIT, Ship
@@ -47,6 +48,8 @@ def distill(arguments: DistillArguments) -> Bundle:
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an
                endpoint's .yaml file) that labels the data by answering the prompt; the
                recipe's student names the checkpoint to start from
+    goal       the share of the teacher's score that the student must keep, from which
+               its sizes are found: see `GoalOptions`
     out        the run's directory; `options.resume` continues an interrupted run, to
                the same final weights
     max_drop   how much of the score, in its own unit, int8 may lose before products
@@ -87,7 +90,9 @@ def list_phases(
     if max_drop is None:
         limits_time = job.models.recipe.target.limits_time
         max_drop = BUDGETED_LIMIT if limits_time else INT8_LIMIT
-    return [*teacher_phases, KeepBudget((RunStages(), Ship(max_drop)))]
+    student = (RunStages(), Ship(max_drop))
+    keeps = job.models.recipe.target.keep is not None
+    return [*teacher_phases, KeepScore(student) if keeps else KeepBudget(student)]
 
 
 @with_keywords_of(ForecastArguments)

@@ -143,11 +143,12 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
     wrong with them that can be found without importing torch."""
     options = arguments.options
     length = arguments.length
+    overrides = [*(options.overrides or ()), *arguments.goal.overrides]
     request = DistillRequest(
         teacher=teacher_path(arguments.teacher),
         data=data_path(arguments.data),
         out=Path(out),
-        recipe=load_choices(arguments.recipe, options.overrides, length),
+        recipe=load_choices(arguments.recipe, overrides, length),
         corpus=optional_name(arguments.corpus),
         prompt=Prompt.from_argument(arguments.prompt),
         columns=arguments.columns,

@@ -18,9 +18,9 @@ from compress.config.options import (
     PruneOptions,
     SettingOptions,
 )
-from compress.config.recipe import BUDGETS, SIZES, Recipe, Target
+from compress.config.recipe import BUDGETS, Recipe, Target
 from compress.config.reference import options as options_of
-from compress.config.stages import Stage
+from compress.config.stages import SIZES, Stage
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.jobs.checks import join_processes, load_functions
@@ -35,8 +35,8 @@ def prune(arguments: PruneArguments) -> Bundle:
     model    a checkpoint with a head for the task, an alias or encoder that is
              fine-tuned first, or a bundle's folder
     recipe   name, path of a .yaml, or a Recipe, with stages that prune
-    target   the sizes to keep, or a budget for which sizes are found (see
-             `pruning.budget`); default: the recipe's own
+    target   the sizes to keep, or a budget or a share of the score for which sizes are
+             found (see `pruning.budget`, `jobs.path`); default: the recipe's own
     setting  the device and the setting for a budget of latency or speed-up
     The other arguments are those of `distill`.
 
@@ -47,6 +47,7 @@ def prune(arguments: PruneArguments) -> Bundle:
             teacher=arguments.model,
             data=arguments.data,
             recipe=arguments.recipe,
+            goal=arguments.target.goal,
             columns=arguments.columns,
             length=arguments.length,
             options=arguments.options,
@@ -62,7 +63,10 @@ def run_pruning(request: DistillRequest, max_drop: float | None = None) -> Bundl
     """Distil a model into its pruned self, with a device that can be reached."""
     assert isinstance(request.recipe, Recipe), "its target was resolved"
     target = request.recipe.target
-    if target.limits_time and target.device.partition(":")[0] not in ("browser", "adb"):
+    if target.needs_device and target.device.partition(":")[0] not in (
+        "browser",
+        "adb",
+    ):
         # fail before hours of training
         with open_device(target.device, say=lambda _: None):
             pass
@@ -82,7 +86,7 @@ def resolve_target(
     options = request.options
     processes = join_processes().num_processes
     recipe = load_functions(request.recipe, processes, options.allow_code)
-    recipe = set_target(recipe, asdict(target), asdict(setting))
+    recipe = set_target(recipe, target.values, asdict(setting))
     return replace(request, recipe=recipe)
 
 
@@ -107,6 +111,11 @@ def set_target(
         )
     if not recipe.pruning:
         return _with_learned_sizes(recipe, learns[0], values)
+    if values and recipe.target.keep is not None:
+        raise PruneError(
+            f"--keep and {_options(list(values))}: a share of the score decides the "
+            "sizes; give one of the two"
+        )
     values = values or {**recipe.target.sizes, **recipe.target.budgets}
     if not values:
         raise PruneError(

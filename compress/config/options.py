@@ -7,7 +7,7 @@ compress.distill(..., options=RunOptions(seed=1, resume=True)). This module does
 import torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +15,14 @@ from typing import Annotated, Literal
 import typer
 
 from compress import kinds
-from compress.arguments import BUNDLES, MINUTES, NAME_CHECK, SEEDS, check_arguments
+from compress.arguments import (
+    BUNDLES,
+    MINUTES,
+    NAME_CHECK,
+    PERCENT,
+    SEEDS,
+    check_arguments,
+)
 from compress.config import PANELS
 
 data_option, training, budget, device_option, search_option, output = (
@@ -361,7 +368,34 @@ class BudgetOptions:
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
-class PruneOptions:
+class GoalOptions:
+    """Ask for the smallest student that keeps a share of its teacher's score.
+
+    keep    the share, as 0.985 or "98.5%"; None: the recipe decides the student's sizes
+    least   what is to be least: the latency or the size of its int8 file, or its
+            parameters
+    """
+
+    keep: Annotated[
+        str | None,
+        budget(metavar="SHARE", help="Find the least student that keeps 98.5% or so."),
+        PERCENT,
+    ] = None
+    least: Annotated[
+        Literal["latency", "mb", "params"], budget(help="With --keep, this is least")
+    ] = "latency"
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Return the changes of a recipe that ask for it."""
+        if self.keep is None:
+            return ()
+        return f"target.keep={self.keep}", f"target.least={self.least}"
+
+
+@check_arguments
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions(GoalOptions):
     """The sizes of a pruned model, or the limits that decide them. Sizes that are not
     given stay the same.
 
@@ -395,6 +429,17 @@ class PruneOptions:
     max_params: Annotated[
         float | None, budget(help="Instead of sizes, or with a latency; as 5e6.")
     ] = None
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """Return the sizes and the limits, without the goal."""
+        goal = {each.name for each in fields(GoalOptions)}
+        return {name: own for name, own in asdict(self).items() if name not in goal}
+
+    @property
+    def goal(self) -> GoalOptions:
+        """Return the share of the score that is asked for instead."""
+        return GoalOptions(keep=self.keep, least=self.least)
 
 
 @check_arguments

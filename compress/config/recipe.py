@@ -34,13 +34,14 @@ from compress.config.stages import (
     Effort,
     Frozen,
     Prune,
+    SizeRequest,
     Stage,
     StudentSpec,
 )
 from compress.errors import RecipeError, did_you_mean
 
 
-class Target(Frozen):
+class Target(SizeRequest):
     """The sizes that the prune stages aim at, or a budget that decides them. Empty: not
     known yet.
 
@@ -52,29 +53,20 @@ class Target(Frozen):
                     max_length), as the file of this `precision`
     speedup         how many times faster than the teacher's own file of that precision
     max_params      the most parameters, those of the head included
+    keep            the share of the teacher's score that the student must keep: the
+                    student with the least of what `least` names, of those that do
     """
 
-    layers: float | None = Field(None, gt=0)
-    hidden: float | None = Field(None, gt=0)
-    heads: float | None = Field(None, gt=0)
-    ffn: float | None = Field(None, gt=0)
-    embedding: float | None = Field(None, gt=0)
-    bottleneck: float | None = Field(None, gt=0)
     max_latency_ms: float | None = Field(None, gt=0)
     speedup: float | None = Field(None, gt=1)
     max_params: int | None = Field(None, gt=0)
+    keep: float | None = Field(None, gt=0, le=1)
+    least: Literal["latency", "mb", "params"] = "latency"
     device: str = "local"
     threads: int = Field(1, gt=0, le=1024)
     batch: int = Field(1, gt=0, le=100_000)
     seq: int | None = Field(None, gt=0, le=1_000_000)
     precision: Literal["int8", "fp32"] = "int8"
-
-    @property
-    def sizes(self) -> dict[str, float]:
-        """Return the sizes that are set."""
-        return {
-            name: value for name in SIZES if (value := getattr(self, name)) is not None
-        }
 
     @property
     def budgets(self) -> dict[str, float]:
@@ -90,6 +82,12 @@ class Target(Frozen):
         """Return True if a latency or a speed-up is set."""
         return self.max_latency_ms is not None or self.speedup is not None
 
+    @property
+    def needs_device(self) -> bool:
+        """Return True if latencies are measured to find the sizes."""
+        by_latency = self.keep is not None and self.least == "latency"
+        return self.limits_time or by_latency
+
     @model_validator(mode="after")
     def _check_sizes_or_budget(self) -> "Target":
         if self.sizes and self.budgets:
@@ -102,11 +100,16 @@ class Target(Frozen):
                 "asks for max_latency_ms and speedup, which both limit the time: give "
                 "one of them"
             )
+        if self.keep is not None and len(self.budgets) > 1:
+            others = ", ".join(name for name in self.budgets if name != "keep")
+            raise ValueError(
+                f"asks for keep and {others}: a share of the score decides all sizes; "
+                "give one of the two"
+            )
         return self
 
 
-SIZES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
-BUDGETS = ("max_latency_ms", "speedup", "max_params")
+BUDGETS = ("max_latency_ms", "speedup", "max_params", "keep")
 
 
 class Paper(Frozen):
@@ -217,7 +220,9 @@ class Recipe(Frozen):
                 f"{where}: a recipe that prunes begins with the teacher itself: "
                 "expected `student: {init: teacher}`, no sizes"
             )
-        ways = [stage.way for stage in self.pruning]
+        ways = [stage.way for stage in self.pruning if stage.to is None]
+        if not ways:
+            return self
         if ways != sorted(set(ways)) or ways[-1] != 1:
             raise ValueError(
                 "`way` of the prune stages is "

@@ -134,6 +134,28 @@ class StudentSpec(Frozen):
         )
 
 
+class SizeRequest(Frozen):
+    """The sizes of a pruned model: counts, or shares below 1 of the teacher's. Those
+    that are left out are the teacher's."""
+
+    layers: float | None = Field(None, gt=0)
+    hidden: float | None = Field(None, gt=0)
+    heads: float | None = Field(None, gt=0)
+    ffn: float | None = Field(None, gt=0)
+    embedding: float | None = Field(None, gt=0)
+    bottleneck: float | None = Field(None, gt=0)
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """Return the sizes that are set."""
+        return {
+            name: value for name in SIZES if (value := getattr(self, name)) is not None
+        }
+
+
+SIZES = tuple(SizeRequest.model_fields)
+
+
 class ReadsRows(Frozen):
     """A stage that reads rows of at most `max_length` tokens, made of the task's
     examples or of text.
@@ -201,7 +223,8 @@ class Stage(ReadsRows):
                  teacher's answers
     improve      keep the weights the stage began with unless its last ones score better
                  on the validation split
-    limit_tokens     how many tokens of a corpus to read
+    limit_tokens     how many tokens of a corpus to read; limit_rows: how many rows of
+                     the task, drawn at random, the same ones in every stage
     epochs       may be a fraction; auto: train until the validation split shows no more
                  improvement, then let the rate fall linearly whatever `schedule` is
                  (`training.schedule`); effort: how long that may take
@@ -251,6 +274,7 @@ class Stage(ReadsRows):
     corpus: bool = False
     improve: bool = False
     limit_tokens: int | None = Field(None, gt=0)
+    limit_rows: int | None = Field(None, gt=0)
     epochs: Annotated[
         Annotated[float, Field(gt=0, le=100_000), Tag(NUMBER_BRANCH)] | Auto,
         NumberOrAuto,
@@ -417,6 +441,8 @@ class Prune(ReadsRows):
     way          how far this stage goes from the teacher's sizes (0) to the target's
                  (1, as the last stage must). At 0 nothing is cut, but units are sorted
                  by importance, as a supernet needs them
+    to           the sizes that this stage leaves, instead of `way`: how a run whose
+                 target is a share of the score got to its student
     copy_layers  which layers stay: importance (the most important), or a rule of
                  StudentSpec.copy_layers
     rows         how many rows to measure importance on, with this batch; of a task's,
@@ -430,6 +456,7 @@ class Prune(ReadsRows):
     head: Head = "task"
     importance: TermLine
     way: float = Field(1.0, ge=0, le=1)
+    to: SizeRequest | None = None
     copy_layers: Literal["importance", "even", "uniform", "first", "last"] = (
         "importance"
     )

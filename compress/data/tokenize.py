@@ -25,6 +25,7 @@ from compress.progress import Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
     from compress.data.task import Task
@@ -146,6 +147,35 @@ def encode_task(
         "one example."
     )
     return cache.rows("encoded", key, lambda: row_batches(rows()), empty=empty)
+
+
+def select_rows(rows: Dataset, chosen: NDArray[np.int64]) -> Dataset:
+    """Select encoded rows, and number them again: a teacher's cached outputs are looked
+    up by the `index` of a row."""
+    from datasets import Dataset
+
+    table = rows.select(chosen).with_format("arrow")[:]
+    at = table.schema.get_field_index("index")
+    if at >= 0:
+        table = table.set_column(at, "index", pa.array(np.arange(len(table))))
+    return Dataset(
+        table, fingerprint=io.hash_value([rows._fingerprint, chosen.tolist()])[:16]
+    )
+
+
+def limit_rows(rows: Dataset, count: int | None) -> Dataset:
+    """Draw about `count` encoded rows, whole queries where rows have one; all of them
+    if there are no more, or if `count` is None. The same ones are drawn every time."""
+    if count is None or len(rows) <= count:
+        return rows
+    query_R = np.asarray(
+        rows["query"][:] if "query" in rows.column_names else range(len(rows))
+    )
+    queries = np.unique(query_R)
+    share = count / len(rows)
+    drawn = np.random.default_rng(0).permutation(queries)
+    chosen = drawn[: max(1, round(share * len(queries)))]
+    return select_rows(rows, np.flatnonzero(np.isin(query_R, chosen)))
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

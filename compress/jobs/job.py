@@ -15,6 +15,7 @@ from compress.jobs.phase import Phase
 from compress.jobs.stages import StageModels
 from compress.jobs.trials import Trials
 from compress.models.teacher import Teacher
+from compress.records.path import WalkedPath
 from compress.training.finetune import TeacherCheck
 
 
@@ -25,7 +26,8 @@ class Job:
     notes     warnings for the report
     started   time.time() when the command began
     check     of the teacher; student: the model of the last stage
-    trials    tries stages, if the command is only estimated
+    path      the path to the student, if a share of the score is to be kept
+    tried     tries stages, if the command is only estimated
     """
 
     models: StageModels
@@ -34,6 +36,7 @@ class Job:
     check: TeacherCheck | None = None
     student: PreTrainedModel | None = None
     bundle: Bundle | None = None
+    path: WalkedPath | None = None
     tried: Trials | None = None
 
     @property

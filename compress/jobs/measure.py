@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from compress.console import warn
 from compress.errors import ExportError
 from compress.evaluation import embedding, metrics
 from compress.evaluation.evaluator import Evaluator
+from compress.evaluation.kept import judge_kept
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments, parity, to_onnx
 from compress.exporters.predictor import open_predictor
@@ -29,6 +30,7 @@ from compress.models.flops import count_parameters, flops_per_token
 from compress.models.teacher import Teacher
 from compress.provenance import command_line, timestamp, versions
 from compress.records.latency import Latency, Setting
+from compress.records.path import WalkedPath
 from compress.records.run_report import Report, ReportRow
 from compress.training.logging import curves, mend
 from compress.training.stage import Trained, load_trained
@@ -233,7 +235,22 @@ def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
         if data.task.vectors
         else (),
         notes=tuple(notes),
+        path=test_path(job.path, evaluator, students[-1], teacher),
     )
+
+
+def test_path(
+    path: WalkedPath | None,
+    evaluator: Evaluator,
+    student: ScoredModel,
+    teacher: ScoredModel,
+) -> WalkedPath | None:
+    """Return the path with the share of the score that the shipped file keeps on the
+    measured rows; None if there is no path."""
+    if path is None:
+        return None
+    kept = judge_kept(evaluator, student.logits, teacher.logits, path.keep)
+    return replace(path, tested=kept)
 
 
 def time_files(

@@ -19,6 +19,7 @@ from compress.config import user_code
 from compress.config.choices import AUTO_RECIPE, CandidateRecipes
 from compress.config.options import (
     DataOptions,
+    GoalOptions,
     LengthOptions,
     PruneOptions,
     RunOptions,
@@ -43,6 +44,7 @@ class ForecastArguments:
     recipe: NameLike | Recipe | CandidateRecipes = AUTO_RECIPE
     corpus: NameLike | None = None
     prompt: NameLike | Prompt | None = None
+    goal: GoalOptions = GoalOptions()
     columns: DataOptions = DataOptions()
     length: LengthOptions = LengthOptions()
     options: RunOptions = RunOptions()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.config.stages import Stage
 from compress.data.collate import LengthGrouped, Order
+from compress.data.tokenize import select_rows
 from compress.models.teacher import Teacher
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.slicing.shape import Shape
@@ -259,22 +259,12 @@ def count_padded_tokens(order: Order) -> NDArray[np.int64]:
 
 
 def sample_rows(rows: Dataset, count: int, longest: int) -> Dataset:
-    """Sample rows, including the longest ones, which take the most memory.
-
-    They are numbered again, because a teacher's cached outputs are looked up by the
-    `index` of a row.
-    """
+    """Sample rows, including the longest ones, which take the most memory."""
     drawn = np.random.default_rng(0).permutation(len(rows))[:count]
     drawn[: min(count, longest)] = np.argsort(
         -np.asarray(rows["length"][:]), kind="stable"
     )[: min(count, longest)]
-    table = rows.select(np.unique(drawn)).with_format("arrow")[:]
-    at = table.schema.get_field_index("index")
-    return Dataset(
-        table
-        if at < 0
-        else table.set_column(at, "index", pa.array(np.arange(len(table))))
-    )
+    return select_rows(rows, np.unique(drawn))
 
 
 def _caches_outputs(

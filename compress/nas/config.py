@@ -27,9 +27,16 @@ from compress.arguments import NameLike, check_arguments, name_of
 from compress.config import loader, user_code
 from compress.config.loader import parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
-from compress.config.recipe import FINETUNE, SIZES, TEACHER_LM, Paper, Recipe
+from compress.config.recipe import FINETUNE, TEACHER_LM, Paper, Recipe
 from compress.config.reference import Call
-from compress.config.stages import ALL_KINDS, Frozen, Stage, StudentSpec, TermLine
+from compress.config.stages import (
+    ALL_KINDS,
+    SIZES,
+    Frozen,
+    Stage,
+    StudentSpec,
+    TermLine,
+)
 from compress.errors import RecipeError, SearchError, did_you_mean
 from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName

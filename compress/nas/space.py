@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedConfig
 
-from compress.config.recipe import SIZES
-from compress.config.stages import StudentSpec
+from compress.config.stages import SIZES, StudentSpec
 from compress.errors import PruneError, SearchError, StudentError
 from compress.models import heads
 from compress.models.sharing import share

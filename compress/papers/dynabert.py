@@ -52,8 +52,8 @@ from accelerate import PartialState
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.config.recipe import SIZES
 from compress.config.reference import OptionGroup
+from compress.config.stages import SIZES
 from compress.errors import ObjectiveError, PruneError, did_you_mean
 from compress.models.signals import Signals
 from compress.nas.supernet import Lookup, Supernet, score_subnets

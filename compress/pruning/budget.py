@@ -9,7 +9,7 @@ the run as shape.json, from which a resumed run reads it.
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -323,6 +323,23 @@ def budget_setting(recipe: Recipe) -> Setting:
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].length)
 
 
+@contextmanager
+def open_timer(recipe: Recipe, context: TrainingContext) -> Iterator[ShapeTimer]:
+    """Open the device of the recipe's target, to measure shapes at its setting."""
+    target = recipe.target
+    console = context.console
+    say = device_messages(target.device, console)
+    with open_device(target.device, say=say) as device:
+        yield ShapeTimer(
+            device,
+            budget_setting(recipe),
+            target.precision,
+            context.kind,
+            makes_segments(context.tokenizer),
+            partial(console.print, highlight=False, markup=False, soft_wrap=True),
+        )
+
+
 def resolve_budget(
     recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run
 ) -> Iterator[Recipe]:
@@ -551,22 +568,7 @@ def decide(
         parameters,
     )
     if target.limits_time:
-        device = open_device(
-            target.device, say=device_messages(target.device, context.console)
-        )
-        with device as opened:
-            segments = makes_segments(context.tokenizer)
-            say = partial(
-                context.console.print, highlight=False, markup=False, soft_wrap=True
-            )
-            timer = ShapeTimer(
-                opened,
-                budget_setting(recipe),
-                target.precision,
-                context.kind,
-                segments,
-                say,
-            )
+        with open_timer(recipe, context) as timer:
             return search.decide_by_time(timer, margin)
     if plan.sizes in search.shapes.values():
         raise PruneError(

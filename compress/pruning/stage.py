@@ -59,6 +59,8 @@ def check_family(model: PreTrainedModel) -> None:
 def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
     """Compute the sizes that this stage leaves of a teacher with this config. Raises
     PruneError."""
+    if stage.to is not None:
+        return Sizes.from_request(config, **stage.to.sizes)
     wanted = recipe.target.sizes
     if not wanted:
         raise PruneError(

@@ -21,6 +21,7 @@ from compress.records.class_scores import (
 )
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import Latency
+from compress.records.path import WalkedPath
 
 REPORT = "report.json"
 Point = Mapping[str, float | None]
@@ -100,6 +101,7 @@ class Report:
                                          `compress.records.certificate`
     vectors  forms of the shipped student's vectors; empty for other tasks than
              embedding
+    path     to the student, if a share of the score was asked for
     """
 
     title: str
@@ -126,6 +128,7 @@ class Report:
     sensitivity: tuple[Sensitivity, ...] = ()
     tuning: tuple[VariantResult, ...] = ()
     vectors: tuple[VectorForm, ...] = ()
+    path: WalkedPath | None = None
 
     @property
     def unit(self) -> str:

@@ -41,6 +41,7 @@ from compress.reporting.scatter import (
     trial_scatter,
 )
 from compress.reporting.tables import Cell, ResultTable
+from compress.reporting.walk import path_figures, path_table, path_text
 
 FOLDER = Path(__file__).parent / "templates"
 HEAT_LEVELS = 8
@@ -242,6 +243,8 @@ def render_run(report: Report) -> str:
             ]
         ),
         races=_lay_out_races(report.tuning, "race"),
+        path=report.path and (path_text(report.path), path_table(report.path)),
+        steps=path_figures(report.path) if report.path else [],
         heats=[("", *heat_map(report.sensitivity))] if report.sensitivity else [],
     )
 

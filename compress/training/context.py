@@ -19,7 +19,7 @@ from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
 from compress.data.query_groups import group_rows
 from compress.data.task import Task, TaskData
-from compress.data.tokenize import encode, encode_task
+from compress.data.tokenize import encode, encode_task, limit_rows
 from compress.errors import DataError
 from compress.kinds import Kind
 from compress.models.teacher import Teacher
@@ -145,7 +145,8 @@ class TrainingContext:
                 and compares_queries(stage.objective, self.kind)
                 and not held_out
             )
-            return group_rows(split, rows) if grouped else rows
+            rows = group_rows(split, rows) if grouped else rows
+            return rows if held_out else limit_rows(rows, stage.limit_rows)
 
     def sample(
         self, data: Literal["task", "text"], max_length: int, count: int, seed: int

@@ -191,6 +191,11 @@ class Length:
         )
 
 
+TRAINING_SHARE = 0.8
+"""The share of a run's minutes for training; exporting, certifying and measuring take
+the rest."""
+
+
 @dataclass(frozen=True)
 class TimeLimit:
     """Limit the time of a run: what is left until `ends` (`time.monotonic`) is split
@@ -207,10 +212,15 @@ class TimeLimit:
     ) -> "TimeLimit":
         """Leave a share of the minutes of a run for exporting, certifying and
         measuring. spent: seconds of its earlier sessions."""
-        training = 0.8
         return TimeLimit(
-            time.monotonic() + training * 60 * minutes - spent, stages, minutes
+            time.monotonic() + TRAINING_SHARE * 60 * minutes - spent, stages, minutes
         )
+
+    @property
+    def spent(self) -> float:
+        """Return the share of the time that is over."""
+        total = TRAINING_SHARE * 60 * self.minutes
+        return 1 - (self.ends - time.monotonic()) / total
 
     def seconds(self, stage: str) -> float:
         """Return the seconds that this stage may take from now on."""

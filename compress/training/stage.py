@@ -580,6 +580,13 @@ def _make_step(
     cache = None
     if objective and objective.teacher_wants and teacher and "shown" in parameters:
         if not teacher.answers_any_rows:
+            if stage.limit_rows is not None:
+                raise RecipeError(
+                    [
+                        f"stage {stage.name}: has `limit_rows`, and {teacher.name} has "
+                        "answered all rows already: leave it out"
+                    ]
+                )
             known = teacher.known_answers(context.data.train)
             assert known is not None, "they are recorded"
             cache = cache_logits(

@@ -1,0 +1,581 @@
+"""The phase that finds the smallest student that keeps a share of its teacher's score.
+
+The model is cut a little and recovers briefly from the teacher's cached answers, again
+and again, until it keeps too little: "prune, distil, and prune again" (Muralidharan et
+al. 2024, arXiv:2407.14679, Sec. 4). The smallest ones that may still keep the share
+recover for longer, and the smallest of which that is likely trains in full; if it
+misses, a larger one does. Each goes on from its own weights.
+
+path.json in the run holds the cuts that were decided, and what each student keeps, so
+that a resumed run goes on as an uninterrupted one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import NormalDist, fmean
+
+import numpy as np
+from pydantic import TypeAdapter
+from transformers import PreTrainedModel
+
+from compress.config.recipe import Recipe, Target
+from compress.config.stages import AnyStage, Prune, SizeRequest, Stage
+from compress.console import print_note, warn
+from compress.errors import PruneError
+from compress.evaluation import metrics
+from compress.evaluation.evaluator import Evaluator
+from compress.evaluation.kept import judge_kept
+from compress.io import write_json
+from compress.jobs.far_end import describe_far_end, far_recipe
+from compress.jobs.job import Job
+from compress.jobs.phase import Phase, estimate_phases, run_phases
+from compress.pruning.budget import WHOLE_SHAPE, open_timer
+from compress.pruning.path import (
+    CUT,
+    CUT_ROWS,
+    FIRST_CUT,
+    Cutter,
+    ShapeCosts,
+    compute_costs,
+)
+from compress.records.forecast import PhaseEstimate
+from compress.records.path import KeptScore, PathStudent, Training, WalkedPath
+from compress.reporting.terminal import print_table
+from compress.reporting.walk import (
+    describe_kept,
+    describe_sizes,
+    explain_unresolved,
+    path_table,
+)
+from compress.slicing.shape import Shape
+from compress.training.run import from_first
+from compress.training.schedule import EFFORTS
+from compress.training.stage import MOST_CACHED
+
+PATH_FILE = "path.json"
+COSTS_FILE = "path-costs.json"
+MOST_RUNGS = 14
+STEPS: Mapping[Training, int] = {"brief": 200, "long": 600}
+"""Optimiser steps of the short recoveries."""
+BRIEF_ROWS = 8000
+"""Rows that the short recoveries read again and again: the teacher answers them
+once."""
+FEWEST_CACHED = 2500
+"""If the answers to fewer rows fit into the cache, the teacher answers anew each time:
+so few rows would be learnt by heart."""
+REACH = 3.0
+LEAST_REACH = 0.03
+"""The path ends at a student that lacks so many times what may be lost, and at least
+this share of the score: more training does not bring that back."""
+RECOVERED_LONGER = 3
+"""Students that recover for longer."""
+TRAINED_IN_FULL = 3
+"""Students that are trained in full, at most."""
+WALK_SHARE = 0.35
+"""The share of `--minutes` in which the path may begin another cut."""
+PATIENT = 0.25
+"""What training in full adds, as a share of what the longer recovery has added."""
+
+
+def read_path(file: Path) -> WalkedPath:
+    """Read what a walk has written."""
+    return TypeAdapter(WalkedPath).validate_json(file.read_bytes())
+
+
+@dataclass(frozen=True)
+class KeepScore(Phase[Job]):
+    """Run phases for the smallest student that keeps the share of the score that the
+    recipe asks for. The first of them trains it."""
+
+    phases: tuple[Phase[Job], ...]
+
+    def pending(self, job: Job) -> dict[str, str]:
+        share = job.models.recipe.target.keep
+        found = {"": f"look for the smallest student that keeps {share:.1%}"}
+        for phase in self.phases[1:]:
+            found |= phase.pending(job)
+        return found
+
+    def run(self, job: Job) -> Job:
+        walk = Walk.open(job)
+        if (found := walk.try_far_end(self.phases[0])) is not None:
+            return run_phases(self.phases[1:], found)
+        walk.descend()
+        if not walk.path.rungs:
+            raise PruneError(
+                f"--keep: {job.teacher.name} has no shape that costs less by "
+                f"{FIRST_CUT:g} times: there is nothing to prune"
+            )
+        walk.train_finalists()
+        walked = walk.train_in_full(self.phases[0])
+        return run_phases(self.phases[1:], walked)
+
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+        layers = job.models.base_teacher.model.config.num_hidden_layers
+        recipe = job.models.recipe
+        whole = Target.model_validate({"layers": layers})
+        recipe = recipe.model_copy(update={"target": whole})
+        brief = make_recovery(recipe, "brief", "path")
+        cut = recipe.model_copy(update={"stages": (*recipe.pruning, brief)})
+        _, tried = self.phases[0].estimate(job.with_recipe(cut))
+        job, found = estimate_phases(self.phases, job.with_recipe(recipe))
+        return job, [_estimate_path(tried[-1], brief), *found]
+
+
+def _estimate_path(brief: PhaseEstimate, stage: Stage) -> PhaseEstimate:
+    """Estimate a path from a brief recovery of the whole model: every student takes
+    less time than the one before, by the factor of the cut."""
+    shares = [1 / (FIRST_CUT * CUT**rung) for rung in range(MOST_RUNGS)]
+    longer = STEPS["long"] / STEPS["brief"]
+    least_share = sum(shares[:2]) + longer * shares[1]
+    most_share = sum(shares) + longer * sum(shares[:RECOVERED_LONGER])
+    steps = stage.steps or 0
+    long_steps = round(longer * steps)
+    least = 2 * steps + long_steps
+    most = MOST_RUNGS * steps + RECOVERED_LONGER * long_steps
+    least_seconds, most_seconds = brief.seconds
+    return replace(
+        brief,
+        name="path",
+        steps=(least, most),
+        seconds=(least_share * least_seconds, most_share * most_seconds),
+        note="without the timing of files before it, and the scores between",
+    )
+
+
+def make_recovery(
+    recipe: Recipe, training: Training, name: str, cached: int = BRIEF_ROWS
+) -> Stage:
+    """Return a short stage for a student, with the first objective that the recipe has
+    after its cuts. cached: rows whose answers of the teacher fit into its cache."""
+    pays = cached >= FEWEST_CACHED
+    stage = recovering_stages(recipe)[0]
+    steps = round(STEPS[training] * EFFORTS[stage.effort])
+    return stage.model_copy(
+        update={
+            "name": f"{training}-{name}",
+            "steps": steps,
+            "max_epochs": None,
+            "augment": None,
+            "corpus": False,
+            "improve": False,
+            "limit_rows": cached if pays else BRIEF_ROWS,
+            "cache_teacher": pays,
+            "evaluate": 0,
+        }
+    )
+
+
+def recovering_stages(recipe: Recipe) -> list[Stage]:
+    """Return the stages that train after the last cut of the recipe."""
+    last = recipe.stages.index(recipe.pruning[-1])
+    return [stage for stage in recipe.stages[last:] if isinstance(stage, Stage)]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A path on the way from the teacher of a job to its student. cached: see
+    `make_recovery`."""
+
+    job: Job
+    cutter: Cutter
+    evaluator: Evaluator
+    cached: int
+
+    @staticmethod
+    def open(job: Job) -> "Walk":
+        """Begin the path of a run, or go on with it. Raises PruneError for a share that
+        guessing keeps."""
+        models = job.models
+        context = models.context
+        run = models.run
+        evaluator = Evaluator.from_split(
+            context.data.task,
+            context.data.validation,
+            job.teacher.tokenizer,
+            models.recipe.stages[-1].length,
+        )
+        _check_share(job, evaluator)
+        model = job.teacher.model
+        file = run.path / COSTS_FILE
+        if run.main and not file.is_file():
+            write_json(file, asdict(compute_costs(model, models.recipe, context)))
+        costs = from_first(
+            lambda: TypeAdapter(ShapeCosts).validate_json(file.read_bytes())
+        )
+        cutter = Cutter(
+            models.recipe,
+            job.teacher,
+            context,
+            costs,
+            run.seed,
+        )
+        walk = Walk(
+            job,
+            cutter,
+            evaluator,
+            _count_cached(job),
+        )
+        if run.main and not walk.file.is_file():
+            target = models.recipe.target
+            assert target.keep is not None, "the phase is for this target"
+            walk.save(
+                WalkedPath(
+                    target.keep,
+                    target.least,
+                    costs.where,
+                    costs.whole,
+                )
+            )
+        return walk
+
+    @property
+    def file(self) -> Path:
+        return self.job.models.run.path / PATH_FILE
+
+    @property
+    def path(self) -> WalkedPath:
+        """The path as it is now, the same in every process."""
+        return from_first(partial(read_path, self.file))
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.job.models.recipe
+
+    def save(self, path: WalkedPath) -> None:
+        """Write the path, in the first process."""
+        if self.job.models.run.main:
+            write_json(self.file, asdict(path))
+
+    def try_far_end(self, training: Phase[Job]) -> Job | None:
+        """Train the static student, if words alone come near; return the job with it if
+        it keeps the share."""
+        path = self.path
+        if path.rungs:
+            return None
+        recipe = from_first(partial(far_recipe, self.job))
+        if recipe is None:
+            return None
+        if path.far is None:
+            far = from_first(partial(describe_far_end, self.job, recipe))
+            path = replace(path, far=far)
+            self.save(path)
+        assert path.far is not None, "it was described"
+        done = training.run(self._limit(self.job.with_recipe(recipe)))
+        assert done.student is not None, "the phase has trained it"
+        look = self._judge(done.student)
+        far = replace(path.far, looks={"finished": look})
+        path = replace(path, far=far)
+        self._say(f"{far.name}: keeps {describe_kept(look)} when finished")
+        if not look.keeps:
+            self.save(path)
+            return None
+        self.save(replace(path, stopped="words alone keep the share"))
+        return self._finish(done, far)
+
+    def descend(self) -> None:
+        """Cut and recover until the path ends."""
+        while not self.path.stopped:
+            if len(self.path.looked_at("brief")) == len(self.path.rungs):
+                self._cut()
+            else:
+                self._recover_briefly(self.path.rungs[-1])
+
+    def _cut(self) -> None:
+        """Decide the next cut, or that there is none."""
+        path = self.path
+        model = self.job.teacher.model
+        limit = path.whole / FIRST_CUT
+        if path.rungs:
+            model = self._train(self._chain(path.rungs[-1]))
+            limit = path.rungs[-1].cost / CUT
+        stopped = from_first(partial(self._why_stopped, path))
+        cut = None if stopped else self.cutter.next(model, limit)
+        if cut is None:
+            self.save(replace(path, stopped=stopped or "no shape is smaller"))
+            return
+        name = f"cut-{len(path.rungs) + 1}"
+        sizes = cut.sizes.plain()
+        student = PathStudent(
+            name,
+            sizes,
+            cut.parameters,
+            cut.cost,
+            cut.file_mb,
+        )
+        self.save(path.with_student(student))
+
+    def _recover_briefly(self, rung: PathStudent) -> None:
+        look = self._look(
+            rung,
+            "brief",
+            self._train(self._chain(rung)),
+        )
+        self._say(f"{rung.name}: {describe_sizes(rung)}: keeps {describe_kept(look)}")
+
+    def _say(self, line: str) -> None:
+        console = self.job.models.context.console
+        console.print(line, highlight=False)
+
+    def _why_stopped(self, path: WalkedPath) -> str:
+        """Say why the path goes no further; '' if it does."""
+        if not path.rungs:
+            return ""
+        last = path.rungs[-1]
+        share = last.looks["brief"].share
+        limit = self.job.models.context.time_limit
+        if share < self.floor:
+            return f"{last.name} keeps only {share:.1%}"
+        if len(path.rungs) == MOST_RUNGS:
+            return f"{MOST_RUNGS} shapes were tried"
+        if limit is not None and limit.spent > WALK_SHARE:
+            return f"--minutes {limit.minutes:g} leave no time for another cut"
+        return ""
+
+    @property
+    def floor(self) -> float:
+        """The share of the score below which a brief recovery shows that a student is
+        too small."""
+        keep = self.path.keep
+        return keep - max(LEAST_REACH, REACH * (1 - keep))
+
+    def train_finalists(self) -> None:
+        """Let the smallest students that may keep the share recover for longer."""
+        within = [
+            rung for rung in self.path.rungs if rung.looks["brief"].share >= self.floor
+        ]
+        for rung in within[-RECOVERED_LONGER:]:
+            if "long" not in rung.looks:
+                stages = self._chain(rung)
+                stages.append(self._recovery("long", rung))
+                self._look(
+                    rung,
+                    "long",
+                    self._train(stages),
+                )
+
+    def train_in_full(self, training: Phase[Job]) -> Job:
+        """Train the smallest student that is likely to keep the share in full, and a
+        larger one if it misses; return the job with the one that comes nearest."""
+        while (rung := self._choose(self.path)) is not None:
+            self._say(f"training {rung.name} in full: {describe_sizes(rung)}")
+            done = training.run(self._full_job(rung))
+            assert done.student is not None, "the phase has trained it"
+            look = self._look(rung, "finished", done.student)
+            self._say(f"{rung.name}: keeps {describe_kept(look)} when finished")
+        finished = self.path.looked_at("finished")
+        best = max(finished, key=lambda rung: rung.looks["finished"].chance)
+        return self._finish(training.run(self._full_job(best)), best)
+
+    def _choose(self, path: WalkedPath) -> PathStudent | None:
+        """Choose the student to train in full: the smallest that is likely to keep the
+        share, larger than those that have missed it. None: no more are tried."""
+        tried = [at for at, rung in enumerate(path.rungs) if "finished" in rung.looks]
+        if any(path.rungs[at].looks["finished"].keeps for at in tried):
+            return None
+        larger = path.rungs[: min(tried, default=len(path.rungs))]
+        if not larger or len(tried) == TRAINED_IN_FULL:
+            return None
+        gains = self._gains(path)
+        likely = [rung for rung in larger if _foresee(rung, path.keep, gains)]
+        if likely:
+            return likely[-1]
+        return larger[-1] if tried else larger[0]
+
+    def _gains(self, path: WalkedPath) -> dict[Training, float]:
+        """Return what training in full adds to the share that a student keeps after
+        each shorter recovery, learnt from the students that had more."""
+        by_long = max(0.0, _mean_gain(path, "brief", "long") or 0.0)
+        after_long = _mean_gain(path, "long", "finished")
+        if after_long is None:
+            after_long = PATIENT * by_long
+        return {"brief": by_long + after_long, "long": after_long}
+
+    def _finish(self, done: Job, rung: PathStudent) -> Job:
+        """Record the student that ships, and what its file takes beside the teacher's;
+        return the job with the path."""
+        path = replace(self.path, chosen=rung.name)
+        if self.job.models.run.main and path.where and path.measured is None:
+            path = self._measure(path, done)
+        self.save(path)
+        path = self.path
+        console = self.job.models.context.console
+        print_table(
+            console,
+            path_table(path),
+            more="on the page",
+        )
+        look = rung.looks["finished"]
+        if not look.keeps:
+            warn(
+                console,
+                f"--keep {path.keep:.1%}: no student on the path is likely to keep it; "
+                f"the nearest, {rung.name}, keeps {describe_kept(look)}",
+            )
+        if not look.resolved:
+            print_note(console, explain_unresolved(look, path.keep))
+        return replace(done, path=path)
+
+    def _measure(self, path: WalkedPath, done: Job) -> WalkedPath:
+        """Race files of the shapes of the student and of the teacher."""
+        assert done.student is not None, "it is trained"
+        shapes = {
+            WHOLE_SHAPE: self.job.teacher.model.config,
+            path.chosen: done.student.config,
+        }
+        with open_timer(self.recipe, self.job.models.context) as timer:
+            times = timer.measure(shapes)
+        return replace(
+            path,
+            measured=times[path.chosen],
+            whole_measured=times[WHOLE_SHAPE],
+        )
+
+    def _chain(self, rung: PathStudent) -> list[AnyStage]:
+        """Return the cuts and brief recoveries from the teacher to a rung."""
+        stages = list[AnyStage]()
+        names = [each.name for each in self.path.rungs]
+        until = names.index(rung.name) + 1
+        for each in self.path.rungs[:until]:
+            stages += [self._cut_stage(each), self._recovery("brief", each)]
+        return stages
+
+    def _cut_stage(self, rung: PathStudent) -> Prune:
+        sizes = dict(rung.sizes)
+        del sizes["head_size"]
+        update = {
+            "name": rung.name,
+            "to": SizeRequest.model_validate(sizes),
+            "rows": CUT_ROWS,
+        }
+        return self.recipe.pruning[-1].model_copy(update=update)
+
+    def _recovery(self, training: Training, rung: PathStudent) -> Stage:
+        return make_recovery(
+            self.recipe,
+            training,
+            rung.name,
+            self.cached,
+        )
+
+    def _full_job(self, rung: PathStudent) -> Job:
+        """Return the job of a student: the path to it, and the recipe's own stages from
+        there."""
+        stages = self._chain(rung)
+        if "long" in rung.looks:
+            stages.append(self._recovery("long", rung))
+        own = [
+            stage.model_copy(update={"name": f"{stage.name}-{rung.name}"})
+            for stage in recovering_stages(self.recipe)
+        ]
+        update = {"target": Target.model_validate({}), "stages": (*stages, *own)}
+        return self._limit(
+            self.job.with_recipe(self.recipe.model_copy(update=update)),
+        )
+
+    def _limit(self, job: Job) -> Job:
+        """Return the job with its time limit, if it has one, for the open-ended stages
+        of its recipe."""
+        context = job.models.context
+        if context.time_limit is None:
+            return job
+        stages = job.models.recipe.training
+        names = tuple(stage.name for stage in stages if stage.open_ended)
+        limit = replace(context.time_limit, stages=names)
+        context = replace(context, time_limit=limit)
+        return replace(job, models=replace(job.models, context=context))
+
+    def _train(self, stages: Sequence[AnyStage]) -> PreTrainedModel:
+        """Run the stages that are not done, and return the model of the last."""
+        recipe = self.recipe.model_copy(update={"stages": tuple(stages)})
+        models = replace(self.job.models, recipe=recipe)
+        return models.run_stages(stages)
+
+    def _look(
+        self, rung: PathStudent, training: Training, student: PreTrainedModel
+    ) -> KeptScore:
+        """Judge a student on the validation split, and record it."""
+        if training in rung.looks:
+            return rung.looks[training]
+        kept = self._judge(student)
+        self.save(
+            self.path.with_look(
+                rung.name,
+                training,
+                kept,
+            )
+        )
+        return self.path.rung(rung.name).looks[training]
+
+    def _judge(self, student: PreTrainedModel) -> KeptScore:
+        """Judge a student beside the teacher on the validation split."""
+        check = self.job.check
+        assert check is not None, "the teacher was checked first"
+        context = self.job.models.context
+        rows = self.evaluator.rows
+        logits = metrics.logits(
+            student,
+            rows,
+            context.collate,
+            bf16=context.bf16,
+        )
+        return judge_kept(
+            self.evaluator,
+            logits,
+            check.logits,
+            self.path.keep,
+        )
+
+
+def _mean_gain(path: WalkedPath, shorter: Training, longer: Training) -> float | None:
+    """Return what a longer training added to the share that students keep; None if none
+    has had it."""
+    gains = [
+        rung.looks[longer].share - rung.looks[shorter].share
+        for rung in path.looked_at(longer)
+        if shorter in rung.looks
+    ]
+    return fmean(gains) if gains else None
+
+
+def _foresee(rung: PathStudent, keep: float, gains: Mapping[Training, float]) -> bool:
+    """Return True if a student is likely to keep the share once it is finished."""
+    training: Training = "long" if "long" in rung.looks else "brief"
+    look = rung.looks[training]
+    wide = look.high - look.low
+    share = look.share + gains[training]
+    if wide <= 0:
+        return share >= keep
+    error = wide / (2 * NormalDist().inv_cdf(0.9))
+    return NormalDist().cdf((share - keep) / error) >= look.required
+
+
+def _count_cached(job: Job) -> int:
+    """Count the rows, up to those that short recoveries read, whose hidden states of
+    the teacher fit into its cache."""
+    models = job.models
+    stage = make_recovery(
+        models.recipe,
+        "brief",
+        "path",
+    )
+    rows = models.context.rows(stage, models.run.seed)
+    shape = Shape.from_config(job.teacher.model.config)
+    row = 2 * np.mean(rows["length"][:]) * shape.hidden * (shape.layers + 1)
+    return min(BRIEF_ROWS, int(MOST_CACHED / row))
+
+
+def _check_share(job: Job, evaluator: Evaluator) -> None:
+    """Raise PruneError if guessing keeps the share."""
+    check = job.check
+    keep = job.models.recipe.target.keep
+    assert check is not None and keep is not None, "the teacher was checked first"
+    metric = evaluator.task.metric
+    wanted = keep * check.scores[metric]
+    if wanted <= check.majority[metric]:
+        raise PruneError(
+            f"--keep {keep:.1%}: is {metric} {wanted:.3f} for this teacher, and "
+            f"{evaluator.task.naive} gets {check.majority[metric]:.3f}: ask for more"
+        )

@@ -1,0 +1,224 @@
+"""Show the path to the smallest student that keeps a share of its teacher's score: in a
+sentence, a table and two charts."""
+
+from collections.abc import Callable
+from functools import partial
+
+from markupsafe import Markup
+
+from compress.records.path import (
+    COST_UNITS,
+    TRAININGS,
+    KeptScore,
+    PathStudent,
+    Training,
+    WalkedPath,
+)
+from compress.reporting import format as units
+from compress.reporting.charts import (
+    LEFT,
+    RIGHT,
+    SIDE,
+    TOP,
+    Axis,
+    Figure,
+    Plot,
+    draw_dot,
+    draw_figure,
+)
+from compress.reporting.tables import Cell, Line, ResultTable, column
+
+AIR = 1.15
+"""Room beside the points on a logarithmic axis, as a factor."""
+WALK_BOTTOM = 290
+
+
+def describe_sizes(rung: PathStudent) -> str:
+    """Write the sizes as `3 layers, hidden 256, heads 8, ffn 384`."""
+    sizes = {name: count for name, count in rung.sizes.items() if name != "head_size"}
+    layers = sizes.pop("layers")
+    return ", ".join(
+        [f"{layers} layers", *(f"{name} {count}" for name, count in sizes.items())]
+    )
+
+
+def describe_kept(look: KeptScore) -> str:
+    """Write a share with its bounds, as `98.7 % (97.9 to 99.6)`."""
+    return f"{100 * look.share:.1f} % ({100 * look.low:.1f} to {100 * look.high:.1f})"
+
+
+def path_text(path: WalkedPath) -> list[str]:
+    """Say what was asked, what was found, and how sure that is."""
+    rung = path.student
+    if rung is None:
+        return []
+    look = rung.looks["finished"]
+    sentences = [
+        f"Asked for {path.keep:.1%} of the teacher's score with the least "
+        f"{path.least}: {rung.name} of {len(path.students)} shapes on the way down, "
+        f"{describe_sizes(rung)}, keeps {describe_kept(look)} on {look.examples:,} "
+        f"validation examples; the chance that it keeps what was asked is "
+        f"{look.chance:.0%}."
+    ]
+    if not look.keeps:
+        sentences.append(
+            f"No student on the path is sure enough to keep {path.keep:.1%}: this one "
+            "comes nearest."
+        )
+    if not look.resolved:
+        sentences.append(explain_unresolved(look, path.keep))
+    if path.measured is not None and path.whole_measured is not None:
+        own = units.measure(path.measured, "ms")
+        whole = units.measure(path.whole_measured, "ms")
+        sentences.append(
+            f"Its file takes {own}, the teacher's of the same precision {whole}: "
+            f"{path.whole_measured / path.measured:.1f} times as fast ({path.where})."
+        )
+    if path.tested is not None:
+        sentences.append(
+            f"Of the rows that are measured here, the shipped file keeps "
+            f"{describe_kept(path.tested)}."
+        )
+    sentences.append(f"The path ended: {path.stopped}.")
+    return sentences
+
+
+def explain_unresolved(look: KeptScore, keep: float) -> str:
+    """Say that there are too few examples to be sure, and how many would do."""
+    enough = (
+        "no number of them can"
+        if look.needed is None
+        else f"about {look.needed:,} would"
+    )
+    return (
+        f"{look.examples:,} validation examples cannot show with 90 % that a student "
+        f"keeps {keep:.1%}; {enough}."
+    )
+
+
+def path_table(path: WalkedPath) -> ResultTable:
+    """List the students, the largest first."""
+    rungs = list(path.students)
+    unit = COST_UNITS[path.least]
+
+    def kept(training: Training, rung: PathStudent) -> Cell:
+        look = rung.looks.get(training)
+        return Cell(units.MISSING if look is None else describe_kept(look))
+
+    columns = [
+        column(
+            rungs,
+            "",
+            "sizes",
+            describe_sizes,
+            rank=3,
+        ),
+        column(
+            rungs,
+            "",
+            unit,
+            lambda rung: f"{rung.cost:.3g}",
+            rank=1,
+        ),
+        column(
+            rungs, "", "times", lambda rung: f"{path.whole / rung.cost:.1f}", rank=2
+        ),
+        column(
+            rungs,
+            "",
+            "MB",
+            lambda rung: f"{rung.file_mb:.1f}",
+            rank=4,
+        ),
+    ]
+    columns += [
+        column(
+            rungs,
+            "",
+            training,
+            partial(kept, training),
+            rank=0,
+        )
+        for training in TRAININGS
+    ]
+    lines = [
+        Line(rung.name, "student" if rung.name == path.chosen else "plain")
+        for rung in rungs
+    ]
+    caption = ["share of the teacher's score that is kept, with 80 % intervals"]
+    if path.where:
+        caption.append(f"times are predicted: {path.where}")
+    title = f"Students on the way to {path.keep:.1%} of the score"
+    return ResultTable.build(
+        lines,
+        columns,
+        title,
+        caption,
+    )
+
+
+def path_figures(path: WalkedPath) -> list[Figure]:
+    """Draw the kept share against the cost, and against the size of the file."""
+    if not any(rung.latest for rung in path.students):
+        return []
+    unit = COST_UNITS[path.least]
+    axes: dict[str, Callable[[PathStudent], float]] = {unit: lambda rung: rung.cost}
+    axes.setdefault("MB", lambda rung: rung.file_mb)
+    return [
+        draw_figure(
+            f"Share of the score against {name}",
+            partial(_draw, path, name, cost),
+            f"path-{at}",
+            SIDE,
+            caption="Brief: hollow; longer, and finished: filled. Lines are 80 % "
+            "intervals; across: what was asked for.",
+        )
+        for at, (name, cost) in enumerate(axes.items())
+    ]
+
+
+_STYLES = {"brief": "point other", "long": "point fitted", "finished": "point student"}
+
+
+def _draw(
+    path: WalkedPath,
+    unit: str,
+    cost: Callable[[PathStudent], float],
+    key: str,
+    width: float,
+) -> Markup:
+    rungs = [rung for rung in path.students if rung.looks]
+    costs = [cost(rung) for rung in rungs]
+    looks = [look for rung in rungs for look in rung.looks.values()]
+    x = Axis(
+        min(costs) / AIR,
+        max(costs) * AIR,
+        LEFT,
+        width - RIGHT,
+        log=True,
+    )
+    ends = [end for look in looks for end in (look.low, look.high)]
+    y = Axis.padded(
+        100 * min(*ends, path.keep), 100 * max(*ends, path.keep), WALK_BOTTOM, TOP
+    )
+    plot = Plot(
+        x,
+        y,
+        (unit, "% of the teacher's score"),
+    )
+    plot.level(y.at(100 * path.keep), "reference")
+    for rung in rungs:
+        for training, look in rung.looks.items():
+            at = cost(rung)
+            low = plot.at(at, 100 * look.low)
+            high = plot.at(at, 100 * look.high)
+            plot.line(low, high, "gain")
+            hint = f"{rung.name}, {training}: {describe_kept(look)}"
+            place = plot.at(at, 100 * look.share)
+            plot.marks.append(draw_dot(place, _STYLES[training], hint))
+    description = f"{len(rungs)} shapes; the line is {path.keep:.1%}"
+    return plot.picture(
+        key,
+        "What students on the path keep",
+        description,
+    )

@@ -1,0 +1,319 @@
+"""`--keep`: a path of ever smaller students, and the smallest that keeps the share of the score."""
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+import compress
+from compress.config.recipe import Recipe
+from compress.config.stages import Prune
+from compress.errors import PruneError
+from compress.jobs import far_end as far_end_module
+from compress.jobs import path as walking
+from compress.jobs.job import Job
+from compress.jobs.path import PATH_FILE, read_path
+from compress.jobs.stages import StageModels
+from compress.latency.model import Estimate
+from compress.pruning import path as cuts
+from compress.records.path import KeptScore, PathStudent, WalkedPath
+from compress.records.run_report import Report
+from compress.reporting.html import render_run
+from compress.slicing.sizes import Sizes
+from tests import command, learning, pruning_given, tiny
+
+pytestmark = pytest.mark.usefixtures("hastened")
+
+RECIPE = pruning_given.RECIPE.replace("steps: 3", "steps: 4").replace("lr: 0.001", "lr: 0.01")
+
+
+class Timer:
+    """Latencies as the number of multiply-adds."""
+
+    about = "a fake, int8"
+
+    def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
+        return {name: Estimate(ms, 0.0) for name, ms in self.measure(configs).items()}
+
+    def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
+        sizes = {name: Sizes.from_config(config) for name, config in configs.items()}
+        work = {name: each.layers * each.hidden * (2 * each.hidden + each.ffn) for name, each in sizes.items()}
+        return {name: max(each, 100) / 16384 for name, each in work.items()}
+
+
+@contextmanager
+def timed(*_: object):
+    yield Timer()
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    for module in (cuts, walking):
+        patch.setattr(module, "open_timer", timed)
+    patch.setattr(walking, "far_recipe", lambda _: None)
+    patch.setattr(walking, "STEPS", {"brief": 3, "long": 4})
+    patch.setattr(walking, "MOST_RUNGS", 4)
+    patch.setattr(cuts, "CUT_ROWS", 16)
+    patch.setattr(cuts, "SHAPES_COMPARED", 4)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A teacher without a head, which learns the task first."""
+    folder = tmp_path_factory.mktemp("given")
+    return pruning_given.given(folder) | {
+        "model": tiny.checkpoint(folder / "start", tiny.bert(layers=4, **learning.NO_DROPOUT).bert),
+        "recipe": tiny.recipe(folder / "own", RECIPE),
+    }
+
+
+def keep(given: Mapping[str, Any], out: Path, share: str | float = 0.7, **changes: Any) -> WalkedPath:
+    bundle = tiny.call(compress.prune, **{**given, **changes}, keep=share, out=out)
+    assert bundle.path == out / "bundle"
+    return read_path(out / PATH_FILE)
+
+
+@pytest.fixture(scope="module")
+def walked(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("walked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        shorten(patch)
+        keep(given, folder / "run")
+    return folder / "run"
+
+
+def test_the_path_leads_to_ever_smaller_students(walked: Path) -> None:
+    path = read_path(walked / PATH_FILE)
+    assert (path.keep, path.least, path.where, path.whole) == (0.7, "latency", "a fake, int8", 1.0)
+    costs = [1.0, *(rung.cost for rung in path.rungs)]
+    steps = [before / after for before, after in pairwise(costs)]
+    assert steps[0] >= cuts.FIRST_CUT
+    assert all(step >= cuts.CUT for step in steps[1:])
+    for before, after in pairwise(path.rungs):
+        assert Sizes(**after.sizes).within(Sizes(**before.sizes))
+        assert after.parameters < before.parameters
+        assert after.file_mb < before.file_mb
+    assert path.stopped
+
+
+def test_the_student_that_ships_is_the_one_of_the_path(walked: Path) -> None:
+    path = read_path(walked / PATH_FILE)
+    rung = path.student
+    assert rung is not None
+    assert set(rung.looks) >= {"brief", "finished"}
+    shipped = load_file(walked / "bundle" / "model.safetensors")
+    trained = load_file(walked / "stages" / f"recover-{rung.name}" / "model" / "model.safetensors")
+    assert all((shipped[name] == tensor).all() for name, tensor in trained.items())
+    config = compress.Bundle.load(walked / "bundle").manifest
+    assert config.model_type == "bert"
+    assert (path.measured, path.whole_measured) == (pytest.approx(rung.cost), 1.0)
+
+
+def test_the_recipe_of_the_bundle_says_how_it_was_made(walked: Path, tmp_path: Path) -> None:
+    """It can be run again, without a search."""
+    recipe = Recipe.load(walked / "bundle" / "recipe.yaml")
+    path = read_path(walked / PATH_FILE)
+    rungs = [rung.name for rung in path.rungs]
+    until = rungs[: rungs.index(path.chosen) + 1]
+    assert [stage.name for stage in recipe.stages if isinstance(stage, Prune)] == until
+    assert recipe.stages[-1].name == f"recover-{path.chosen}"
+    assert not recipe.target.budgets
+    last = recipe.pruning[-1]
+    assert last.to is not None
+    sizes = dict(path.rung(path.chosen).sizes)
+    del sizes["head_size"]
+    assert last.to.sizes == sizes
+    copy = tmp_path / "again.yaml"
+    copy.write_text(yaml.safe_dump(recipe.plain()), encoding="utf-8")
+    assert Recipe.load(copy).plain() == recipe.plain() | {"name": recipe.name}
+
+
+def test_the_report_shows_the_path(walked: Path) -> None:
+    report = Report.from_json(walked / "bundle" / "report.json")
+    assert report.path is not None
+    assert report.path.tested is not None
+    assert replace(report.path, tested=None) == read_path(walked / PATH_FILE)
+    page = render_run(report)
+    assert "The path to this student" in page
+    assert page.count('class="gain"') >= 2 * len(report.path.rungs)
+    assert all(rung.name in page for rung in report.path.rungs)
+    assert "path-0-wide" in page
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["cut-1", "brief-cut-2", "cut-3", "long", "recover", "ship"])
+def test_a_killed_run_goes_on_to_the_same_student(
+    stage: str, given: dict[str, Any], walked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill_at(models: StageModels, stages: Any, **more: Any) -> Any:
+        if any(each.name.startswith(stage) for each in stages):
+            raise Killed
+        return run_stages(models, stages, **more)
+
+    run_stages = StageModels.run_stages
+    with monkeypatch.context() as patch:
+        if stage == "ship":
+            patch.setattr("compress.jobs.shipping.Bundle", SimpleNamespace(write=None, load=None))
+        else:
+            patch.setattr(StageModels, "run_stages", kill_at)
+        with pytest.raises((Killed, TypeError)):
+            keep(given, tmp_path / "run")
+    assert keep(given, tmp_path / "run", resume=True) == read_path(walked / PATH_FILE)
+    ours, theirs = (load_file(run / "bundle" / "model.safetensors") for run in (tmp_path / "run", walked))
+    assert all((ours[name] == tensor).all() for name, tensor in theirs.items())
+
+
+def far_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try the static student too, for a few steps."""
+
+    def recipe(job: Job) -> Recipe:
+        found = far_end_module.far_recipe(job)
+        assert found is not None, "one word decides"
+        few = {"steps": 60, "augment": None, "lr": 0.05, "batch": 16, "evaluate": 1}
+        return found.model_copy(update={"stages": (found.training[0].model_copy(update=few),)})
+
+    monkeypatch.setattr(walking, "far_recipe", recipe)
+    monkeypatch.setattr(far_end_module, "open_timer", timed)
+
+
+def test_a_static_student_ships_where_words_alone_keep_the_share(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_end(monkeypatch)
+    path = keep(given, tmp_path / "run", 0.6)
+    assert (path.chosen, path.rungs) == ("static", ())
+    assert path.student is path.far
+    assert path.far is not None
+    assert path.far.looks["finished"].keeps
+    assert compress.Bundle.load(tmp_path / "run" / "bundle").manifest.model_type == "static-embedding"
+    report = Report.from_json(tmp_path / "run" / "bundle" / "report.json")
+    assert "words alone" in render_run(report)
+
+
+def test_a_static_student_that_misses_is_a_place_on_the_path(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_end(monkeypatch)
+    monkeypatch.setattr(walking, "MOST_RUNGS", 1)
+    judge = walking.judge_kept
+    first = iter([True])
+    monkeypatch.setattr(
+        walking, "judge_kept",
+        lambda *given: replace(judge(*given), chance=0.1) if next(first, False) else judge(*given),
+    )  # fmt: skip
+    path = keep(given, tmp_path / "run", 0.6)
+    assert path.far is not None
+    assert path.chosen == path.rungs[0].name
+    assert [each.name for each in path.students] == ["cut-1", "static"]
+
+
+def test_a_static_student_is_not_tried_where_words_say_little(given: dict[str, Any], tmp_path: Path) -> None:
+    class Data:
+        task = SimpleNamespace(
+            tokenwise=False, metric="accuracy", baselines=lambda *_: {"bag of words": {"accuracy": 0.8}}
+        )
+        validation = None
+
+    models = SimpleNamespace(
+        context=SimpleNamespace(data=Data, kind="classification", corpus=None),
+        recipe=SimpleNamespace(target=SimpleNamespace(keep=0.98)),
+    )
+    job: Any = SimpleNamespace(models=models, check=SimpleNamespace(scores={"accuracy": 0.9}))
+    assert far_end_module.far_recipe(job) is None
+    job.models.context.kind = "tagging"
+    job.check.scores["accuracy"] = 0.1
+    assert far_end_module.far_recipe(job) is None
+
+
+@pytest.mark.parametrize("least", ["mb", "params"])
+def test_other_costs_open_no_device(
+    least: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuts, "open_timer", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr(walking, "open_timer", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr(walking, "MOST_RUNGS", 1)
+    path = keep(given, tmp_path / "run", least=least)
+    rung = path.rungs[0]
+    assert rung.cost == {"mb": rung.file_mb, "params": rung.parameters}[least]
+    assert path.measured is None
+
+
+def test_a_share_that_guessing_keeps_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(PruneError, match="gets"):
+        keep(given, tmp_path / "run", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--keep", "150%"], "150%"),
+        (["--keep", "98.5"], "98.5%?"),
+        (["--keep", "95%", "--layers", "2"], "--layers"),
+        (["--keep", "95%", "--speedup", "2"], "--speedup"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(words: list[str], named: str, tmp_path: Path) -> None:
+    told = command.run("prune", "minilm", "--data", "intents", *words, "--out", str(tmp_path / "run"))
+    assert told.code == 2
+    assert named in told.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_does_not_prune_is_refused(tmp_path: Path) -> None:
+    told = command.run(
+        "distill", "--teacher", "minilm", "--data", "intents", "--recipe", "distilbert", "--keep", "95%",
+        "--out", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert told.code == 2
+    assert "prune-taylor" in told.err
+
+
+def look(share: float, error: float = 0.01) -> KeptScore:
+    return KeptScore(share, share, share - error, share + error, 0.5, 0.9, 100, 50)
+
+
+def rung(name: str, **looks: float) -> PathStudent:
+    return PathStudent(name, {"layers": 1}, 1, 1.0, 1.0, {training: look(share) for training, share in looks.items()})  # type: ignore[misc]  # the names of trainings
+
+
+def choose(*rungs: PathStudent) -> str | None:
+    walk = walking.Walk(None, None, None, 0)  # type: ignore[arg-type]  # no part of it is read
+    found = walk._choose(WalkedPath(0.98, "latency", "", 1.0, tuple(rungs)))
+    return found and found.name
+
+
+def test_the_smallest_that_is_likely_to_keep_the_share_is_trained() -> None:
+    large, middle, small = (
+        rung("large", brief=0.99, long=1.0),
+        rung("middle", brief=0.97, long=0.99),
+        rung("small", brief=0.9, long=0.95),
+    )
+    assert choose(large, middle, small) == "middle"
+    assert choose(large, rung("middle", brief=0.9, long=0.91), small) == "large"
+
+
+def test_a_larger_one_follows_one_that_misses() -> None:
+    missed = rung("middle", brief=0.97, long=0.99, finished=0.95)
+    assert choose(rung("large", brief=0.99, long=1.0), missed, rung("small", brief=0.9)) == "large"
+    assert choose(missed) is None, "none is larger"
+
+
+def test_one_that_keeps_the_share_ends_the_search() -> None:
+    kept = replace(rung("middle", brief=0.97), looks={"finished": replace(look(0.99), chance=0.95)})
+    assert choose(rung("large", brief=0.99), kept) is None
