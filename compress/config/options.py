@@ -466,6 +466,8 @@ class Int8Options:
                   (smoothquant: minmax)
     rows          rows of the train split to calibrate on
     form          fused for onnxruntime on CPUs, qdq for other runtimes
+    target_cpu    any: the same sums on every processor; vnni: weights use all 8 bits,
+                  which saturates on x86 processors without VNNI
     """
 
     calibration: Annotated[
@@ -481,9 +483,15 @@ class Int8Options:
     form: Annotated[
         Literal["fused", "qdq"], output(help="fused: onnxruntime on CPUs; qdq: others.")
     ] = "fused"
-    reduce_range: Annotated[
-        bool, output("--reduce-range", help="7-bit weights, for x86 without VNNI.")
-    ] = False
+    target_cpu: Annotated[
+        Literal["any", "vnni"],
+        output(help="vnni: finer weights, wrong on x86 without VNNI."),
+    ] = "any"
+
+    @property
+    def full_range(self) -> bool:
+        """Return whether weights use all 8 bits."""
+        return self.target_cpu == "vnni"
 
 
 @check_arguments

@@ -128,13 +128,15 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
 
 
 def proof_line(proof: "Certificate") -> str:
-    """Summarise a certificate in a sentence."""
-    return (
+    """Summarise a certificate in a sentence, and in another what the file loses on
+    other processors."""
+    line = (
         f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, "
         f"{proof.device}, {proof.runtime}: {proof.metric} {proof.before:.4f} of fp32, "
         f"{proof.after:.4f} of this file; "
         f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}"
     )
+    return f"{line}. {proof.warning}" if proof.warning else line
 
 
 def revise(

@@ -12,13 +12,21 @@
 
 In a static file activations are uint8 with one scale and zero point per tensor, weights
 int8, symmetric; embedding tables uint8, one scale and zero point each, as in
-`quantize_dynamic`."""
+`quantize_dynamic`.
+
+By default a file gives the same sums on every processor. x86 processors with AVX2 or
+AVX-512 but without VNNI add the products of two neighbours, rows k and k + 1 of the
+weight with an even k, in 16 bits, where they saturate. The scale of a column is hence
+chosen such that no two neighbours of one sign add up to more than 128: 128 x 255 is
+less than 2^15. With `full_range` its largest weight is 127, for processors with exact
+sums: with VNNI, and ARM."""
 
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +54,12 @@ Ranges = Mapping[str, tuple[float, float]]
 
 
 def quantize_dynamic(
-    source: Path, target: Path, *, per_channel: bool = True, keep: Sequence[str] = ()
+    source: Path,
+    target: Path,
+    *,
+    per_channel: bool = True,
+    keep: Sequence[str] = (),
+    full_range: bool = False,
 ) -> None:
     """Write the fp32 ONNX file `source` as int8 to `target`: a quarter of the size.
 
@@ -95,8 +108,31 @@ def quantize_dynamic(
                 f"{source}: no matrix product with constant weights was found to "
                 "quantise; expected the fp32 file that to_onnx writes"
             )
+        if not full_range:
+            _fit_neighbours(small.graph, file.graph, per_channel=per_channel)
         onnx.helper.set_model_props(small, {**properties, PRECISION_KEY: "int8"})
         onnx.save_model(small, partial)
+
+
+def _fit_neighbours(
+    small: onnx.GraphProto, exact: onnx.GraphProto, *, per_channel: bool
+) -> None:
+    """Round the weights of a graph that onnxruntime has quantised, made of `exact`,
+    again, such that no sum of two products leaves 16 bits."""
+    graph = Graph(small)
+    weights = {tensor.name: tensor for tensor in exact.initializer}
+    for product in products(exact):
+        rounded = f"{product.weight}_quantized"
+        step = f"{product.weight}_scale"
+        before = graph.tensors.get(rounded)
+        if before is None or before.data_type != onnx.TensorProto.INT8:
+            continue
+        matrix = product.matrix(weights)
+        codes, scales = quantise_matrix(matrix, per_channel=per_channel)
+        shape = graph.tensors[step].dims
+        graph.put(rounded, codes)
+        graph.put(step, scales.reshape(shape))
+    graph.store()
 
 
 @contextmanager
@@ -127,7 +163,7 @@ def quantize_static(
     keep: Sequence[str] = (),
     per_channel: bool = True,
     form: Int8Form = "fused",
-    reduce_range: bool = False,
+    full_range: bool = False,
     outputs: Ranges | None = None,
 ) -> None:
     """Write the fp32 ONNX file `source` as static int8 to `target`.
@@ -136,9 +172,7 @@ def quantize_static(
                   `quantization.calibration.ranges`
     keep          names of the products that stay float32
     per_channel   one scale per output column of a weight, or one per weight
-    reduce_range  weights of 7 bits: processors with AVX2 or AVX-512 but without VNNI
-                  add two products of 8 x 8 bits in 16 bits, where they saturate; with 7
-                  bits they cannot
+    full_range    use all 8 bits of a weight, for processors that sum exactly
     outputs       tensor that a product writes -> its lowest and highest value, where it
                   is rounded to uint8 as well
 
@@ -164,9 +198,17 @@ def quantize_static(
             f"{source}: no range for {', '.join(unknown)}; calibrate this very file: "
             "compress.quantization.calibration"
         )
-    bits = 7 if reduce_range else 8
+    quantise = partial(
+        quantise_matrix,
+        per_channel=per_channel,
+        full_range=full_range,
+    )
     _Static(
-        graph, ranges, outputs or {}, per_channel=per_channel, bits=bits, form=form
+        graph,
+        ranges,
+        outputs or {},
+        quantise,
+        form=form,
     ).rewrite(chosen)
     if form == "fused":  # also where every product is kept
         declare_microsoft(model)
@@ -194,15 +236,36 @@ def quantise_bias(
 
 
 def quantise_matrix(
-    matrix: NDArray[np.float32], *, per_channel: bool, bits: int = 8
+    matrix: NDArray[np.float32],
+    *,
+    per_channel: bool,
+    full_range: bool = False,
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise (in, out) to int8; return it and the scales: (out,) or ()."""
-    most = 2 ** (bits - 1) - 1
-    largest = np.abs(matrix).max(axis=0 if per_channel else None)
-    scales = np.where(largest > 0, largest / most, 1.0).astype(np.float32)
-    return np.clip(np.rint(matrix / scales), -most, most).astype(np.int8), np.asarray(
-        scales
-    )
+    """Quantise (in, out) to int8; return it and the scales: (out,) or ().
+
+    Unless `full_range`, two neighbours of one sign add up to 127 at most before they
+    are rounded, hence to 128 after."""
+    most = 127
+    sizes = np.abs(matrix) if full_range else add_neighbours(matrix)
+    largest = sizes.max(axis=0 if per_channel else None)
+    steps = np.where(largest > 0, largest / most, 1.0)
+    scales = np.asarray(steps, np.float32)
+    codes = np.rint(matrix / scales)
+    return np.clip(codes, -most, most).astype(np.int8), scales
+
+
+def add_neighbours(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Add two rows of (in, out), 0 and 1, 2 and 3, and so on, where they have one sign,
+    and return the sizes of the sums; where they have not, of the larger one."""
+    padded = np.pad(matrix, ((0, len(matrix) % 2), (0, 0)))
+    above = np.maximum(padded, 0.0)
+    below = np.maximum(-padded, 0.0)
+    return np.maximum(above[0::2] + above[1::2], below[0::2] + below[1::2])
+
+
+QuantiseMatrix = Callable[
+    [NDArray[np.float32]], tuple[NDArray[np.int8], NDArray[np.float32]]
+]
 
 
 class _Static:
@@ -213,16 +276,14 @@ class _Static:
         graph: Graph,
         ranges: Ranges,
         outputs: Ranges,
+        quantise: QuantiseMatrix,
         *,
-        per_channel: bool,
-        bits: int,
         form: Int8Form,
     ) -> None:
         self.graph = graph
         self.ranges = ranges
         self.outputs = outputs
-        self.per_channel = per_channel
-        self.bits = bits
+        self.quantise = quantise
         self.form = form
         self.nodes: list[onnx.NodeProto] = []
         self.done: set[str] = set()
@@ -352,13 +413,9 @@ class _Static:
         weight share these."""
         names = f"{product.weight}_int8", f"{product.weight}_scale"
         if names[0] not in self.graph.tensors:
-            values = quantise_matrix(
-                product.matrix(self.graph.tensors),
-                per_channel=self.per_channel,
-                bits=self.bits,
-            )
-            self.graph.put(names[0], values[0])
-            self.graph.put(names[1], values[1])
+            values, scales = self.quantise(product.matrix(self.graph.tensors))
+            self.graph.put(names[0], values)
+            self.graph.put(names[1], scales)
         return names
 
     def _lookup(self, node: onnx.NodeProto) -> None:

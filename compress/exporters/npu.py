@@ -461,7 +461,7 @@ class _Writer:
         if made not in self.done:
             self.done.add(made)
             codes, steps = quantise_matrix(
-                product.matrix(self.graph.tensors), per_channel=True
+                product.matrix(self.graph.tensors), per_channel=True, full_range=True
             )
             self.graph.put(f"{made}_codes", codes)
             self.graph.put(scales, steps)

@@ -104,6 +104,11 @@ class QuantizeRequest:
                 f"--set: {self.overrides[0]}: changes training, and {self.method} does "
                 "not train; give --method qat"
             )
+        if self.method == "qat" and self.int8.full_range:
+            raise CompressError(
+                "--target-cpu vnni: qat trains weights that are rounded for any "
+                "processor; leave it out"
+            )
         if self.method == "qat" and self.place.resolve() == path.resolve():
             raise BundleError(
                 f"{path}: --method qat trains the weights, which makes a new "
@@ -239,7 +244,7 @@ class Calibrate(Phase[QuantizeJob]):
             int8.calibration,
             int8.percentile,
             int8.form,
-            int8.reduce_range,
+            int8.full_range,
         )
         attempt = choose_attempt(
             job.request.method, job.bundle, settings, job.request.max_drop, job.say
@@ -269,7 +274,7 @@ class Calibrate(Phase[QuantizeJob]):
                 file,
                 ranges=ranges,
                 form=int8.form,
-                reduce_range=int8.reduce_range,
+                full_range=int8.full_range,
             )
         )
         score_float = _time_rows(partial(files.logits, source), few.rows)
@@ -470,7 +475,9 @@ def choose_attempt(
         return settings.static(source, say)
     if method == "smoothquant":
         return settings.smoothquant(source, say)
-    return attempt_as_written(bundle) if method == "qat" else dynamic(source)
+    if method == "qat":
+        return attempt_as_written(bundle)
+    return dynamic(source, full_range=settings.full_range)
 
 
 def race_before_after(

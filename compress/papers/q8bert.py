@@ -1,7 +1,7 @@
 """Zafrir et al. 2019, "Q8BERT: Quantized 8Bit BERT", arXiv:1910.06188.
 
-Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as
-                              the float it stands for
+Eq. 1, 2  weights             Clamp(round(W S), -M, M), M = 127, as the float it stands
+                              for
 Eq. 3     activations         the same for what a layer reads, its range an exponential
                               moving average over training
 Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with
@@ -14,8 +14,10 @@ Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
 - from the paper, as in the exported int8 file (compress.exporters.int8): one scale for
-  each output of a layer instead of one for its matrix; activations and tables from 0 to
-  255 between two ends instead of symmetric ones.
+  each output of a layer instead of one for its matrix; S = M / the largest sum of two
+  neighbours of one sign instead of M / max|W|, so that processors without VNNI add
+  exactly; activations and tables from 0 to 255 between two ends instead of symmetric
+  ones.
 - from the authors' code, as in that file: biases are not rounded; theirs are to int32
   at inference.
 - from the authors' code: `decay` is 0.9; theirs is 0.9999 (`ema_decay`), which over the
@@ -37,7 +39,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, linear, pad
 from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError
@@ -51,10 +53,14 @@ TINY = 1e-12
 
 
 def weights(W_OD: Tensor) -> Tensor:
-    """Round W to int8 and back, in float32: round(W S) / S with S = M / max|W| of each
-    output's row."""
+    """Round W to int8 and back, in float32: round(W S) / S with S = M / the largest sum
+    of neighbours of one sign in each output's row (see
+    `exporters.int8.add_neighbours`)."""
     W_OD = W_OD.float()
-    scale_O = W_OD.detach().abs().amax(1).clamp(min=TINY) / M
+    padded_OD = pad(W_OD.detach(), (0, W_OD.shape[1] % 2))
+    signs_2OD = torch.stack([padded_OD, -padded_OD]).clamp(min=0)
+    sums_2O = (signs_2OD[..., 0::2] + signs_2OD[..., 1::2]).amax(2)
+    scale_O = sums_2O.amax(0).clamp(min=TINY) / M
     return torch.fake_quantize_per_channel_affine(
         W_OD, scale_O, torch.zeros_like(scale_O).int(), 0, -M, M
     )

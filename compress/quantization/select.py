@@ -126,7 +126,7 @@ class Calibrated:
     calibration: Calibration | None = None
     percentile: float = CALIBRATION_PERCENTILE
     form: Int8Form = "fused"
-    reduce_range: bool = False
+    full_range: bool = False
 
     def static(self, source: Path, say: Say) -> Attempt:
         """Quantise with the requested calibration, or the one with the least error of
@@ -180,11 +180,9 @@ class Calibrated:
 
     def _choose_nearest(self, ways: Sequence[Way], name: str, say: Say) -> Attempt:
         """Choose the way whose all-int8 file has the least error."""
-        bits = ", 7-bit weights" if self.reduce_range else ""
         form = ", qdq" if self.form == "qdq" else ""
-        quantize = partial(
-            quantize_static, form=self.form, reduce_range=self.reduce_range
-        )
+        weights = ", full range" if self.full_range else ""
+        quantize = partial(quantize_static, form=self.form, full_range=self.full_range)
         makes = {
             f"{name}, {way.method}": partial(quantize, way.source, ranges=way.ranges)
             for way in ways
@@ -192,7 +190,7 @@ class Calibrated:
         title = choose_least_error(
             makes, self.evaluator, self.scratch / "variant.onnx", say
         )
-        return Attempt(f"{title}{bits}{form}", makes[title])
+        return Attempt(f"{title}{weights}{form}", makes[title])
 
 
 def choose_least_error(
@@ -214,9 +212,11 @@ def describe_calibration(calibration: Calibration, percentile: float) -> str:
     return f"percentile {percentile:g}" if calibration == "percentile" else calibration
 
 
-def dynamic(source: Path) -> Attempt:
+def dynamic(source: Path, *, full_range: bool = False) -> Attempt:
     """Quantise activations at run time."""
-    return Attempt(DYNAMIC, partial(quantize_dynamic, source))
+    weights = ", full range" if full_range else ""
+    make = partial(quantize_dynamic, source, full_range=full_range)
+    return Attempt(f"{DYNAMIC}{weights}", make)
 
 
 def attempt_as_written(bundle: Bundle) -> Attempt:

@@ -11,6 +11,47 @@ from compress.records.class_scores import ClassChange
 
 
 @dataclass(frozen=True)
+class Saturation:
+    """The answers of an int8 file on x86 processors without VNNI, computed on another.
+
+    There the products of two neighbours are added in 16 bits: see
+    `compress.quantization.saturation`. All defaults: no sum of the file can leave 16
+    bits, so that every processor computes the same sums.
+
+    products    the number of matrix products of which a sum can leave 16 bits
+    shares      product -> the share of its sums of two that did, if any
+    rows        the number of examples
+    changed     examples with another answer than with exact sums; None for a regression
+    difference  the largest |logit difference| from exact sums
+    before, after   the score with exact sums, and without VNNI
+    """
+
+    products: int = 0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 0
+    changed: int | None = 0
+    difference: float = 0.0
+    before: float = 0.0
+    after: float = 0.0
+
+    def describe(self, metric: str) -> str:
+        """Describe what is lost in a sentence; '' if no sum can leave 16 bits."""
+        if not self.products:
+            return ""
+        if not self.shares:
+            return (
+                "On x86 processors without VNNI its sums can leave 16 bits, and did on "
+                f"none of {self.rows:,} rows."
+            )
+        changed = "" if self.changed is None else f"changes {self.changed:,} answers, "
+        return (
+            f"On x86 processors without VNNI it answers differently: on {self.rows:,} "
+            f"rows this {changed}moves logits by up to {self.difference:.2g} and gives "
+            f"{metric} {self.after:.4f} instead of {self.before:.4f}."
+        )
+
+
+@dataclass(frozen=True)
 class Certificate:
     """A comparison of one file with the fp32 file that it was made from, on the same
     rows and one device.
@@ -36,6 +77,8 @@ class Certificate:
                  exact_sha256: of the fp32 file
     left         nodes that the NPU does not take, which run on the CPU; context_mb:
                  10^6 bytes of the binary that it loads, where one was made
+    saturation   what an int8 file answers on x86 processors without VNNI; None if that
+                 was not computed
     certified    whether the drop is within max_drop and no class has collapsed; reason:
                  why not, or by what margin
     date         ISO 8601
@@ -66,12 +109,19 @@ class Certificate:
     kept_at: str = ""
     left: tuple[str, ...] = ()
     context_mb: float | None = None
+    saturation: Saturation | None = None
 
     @property
     def drop(self) -> float:
         """Subtract the score after from that before; negative where the file scores
         better."""
         return self.before - self.after
+
+    @property
+    def warning(self) -> str:
+        """Return in a sentence what the file loses on other processors; '' if
+        nothing, or unknown."""
+        return self.saturation.describe(self.metric) if self.saturation else ""
 
     @staticmethod
     def from_json(text: str) -> "Certificate":

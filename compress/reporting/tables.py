@@ -515,6 +515,13 @@ def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Result
             f"{units.change(one.drop)}; {units.change(one.max_drop)} allowed",
         )
 
+    def without_vnni(one: Certificate) -> Cell:
+        found = one.saturation
+        if found is None:
+            return Cell(MISSING)
+        change = units.change(found.before - found.after)
+        return Cell(change, f"{len(found.shares)} products saturate")
+
     of = partial(column, [one for _, one in certificates])
     columns = [
         of(
@@ -534,6 +541,7 @@ def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Result
             "logits differ by",
             lambda one: units.small(one.max_logit_difference),
         ),
+        of("Answers", "x86 without VNNI", without_vnni),
         of(
             "Measured",
             "on",

@@ -232,6 +232,7 @@ def format_quantized(done: "Quantized") -> str:
         f"in float32: {in_float or 'no product'}",
         done.mixed.price() or "",
         f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}",
+        proof.warning,
     ]
     if not proof.certified:
         # methods that may come nearer

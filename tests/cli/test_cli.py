@@ -50,7 +50,7 @@ OPTIONS = {
         "--allow-code --json"
     ),
     "quantize": (
-        "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
+        "bundle --data --out --method --calibration --percentile --rows --max-drop --form --target-cpu --device "
         "--lan --timeout --python --assets --text --label --set --seed --plan --wide --allow-code --json"
     ),
     "search": (

@@ -24,10 +24,11 @@ def aware(student: Any, teacher: Any, *, terms: Sequence[Term] = TERMS, **option
 
 
 def test_weights_are_the_papers_formula_for_every_output() -> None:
-    """Eq. 1 and 2 in nested loops; S is of one row."""
+    """Eq. 1 and 2 in nested loops; S is of one row, and of two neighbours of one sign."""
     W = random(3, 5, seed=1)
     for row, found in zip(W.tolist(), weights(W).tolist(), strict=True):
-        S = 127 / max(abs(w) for w in row)
+        pairs = zip([*row, 0.0][0::2], [*row, 0.0][1::2], strict=True)
+        S = 127 / max(abs(a) + abs(b) if a * b > 0 else max(abs(a), abs(b)) for a, b in pairs)
         assert found == pytest.approx([max(-127, min(127, round(w * S))) / S for w in row], abs=1e-6)
     assert weights(torch.zeros(2, 3)).equal(torch.zeros(2, 3)), "no row of zeros divides by zero"
 

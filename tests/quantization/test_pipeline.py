@@ -104,7 +104,7 @@ def test_every_kind_of_task_is_quantised_and_certified(kind: str, tmp_path: Path
         ("--method dynamic", "dynamic int8"),
         ("--method static", "static int8, "),
         ("--method static --calibration percentile --percentile 99", "static int8, percentile 99"),
-        ("--method static --form qdq --reduce-range", ", 7-bit weights, qdq"),
+        ("--method static --form qdq --target-cpu vnni", ", full range, qdq"),
         ("--method smoothquant", "SmoothQuant static int8, alpha 0."),
         ("--method auto", "static int8, "),
     ],
@@ -145,7 +145,7 @@ def broken(reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.Monk
         lines = [f"{text}\t{label}" for text, label in zip(texts, labels, strict=True)]
         (source / f"{split}.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", encoding="utf-8")
     other = bundle(tmp_path / "other", str(source), "classification", seed=7).files()["int8"]
-    monkeypatch.setattr(select, "quantize_dynamic", lambda _, target, keep=(): shutil.copyfile(other, target))
+    monkeypatch.setattr(select, "quantize_dynamic", lambda _, target, **_options: shutil.copyfile(other, target))
     return reviews[0], str(source)
 
 
