@@ -38,9 +38,9 @@ RESOLVED = 2
 """Answers that may always change, whatever the limit. If int8 does neither good nor
 harm, two changes are both for the worse one time in four (sign test): a limit below
 RESOLVED / rows is finer than the rows can resolve."""
-SATURATED_ROWS = 200
+SATURATED_ROWS = 100
 """Rows on which answers without VNNI are computed, also spread evenly: a row takes
-about three times as long as in the certificate."""
+about twice as long as in the certificate."""
 SCORE_ROUNDING = 1e-9
 """The rounding error of the difference of two scores."""
 FEWEST_ROWS = 32

@@ -16,7 +16,6 @@ from compress.exporters.predictor import join_answers, run_rows
 from compress.exporters.rewrite.saturation import (
     LARGEST_CODES,
     SATURATING,
-    UINT8_MOST,
     Codes,
     write_exact,
     write_saturated,
@@ -55,9 +54,10 @@ def saturate(
             saturated, observed = _run(copy, rows, task, threads=threads)
     shares = {}
     for name, values in _select(observed, SATURATING):
-        shares[name] = float(np.concatenate(values, axis=None).mean())
-    happened = {name: share for name, share in shares.items() if share}
-    return SaturatedAnswers(exact, saturated, happened)
+        share = np.concatenate(values, axis=None).mean()
+        if share:
+            shares[name] = float(share)
+    return SaturatedAnswers(exact, saturated, shares)
 
 
 Observed = Mapping[str, Sequence[Array]]
@@ -77,15 +77,14 @@ def _select(
 def _raise_limits(limits: dict[str, Codes], observed: Observed) -> bool:
     """Raise the limits that activations exceed, with a margin; return whether there
     were any."""
-    margin = 16
+    margin = 32
     raised = False
     for name, values in _select(observed, LARGEST_CODES):
         largest = np.max(values, axis=0)
         limit = limits.get(name)
         if limit is None or (largest > limit).any():
             raised = True
-            wider = largest.astype(int) + margin
-            limits[name] = wider.clip(max=UINT8_MOST).astype(np.uint8)
+            limits[name] = largest.astype(int) + margin
     return raised
 
 

@@ -42,7 +42,7 @@ SATURATING = "compress.saturating/"
 """The beginning of the name of an output: for a product, the share of its sums of two
 that leave 16 bits, for each token."""
 
-Codes = NDArray[np.uint8]
+Codes = NDArray[np.integer]
 
 OBSERVE = """
     tokens = Reshape (codes, shape)
@@ -58,30 +58,34 @@ KEEP = """
 SATURATE = """
     lowest = Constant <value_float = -32768.0> ()
     highest = Constant <value_float = 32767.0> ()
-    last = Constant <value_ints = [-1]> ()
-    numbers = Cast <to = 1> (codes)
-    first_codes = Gather <axis = -1> (numbers, first_places)
+    first_axis = Constant <value_ints = [0]> ()
+    numbers = Cast <to = 1> (tokens)
+    features = Transpose <perm = [1, 0]> (numbers)
+    first_codes = Gather <axis = 0> (features, first_places)
     first = Mul (first_codes, first_weights)
-    second_codes = Gather <axis = -1> (numbers, second_places)
+    second_codes = Gather <axis = 0> (features, second_places)
     second = Mul (second_codes, second_weights)
     both = Add (first, second)
     limited = Clip (both, lowest, highest)
     excess = Sub (both, limited)
     sign = Sign (excess)
     beyond = Abs (sign)
-    count = ReduceSum <keepdims = 0> (beyond, last)
+    count = ReduceSum <keepdims = 1> (beyond, first_axis)
     share = Div (count, all)
     integers = Cast <to = 6> (excess)
-    cumulated = CumSum (integers, last)
-    at_start = Gather <axis = -1> (cumulated, starts)
-    at_end = Gather <axis = -1> (cumulated, ends)
-    total = Sub (at_end, at_start)
+    cumulated = CumSum (integers, first_axis)
+    at_start = Gather <axis = 0> (cumulated, starts)
+    at_end = Gather <axis = 0> (cumulated, ends)
+    difference = Sub (at_end, at_start)
+    turned = Transpose <perm = [1, 0]> (difference)
+    size = Shape (exact)
+    total = Reshape (turned, size)
     sums = Sub (exact, total)
 """
-"""Computes some of the sums of two, in a row: those of a column side by side, after one
-of weight 0. What the sums of a column exceed is the difference of the cumulated excess
-at its end and at the end of the column before.
-`all`: the number of all sums."""
+"""Computes some of the sums of two, (sums, tokens): those of a column side by side,
+after one of weight 0. What the sums of a column exceed is the difference of the
+cumulated excess at its end and at the end of the column before. `all`: the number of
+all sums."""
 INTEGERS = """
     output = Identity (sums)
 """
@@ -129,7 +133,7 @@ class IntegerProduct:
         limits = np.full(len(self.matrix), UINT8_MOST)
         return len(self.find_sums(limits)) > 0
 
-    def find_sums(self, limits: NDArray[np.integer]) -> NDArray[np.int64]:
+    def find_sums(self, limits: Codes) -> NDArray[np.int64]:
         """Return (column, k) of the sums that can leave 16 bits if no activation
         exceeds its limit, sorted."""
         terms = self.matrix.T * limits.astype(np.int32)
@@ -307,7 +311,7 @@ class _Copy:
         chosen = product.matrix[rows, columns]
         weights = np.append(0, chosen)
         self.graph.put(f"{where}_places", places)
-        self.graph.put(f"{where}_weights", weights.astype(np.float32))
+        self.graph.put(f"{where}_weights", weights.astype(np.float32)[:, None])
 
     def save(self, target: Path) -> None:
         for name, tensor in self.outputs.items():
