@@ -115,7 +115,10 @@ def quantize_dynamic(
 
 
 def _fit_neighbours(
-    small: onnx.GraphProto, exact: onnx.GraphProto, *, per_channel: bool
+    small: onnx.GraphProto,
+    exact: onnx.GraphProto,
+    *,
+    per_channel: bool,
 ) -> None:
     """Round the weights of a graph that onnxruntime has quantised, made of `exact`,
     again, such that no sum of two products leaves 16 bits."""

@@ -52,7 +52,7 @@ OBSERVE = """
 MULTIPLY = """
     exact = MatMulInteger (codes, weights, zero, middle)
 """
-KEEP = """
+EXACT = """
     sums = Identity (exact)
 """
 SATURATE = """
@@ -86,19 +86,19 @@ SATURATE = """
 after one of weight 0. What the sums of a column exceed is the difference of the
 cumulated excess at its end and at the end of the column before. `all`: the number of
 all sums."""
-INTEGERS = """
+INTEGER_RESULT = """
     output = Identity (sums)
 """
-FLOATS = """
+FLOAT_RESULT = """
     unscaled = Cast <to = 1> (sums)
     scale = Mul (step, steps)
     scaled = Mul (unscaled, scale)
 """
-ENDINGS = {
+BIAS_ENDINGS = {
     True: "    output = Add (scaled, bias)",
     False: "    output = Identity (scaled)",
 }
-"""The node after FLOATS, with a bias and without."""
+"""The node after FLOAT_RESULT, with a bias and without."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class IntegerProduct:
 
     matrix   (in, out)
     tensors  the tensors that the node reads and writes: `codes` and their `zero` point,
-             `output`; for FLOATS, the scales `step` of activations and `steps` of
+             `output`; for FLOAT_RESULT, the scales `step` of activations and `steps` of
              weights, and `bias`
     ending   the nodes that compute `output` of the int32 `sums`
     """
@@ -167,14 +167,14 @@ def find_integer_products(graph: Graph) -> list[IntegerProduct]:
 def _read_integers(wiring: Wiring, node: NodeProto) -> IntegerProduct:
     matrix = _read_matrix(wiring, node.input[1])
     tensors = _name_inputs(node, ("codes", "", "zero"))
-    return IntegerProduct(node, matrix, tensors, INTEGERS)
+    return IntegerProduct(node, matrix, tensors, INTEGER_RESULT)
 
 
 def _read_floats(wiring: Wiring, node: NodeProto) -> IntegerProduct:
     matrix = _read_matrix(wiring, node.input[1])
     names = ("codes", "", "step", "steps", "zero", "", "bias")
     tensors = _name_inputs(node, names)
-    ending = FLOATS + ENDINGS["bias" in tensors]
+    ending = FLOAT_RESULT + BIAS_ENDINGS["bias" in tensors]
     return IntegerProduct(node, matrix, tensors, ending)
 
 
@@ -188,7 +188,7 @@ def _read_dequantised(wiring: Wiring, node: NodeProto) -> IntegerProduct:
         "steps": weights.input[1],
         "output": node.output[0],
     }
-    ending = FLOATS + ENDINGS["bias" in tensors]
+    ending = FLOAT_RESULT + BIAS_ENDINGS["bias" in tensors]
     return IntegerProduct(node, matrix, tensors, ending)
 
 
@@ -219,7 +219,7 @@ def write_exact(model: ModelProto, target: Path) -> None:
     """Write a copy of an int8 file with exact sums on every processor."""
     copy = _Copy(model)
     for product in copy.products:
-        copy.replace(product, KEEP)
+        copy.replace(product, EXACT)
     copy.save(target)
 
 
