@@ -43,7 +43,10 @@ class Saturation:
                 "On x86 processors without VNNI its sums can leave 16 bits, and did on "
                 f"none of {self.rows:,} rows."
             )
-        changed = "" if self.changed is None else f"changes {self.changed:,} answers, "
+        changed = ""
+        if self.changed is not None:
+            plural = "s" * (self.changed != 1)
+            changed = f"changes {self.changed:,} answer{plural}, "
         return (
             f"On x86 processors without VNNI it answers differently: on {self.rows:,} "
             f"rows this {changed}moves logits by up to {self.difference:.2g} and gives "
