@@ -53,7 +53,7 @@ BUDGETED_LIMIT = 0.005
 what pruning has saved."""
 RACED = 8
 """Rounds of the race in `Measure`."""
-LIKELY = 0.1
+CHOICE_LIKELY = 0.1
 """The share of the span between its least and its most seconds after which quantising
 mostly ends (docs/LOG.md)."""
 SHIPPED = 2.25
@@ -188,7 +188,7 @@ class Quantise(Phase[ShipJob]):
         rows = len(job.data.validation)
         least = min(ROWS_JUDGED, rows) * job.times.students
         found = PhaseEstimate(
-            "quantise", seconds=(least, least + job.times.choice), likely=LIKELY
+            "quantise", seconds=(least, least + job.times.choice), likely=CHOICE_LIKELY
         )
         return job, [found]
 
