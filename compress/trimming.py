@@ -16,6 +16,7 @@ Unigram takes the most probable segmentation, which is still the most probable o
 remaining ones. Single characters (and bytes) are kept, with and without a prefix.
 """
 
+import copy
 import json
 import re
 import shutil
@@ -23,7 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,8 +55,8 @@ def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> NDArray[np.int64
         1 + max(encoder.backend.get_vocab(with_added_tokens=True).values()), np.int64
     )
     for chunk in show_progress(chunks(texts), "counting tokens", unit="thousand texts"):
-        for ids in encoder.pieces(chunk):
-            np.add.at(counts, ids, 1)
+        ids = np.fromiter(chain.from_iterable(encoder.pieces(chunk)), np.int64)
+        counts += np.bincount(ids, minlength=len(counts))
     return counts
 
 
@@ -63,6 +64,31 @@ def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     texts = iter(texts)
     while chunk := list(islice(texts, TEXTS_PER_CHUNK)):
         yield chunk
+
+
+def find_frequent(config: Mapping[str, Any], most: int) -> list[int]:
+    """Find the `most` most frequent tokens of a vocabulary by its own order, single
+    characters and places without a word aside: the first words of WordPiece, the first
+    merges of BPE, the best scores of Unigram.
+
+    `config`: the content of tokenizer.json.
+    """
+    model = config["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):
+        scores = np.array([score for _, score in vocabulary])
+        return np.argsort(-scores, kind="stable")[:most].tolist()
+    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
+    if "merges" in model:
+        ordered = ["".join(_pair(merge)) for merge in model["merges"]]
+    words = (token for token in ordered if len(token) > 1)
+    found = (token for token in words if not UNUSED_PATTERN.fullmatch(token))
+    return [vocabulary[token] for token in islice(found, most)]
+
+
+UNUSED_PATTERN: Final = re.compile(r"\[.*\]|<.*>")
+"""The form of special tokens, and of places for tokens to come, as BERT's
+[unused0]."""
 
 
 def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
@@ -516,6 +542,40 @@ def trim_bundle(
     """
     with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (_, trimmed):
         return trimmed
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A copy of a model and its tokenizer with fewer tokens.
+
+    kept    old ids of the kept tokens, ascending; before: the former number of tokens
+    """
+
+    model: Any
+    tokenizer: Any
+    kept: tuple[int, ...]
+    before: int
+
+
+def trim_copy(
+    model: Any, tokenizer: Any, texts: Iterable[str], *, frequent: int
+) -> SmallModel:
+    """Copy a model and its tokenizer with only the tokens of these texts, the
+    `frequent` most frequent ones of the vocabulary, those that they need, and those
+    that the model depends on.
+
+    Raises CompressError for a tokenizer that cannot be trimmed.
+    """
+    before = text_encoder_of(tokenizer)
+    config = json.loads(before.backend.to_str())
+    used = np.flatnonzero(count_tokens(before, texts)).tolist()
+    kept = {*used, *find_frequent(config, frequent), *find_pinned(model)}
+    trimmed = TrimmedTokenizer.from_used(config, kept)
+    loaded = _load_trimmed(tokenizer, trimmed)
+    small = copy.deepcopy(model)
+    trim_model(small, trimmed.kept)
+    size = before.backend.get_vocab_size()
+    return SmallModel(small, loaded, trimmed.kept, size)
 
 
 @contextmanager

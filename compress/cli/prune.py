@@ -59,6 +59,7 @@ def prune(
                 recipe=recipe,
                 goal=target.goal,
                 columns=columns,
+                vocabulary=shipped.vocabulary,
                 length=length,
                 options=options,
                 console=console(shown.as_json),

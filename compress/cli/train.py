@@ -67,6 +67,7 @@ def distill(
                 prompt=taught.prompt,
                 goal=goal,
                 columns=columns,
+                vocabulary=shipped.vocabulary,
                 length=length,
                 options=options,
                 console=console(shown.as_json),

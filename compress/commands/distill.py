@@ -52,6 +52,9 @@ def distill(arguments: DistillArguments) -> Bundle:
                its sizes are found: see `GoalOptions`
     out        the run's directory; `options.resume` continues an interrupted run, to
                the same final weights
+    vocabulary auto: the student leaves out tokens that neither the training texts nor
+               the corpus have and that are not frequent, if that keeps its score; full:
+               it keeps all
     max_drop   how much of the score, in its own unit, int8 may lose before products
                stay in float32; default: INT8_LIMIT, or BUDGETED_LIMIT for a student
                that was made for a latency
@@ -70,7 +73,7 @@ def run_distillation(request: DistillRequest, max_drop: float | None = None) -> 
     started = time.time()
     with open_job(request) as (job, teacher_phases):
         run = job.models.run
-        phases = list_phases(job, teacher_phases, max_drop)
+        phases = list_phases(job, teacher_phases, request, max_drop)
         print_note(
             request.console,
             f"this run will {describe_pending(phases, job)}; --plan forecasts how long "
@@ -84,13 +87,16 @@ def run_distillation(request: DistillRequest, max_drop: float | None = None) -> 
 
 
 def list_phases(
-    job: Job, teacher_phases: Sequence[Phase[Job]], max_drop: float | None
+    job: Job,
+    teacher_phases: Sequence[Phase[Job]],
+    request: DistillRequest,
+    max_drop: float | None = None,
 ) -> list[Phase[Job]]:
     """List the phases of a distillation: of the teacher, then of the student."""
     if max_drop is None:
         limits_time = job.models.recipe.target.limits_time
         max_drop = BUDGETED_LIMIT if limits_time else INT8_LIMIT
-    student = (RunStages(), Ship(max_drop))
+    student = (RunStages(), Ship(max_drop, request.vocabulary))
     keeps = job.models.recipe.target.keep is not None
     return [*teacher_phases, KeepScore(student) if keeps else KeepBudget(student)]
 
@@ -124,7 +130,7 @@ def estimate_distillation(request: DistillRequest) -> Forecast:
             open_job(request, trial=True) as (job, teacher_phases),
             request.console.status("trying each phase"),
         ):
-            phases = list_phases(job, teacher_phases, None)
+            phases = list_phases(job, teacher_phases, request)
             tried, estimates = estimate_phases(phases, job.for_trial(Path(scratch)))
             rows = job.models.context.data
             title = (

@@ -152,6 +152,7 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
         corpus=optional_name(arguments.corpus),
         prompt=Prompt.from_argument(arguments.prompt),
         columns=arguments.columns,
+        vocabulary=arguments.vocabulary,
         length=length,
         options=options,
         console=arguments.console or Console(quiet=True),

@@ -49,6 +49,7 @@ def prune(arguments: PruneArguments) -> Bundle:
             recipe=arguments.recipe,
             goal=arguments.target.goal,
             columns=arguments.columns,
+            vocabulary=arguments.vocabulary,
             length=arguments.length,
             options=arguments.options,
             console=arguments.console,

@@ -78,6 +78,11 @@ TaskKind = Annotated[
 Out = Annotated[
     Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")
 ]
+Vocabulary = Literal["auto", "full"]
+VocabularyOption = Annotated[
+    Vocabulary,
+    output(help="auto: leave out tokens that your texts lack; full: keep all."),
+]
 Int8MaxDrop = Annotated[
     float | None,
     output(
@@ -135,10 +140,11 @@ class PrintOptions:
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class ShipOptions:
-    """Choose where a run writes its bundle, and how much of the score int8 may lose
-    there."""
+    """Choose where a run writes its bundle, which tokens the student knows there, and
+    how much of the score int8 may lose."""
 
     out: Out = None
+    vocabulary: VocabularyOption = "auto"
     max_drop: Int8MaxDrop = None
 
     @property

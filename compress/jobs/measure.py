@@ -12,10 +12,11 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.benchmark.local import machine, race
 from compress.console import warn
+from compress.data.collate import Batching, Collate
 from compress.errors import ExportError
 from compress.evaluation import embedding, metrics
 from compress.evaluation.evaluator import Evaluator
@@ -27,6 +28,7 @@ from compress.io import name_disk_errors, sha256
 from compress.jobs.job import Job
 from compress.models import teacher as teachers
 from compress.models.flops import count_parameters, flops_per_token
+from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.provenance import command_line, timestamp, versions
 from compress.records.latency import Latency, Setting
@@ -61,6 +63,7 @@ class ScoredModel:
     them; None: torch, or recorded."""
 
     name: str
+    evaluator: Evaluator
     logits: NDArray[np.float32]
     threshold: float | None = None
     model: PreTrainedModel | None = None
@@ -70,7 +73,7 @@ class ScoredModel:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Asks models about the measured rows.
+    """Asks models with the same tokenizer about the measured rows.
 
     calibration  the rows on which the threshold of each model is chosen, on the
                  validation split like its weights; None if the task has no threshold
@@ -82,12 +85,14 @@ class Scorer:
     console: Console
 
     @staticmethod
-    def from_job(bundle: Bundle, job: Job) -> "Scorer":
+    def from_job(
+        bundle: Bundle, job: Job, tokenizer: PreTrainedTokenizerBase
+    ) -> "Scorer":
         data = job.models.context.data
         on = partial(
             Evaluator.from_split,
             data.task,
-            tokenizer=job.teacher.tokenizer,
+            tokenizer=tokenizer,
             max_length=bundle.manifest.max_length,
         )
         calibrated = data.task.unanswerable and data.test is not None
@@ -111,8 +116,9 @@ class Scorer:
         if self.calibration is not None:
             threshold = self.calibration.threshold(compute(self.calibration.rows))
         logits = compute(self.evaluator.rows)
+        parameters = count_parameters(model)
         return ScoredModel(
-            name, logits, threshold, model, file, count_parameters(model)
+            name, self.evaluator, logits, threshold, model, file, parameters
         )
 
     def open(self, file: Path) -> ComputeLogits:
@@ -133,9 +139,11 @@ class Scorer:
         known = teacher.known_answers(self.evaluator.split)
         if known is not None:
             self.console.print(f"scoring {teacher.name}", highlight=False, markup=False)
-            return ScoredModel(
-                teacher.name, known, parameters=teacher.count_parameters()
-            ), ""
+            parameters = teacher.count_parameters()
+            recorded = ScoredModel(
+                teacher.name, self.evaluator, known, parameters=parameters
+            )
+            return recorded, ""
         models = job.models
         model = teachers.load(
             teacher.name,
@@ -164,9 +172,14 @@ def export_teacher(model: PreTrainedModel, teacher: Teacher, path: Path) -> str:
     return ""
 
 
-def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
+def measure(
+    bundle: Bundle,
+    student: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    job: Job,
+) -> Report:
     """Measure score, agreement, size, FLOPs and latency of baselines, teacher, student
-    fp32 and student int8.
+    fp32 and student int8. tokenizer: the student's.
 
     On the test split, or the validation split if there is none with labels.
     """
@@ -178,11 +191,13 @@ def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
     data = context.data
     mend(run.path / "log.jsonl", partial(warn, console))
     split_name, split = data.measured
-    scorer = Scorer.from_job(bundle, job)
+    scorer = Scorer.from_job(bundle, job, tokenizer)
     evaluator = scorer.evaluator
     unit = data.task.scored_unit(data.task.metric)
     console.print(f"measuring on {len(evaluator):,} {split_name} {unit}")
-    teacher, why = scorer.score_teacher(job)
+    collate = Collate(tokenizer, left=pads_left(student))
+    examiner = Scorer.from_job(bundle, job, job.teacher.tokenizer)
+    teacher, why = examiner.score_teacher(job)
     students = [
         scorer.score(f"student {precision}", student, scorer.open(file), file)
         for precision, file in bundle.files().items()
@@ -197,8 +212,8 @@ def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
         ReportRow(name, "baseline", scores)
         for name, scores in data.task.baselines(data, split).items()
     ]
-    rows.append(make_row(teacher, evaluator, times, [trained[recipe.teacher.name]]))
-    rows += [make_row(each, evaluator, times, spent, teacher) for each in students]
+    rows.append(make_row(teacher, times, [trained[recipe.teacher.name]]))
+    rows += [make_row(each, times, spent, teacher) for each in students]
     notes = [
         *data.notes,
         *job.notes,
@@ -206,7 +221,7 @@ def measure(bundle: Bundle, student: PreTrainedModel, job: Job) -> Report:
         *(each.note for each in trained.values() if each and each.note),
         *note_int8(rows, data.task.metric),
         *note_vectors(evaluator, teacher, students[-1]),
-        *note_parity(bundle, student, evaluator, job),
+        *note_parity(bundle, student, evaluator, collate),
         *note_memory(list(trained.values())),
     ]
     return Report(
@@ -270,20 +285,14 @@ def time_files(
 
 def make_row(
     scored: ScoredModel,
-    evaluator: Evaluator,
     times: Sequence[Latency],
     trained: Sequence[Trained | None],
     teacher: ScoredModel | None = None,
 ) -> ReportRow:
     """Make a row of the report. teacher: that of a student; None for the teacher's own
     row."""
-    agreement = None
-    if teacher is not None:
-        agreement = evaluator.agreement(
-            scored.logits,
-            teacher.logits,
-            thresholds=(scored.threshold, teacher.threshold),
-        )
+    evaluator = scored.evaluator
+    agreement = None if teacher is None else measure_agreement(scored, teacher)
     measured: dict[str, Any] = {}
     if scored.file is not None and scored.model is not None:
         own = [time for time in times if time.name == scored.name]
@@ -310,6 +319,20 @@ def make_row(
         interval=evaluator.interval(scored.logits, threshold=scored.threshold),
         **measured,
     )
+
+
+def measure_agreement(student: ScoredModel, teacher: ScoredModel) -> float:
+    """Measure how much the student predicts what the teacher predicts. If they have
+    different tokens, only what they say of words or of the text can be compared."""
+    thresholds = (student.threshold, teacher.threshold)
+    task = student.evaluator.task
+    if not task.tokenwise:
+        return student.evaluator.agreement(
+            student.logits, teacher.logits, thresholds=thresholds
+        )
+    own: Any = task.decide(student.evaluator, student.logits, student.threshold)
+    taught = task.decide(teacher.evaluator, teacher.logits, teacher.threshold)
+    return float(np.mean(own == taught))
 
 
 def describe_noise(times: Sequence[Latency]) -> str | None:
@@ -358,11 +381,10 @@ def note_vectors(
 
 
 def note_parity(
-    bundle: Bundle, student: PreTrainedModel, evaluator: Evaluator, job: Job
+    bundle: Bundle, student: PreTrainedModel, evaluator: Evaluator, collate: Batching
 ) -> list[str]:
     """Say how far the fp32 file is from torch."""
     rows = list(evaluator.rows.select(range(min(ROWS_TRACED, len(evaluator.rows)))))
-    collate = job.models.context.collate
     batches = (collate(rows[at : at + 8]) for at in range(0, len(rows), 8))
     return [
         "fp32 ONNX against torch: logits differ by at most "

@@ -24,6 +24,7 @@ from compress.config.options import (
     PruneOptions,
     RunOptions,
     SettingOptions,
+    Vocabulary,
 )
 from compress.config.recipe import Recipe
 from compress.prompting.prompt import Prompt
@@ -46,6 +47,7 @@ class ForecastArguments:
     prompt: NameLike | Prompt | None = None
     goal: GoalOptions = GoalOptions()
     columns: DataOptions = DataOptions()
+    vocabulary: Vocabulary = "auto"
     length: LengthOptions = LengthOptions()
     options: RunOptions = RunOptions()
     console: Console | None = None
@@ -72,6 +74,7 @@ class PruneArguments:
     target: PruneOptions = PruneOptions()
     setting: SettingOptions = SettingOptions()
     columns: DataOptions = DataOptions()
+    vocabulary: Vocabulary = "auto"
     max_drop: Share | None = None
     length: LengthOptions = LengthOptions()
     options: RunOptions = RunOptions()
@@ -156,6 +159,7 @@ class DistillRequest(TrainRequest):
     data: str
     recipe: Recipe | CandidateRecipes
     prompt: Prompt | None
+    vocabulary: Vocabulary = "full"
 
     def identify(self, recipe: Recipe, *, number_format: str) -> dict[str, Any]:
         facts = super().identify(recipe, number_format=number_format)

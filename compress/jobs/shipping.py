@@ -1,21 +1,28 @@
-"""The phases that ship a student: export, quantise, certify and measure it."""
+"""The phases that ship a student: trim its vocabulary, export, quantise, certify and
+measure it."""
 
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.arrays import Floats
 from compress.benchmark.devices import open_device
 from compress.benchmark.local import race
-from compress.console import warn
+from compress.config.options import Vocabulary
+from compress.console import print_note, warn
+from compress.data.collate import Collate
+from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.data.task import TaskData
-from compress.errors import ExportError
+from compress.errors import CompressError, ExportError
+from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, building
 from compress.exporters.int8 import quantize_dynamic
@@ -30,10 +37,22 @@ from compress.jobs.job import Job
 from compress.jobs.measure import SHIPPED_LENGTHS, measure
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.jobs.trials import SCORED
+from compress.jobs.trim import (
+    CorpusTexts,
+    compare_answers,
+    lines_of,
+    texts_of,
+)
 from compress.latency.measure import exported
+from compress.models.padding import pads_left
 from compress.provenance import predict_command
 from compress.quantization.certify import CERTIFIED_ROWS as ROWS_JUDGED
-from compress.quantization.certify import PROBE, Claim, certify, sign_file
+from compress.quantization.certify import (
+    PROBE,
+    Claim,
+    certify,
+    sign_file,
+)
 from compress.quantization.select import ALPHAS, CALIBRATION_ROWS, keep_score
 from compress.quantization.sensitivity import Mixed
 from compress.records.certificate import Certificate
@@ -44,6 +63,13 @@ from compress.reporting.html import render_run
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
 from compress.reporting.terminal import print_table
+from compress.trimming import (
+    SmallModel,
+    chunks,
+    compare_encodings,
+    count_tokens,
+    trim_copy,
+)
 
 INT8_LIMIT = 0.002
 """The most that int8 may lower the score, in its own unit, and the share of answers it
@@ -59,6 +85,9 @@ mostly ends (docs/LOG.md)."""
 SHIPPED = 2.25
 """Size of a bundle relative to its weights: these, plus ONNX with four bytes per
 number, and with one."""
+FREQUENT = 8_000
+"""Frequent tokens of a vocabulary that are kept although no text of the user's has
+them: they are likely in others (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +95,8 @@ class ShipJob:
     """A trained student, the folder of its bundle until that is complete, and what the
     phases have made so far.
 
+    small          the student with fewer tokens, if it ships; vocabulary: what became
+                   of its vocabulary, for the report and the card
     method, mixed  how int8 was made, and which products stay in float32
     proof          the certificate of the int8 file
     timed          seconds of the steps, if the job is only estimated
@@ -73,6 +104,8 @@ class ShipJob:
 
     job: Job
     folder: Path
+    small: SmallModel | None = None
+    vocabulary: tuple[str, ...] = ()
     written: Bundle | None = None
     method: str = ""
     mixed: Mixed | None = None
@@ -82,8 +115,37 @@ class ShipJob:
 
     @property
     def student(self) -> PreTrainedModel:
+        """The student as it ships."""
+        if self.small is not None:
+            return self.small.model
         assert self.job.student is not None, "the stages come first"
         return self.job.student
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that ships with the student."""
+        if self.small is not None:
+            return self.small.tokenizer
+        return self.job.teacher.tokenizer
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """Return the encoder of the shipped tokenizer."""
+        return text_encoder_of(self.tokenizer)
+
+    @property
+    def texts(self) -> CorpusTexts:
+        """Return the texts whose tokens a trimmed vocabulary keeps: those to train on,
+        and prompts."""
+        data = self.data
+        sources: list[Callable[[], Iterable[str]]] = [
+            partial(texts_of, data.train),
+            lambda: data.task.preparation.in_turn,
+        ]
+        corpus = self.job.models.context.corpus
+        if corpus is not None:
+            sources.append(partial(lines_of, corpus))
+        return CorpusTexts(tuple(sources))
 
     @property
     def bundle(self) -> Bundle:
@@ -106,8 +168,22 @@ class ShipJob:
 
     def evaluate_on(self, split: Dataset) -> Evaluator:
         """Return an evaluator of files on these rows."""
-        tokenizer = self.job.teacher.tokenizer
-        return Evaluator.from_split(self.data.task, split, tokenizer, self.length)
+        return Evaluator.from_split(self.data.task, split, self.tokenizer, self.length)
+
+    def score_by_torch(self, rows: Evaluator) -> Floats:
+        """Compute the student's logits of an evaluator's rows without a file."""
+        collate = Collate(self.tokenizer, left=pads_left(self.student))
+        return metrics.logits(self.student, rows.rows, collate)
+
+    def note_vocabulary(self, note: str) -> "ShipJob":
+        """Return the job with what became of its vocabulary, and print it."""
+        note = f"vocabulary: {note}"
+        print_note(self.job.models.context.console, note)
+        return replace(self, vocabulary=(note,))
+
+    def keep_vocabulary(self, why: str) -> "ShipJob":
+        """Return the job with the reason why all tokens stay."""
+        return self.note_vocabulary(f"{len(self.tokenizer):,} tokens stay; {why}")
 
 
 @dataclass(frozen=True)
@@ -131,6 +207,67 @@ class FileTimes:
         return self.per_row["fp32"] + self.per_row["int8"]
 
 
+@dataclass(frozen=True)
+class TrimVocabulary(Phase[ShipJob]):
+    """Leave the tokens out of the student that the user's texts do not have, besides
+    frequent ones, if its score and answers on the validation split then stay within
+    `limit`."""
+
+    limit: float
+
+    def run(self, job: ShipJob) -> ShipJob:
+        try:
+            small = trim_copy(
+                job.student.cpu(), job.tokenizer, job.texts, frequent=FREQUENT
+            )
+        except CompressError as error:
+            return job.keep_vocabulary(str(error))
+        if len(small.kept) == small.before:
+            return job.keep_vocabulary("all are frequent or in your texts")
+        trimmed = replace(job, small=small)
+        before = job.evaluate_on(job.data.validation).subsample(ROWS_JUDGED)
+        after = trimmed.evaluate_on(before.split)
+        exact = job.score_by_torch(before)
+        other = trimmed.score_by_torch(after)
+        logits = (exact, other)
+        evaluators = (before, after)
+        outcome = compare_answers(evaluators, logits)
+        tokens = f"{small.before:,} to {len(small.kept):,} tokens"
+        if not outcome.near(self.limit):
+            lost = 100 * outcome.drop
+            changed = 100 * outcome.changed_share
+            allowed = 100 * self.limit
+            return job.keep_vocabulary(
+                f"{tokens} would lose {lost:.2f} points and change {changed:.2f} % of "
+                f"the validation answers, where {allowed:g} are allowed"
+            )
+        texts = texts_of(before.split)
+        same = compare_encodings(job.encoder, trimmed.encoder, texts)
+        alike = 100 * np.mean([each for _, each in same])
+        return trimmed.note_vocabulary(
+            f"{tokens}; {alike:.1f} % of validation texts tokenised as before"
+        )
+
+    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+        texts = job.texts
+        first = next(chunks(texts), [])
+        count = partial(count_tokens, job.encoder, first)
+        count()  # the first call is slower
+        counting = time_call(count)
+        characters = sum(map(len, texts))
+        counted = sum(map(len, first))
+        counting *= characters / max(1, counted)
+        few = job.evaluate_on(job.data.validation)
+        rows = min(ROWS_JUDGED, len(few))
+        few = few.subsample(SCORED)
+        score = partial(job.score_by_torch, few)
+        scoring = time_call(score)
+        scoring *= rows / len(few)
+        seconds = counting + 2 * scoring
+        found = PhaseEstimate("vocabulary", seconds=(seconds, seconds))
+        return job, [found]
+
+
 class Export(Phase[ShipJob]):
     """Write the bundle: weights, tokenizer, ONNX, recipe."""
 
@@ -140,7 +277,7 @@ class Export(Phase[ShipJob]):
         bundle = Bundle.write(
             job.folder,
             model=job.student.cpu(),
-            tokenizer=teacher.tokenizer,
+            tokenizer=job.tokenizer,
             task=job.data.task,
             max_length=job.length,
             recipe=models.recipe.to_yaml(),
@@ -228,10 +365,11 @@ class Measure(Phase[ShipJob]):
         teacher = job.job.teacher
         mixed = job.mixed
         assert mixed is not None and job.proof is not None, "int8 is certified first"
-        notes = job.job.notes
+        notes = (*job.job.notes, *job.vocabulary)
         if mixed.keep:
             notes += (f"{mixed.price()} They are: {', '.join(mixed.keep)}.",)
-        report = measure(job.bundle, job.student, replace(job.job, notes=notes))
+        whole = replace(job.job, notes=notes)
+        report = measure(job.bundle, job.student, job.tokenizer, whole)
         report = replace(
             report, certificates=(job.proof,), sensitivity=mixed.sensitivity
         )
@@ -239,6 +377,7 @@ class Measure(Phase[ShipJob]):
         for name, text in teacher.evidence().items():
             bundle = bundle.attach(name, text)
         fields = card_fields(report, models.recipe, teacher.origin(models.base_teacher))
+        fields["limits"] = [*job.vocabulary, *fields["limits"]]
         bundle = bundle.attach("README.md", bundle.card(fields))
         return replace(job, written=bundle, report=report)
 
@@ -255,14 +394,18 @@ class Ship(Phase[Job]):
     """Ship the student: its bundle appears in the run's folder, with a page, when the
     phases of its files are done. The first process does it.
 
-    max_drop: how much of the score, in its own unit, int8 may lose
+    max_drop    how much of the score, in its own unit, int8 may lose
+    vocabulary  auto: the user's tokens and frequent ones, if the score stays; full: all
     """
 
     max_drop: float
+    vocabulary: Vocabulary = "full"
 
     @property
     def phases(self) -> list[Phase[ShipJob]]:
-        return [Export(), Quantise(self.max_drop), Certify(self.max_drop), Measure()]
+        limit = self.max_drop
+        trims = [TrimVocabulary(limit)] if self.vocabulary == "auto" else []
+        return [*trims, Export(), Quantise(limit), Certify(limit), Measure()]
 
     def pending(self, job: Job) -> dict[str, str]:
         return {"bundle": "export to ONNX"}

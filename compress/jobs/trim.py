@@ -30,7 +30,12 @@ from compress.jobs.phase import Phase
 from compress.models.checkpoints import resolve
 from compress.models.loader import load_tokenizer
 from compress.provenance import timestamp
-from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
+from compress.quantization.certify import (
+    ScoreDrop,
+    attach_certificate,
+    compare_logits,
+    verdict,
+)
 from compress.records.certificate import Certificate
 from compress.records.class_scores import compare_classes
 from compress.records.forecast import PhaseEstimate, size_mb, time_call
@@ -233,11 +238,12 @@ def load_trim_texts(
             task_data = bundle.load_data(data, text=columns.text, label=columns.label)
         sources.append(partial(texts_of, task_data.train))
     if corpus is not None:
-        sources.append(partial(_lines, load_corpus(corpus)))
+        sources.append(partial(lines_of, load_corpus(corpus)))
     return bundle, task_data, CorpusTexts(tuple(sources))
 
 
-def _lines(corpus: Corpus) -> Iterator[str]:
+def lines_of(corpus: Corpus) -> Iterator[str]:
+    """Yield every line of a corpus."""
     for document in corpus.documents():
         yield from document.splitlines()
 
@@ -273,6 +279,7 @@ def certify_files(
     name: that of the split; method, data: for the certificate
     """
     evaluators = [each.evaluator(split) for each in (before, after)]
+    threshold = before.manifest.threshold if before.task.unanswerable else None
     facts = machine()
     proofs = {}
     for precision in BUNDLE_FILES:
@@ -282,7 +289,7 @@ def certify_files(
             each.logits(evaluator.rows, precision=precision, threads=threads)
             for each, evaluator in zip((before, after), evaluators, strict=True)
         ]
-        outcome = compare_answers(before, evaluators, logits)
+        outcome = compare_answers(evaluators, logits, threshold=threshold)
         certified, reason = verdict(outcome, max_drop)
         proofs[precision] = Certificate(
             artefact=BUNDLE_FILES[precision],
@@ -308,54 +315,38 @@ def certify_files(
 
 
 def compare_answers(
-    bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Floats]
+    evaluators: Sequence[Evaluator],
+    logits: Sequence[Floats],
+    *,
+    threshold: float | None = None,
 ) -> ScoreDrop:
-    """Compare two bundles with different tokenizers: they answer the same examples, but
-    not the same tokens."""
-    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    scored = zip(evaluators, logits, strict=True)
-    before, after = (
-        evaluator.scores(each, threshold=threshold)[bundle.task.metric]
-        for evaluator, each in scored
-    )
-    recalls = compare_classes(
-        *(
-            evaluator.by_class(each)
-            for evaluator, each in zip(evaluators, logits, strict=True)
-        )
-    )
-    if not bundle.task.tokenwise:
-        agreement = evaluators[0].agreement(logits[1], logits[0])
-        changed = evaluators[0].count_changed(logits[1], logits[0])
-        return ScoreDrop(
-            before,
-            after,
-            agreement,
-            float(np.abs(logits[1] - logits[0]).max()),
-            recalls,
-            changed,
-        )
-    one, other = (
-        _answers(evaluator, each, threshold)
-        for evaluator, each in zip(evaluators, logits, strict=True)
-    )
+    """Compare two models with different tokenizers: they answer the same examples, but
+    not the same tokens. `threshold`: qa, see `Evaluator.scores`."""
+    task = evaluators[0].task
+    if not task.tokenwise:
+        return compare_logits(evaluators[0], *logits, threshold=threshold)
+    scores = []
+    classes = []
+    answers = []
+    for evaluator, each in zip(evaluators, logits, strict=True):
+        scored = evaluator.scores(each, threshold=threshold)
+        scores.append(scored[task.metric])
+        classes.append(evaluator.by_class(each))
+        answers.append(task.list_answers(evaluator, each, threshold))
+    one, other = answers
     same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
+    agreement = float(np.mean(same))
+    difference = _of_equal_rows(evaluators, logits)
+    recalls = compare_classes(*classes)
     changed = count_differing(one, other)
     return ScoreDrop(
-        before,
-        after,
-        float(np.mean(same)),
-        _of_equal_rows(evaluators, logits),
+        scores[0],
+        scores[1],
+        agreement,
+        difference,
         recalls,
         changed,
     )
-
-
-def _answers(
-    evaluator: Evaluator, logits: Floats, threshold: float | None
-) -> list[Any]:
-    """List the tags of every sentence, or the text that answers each question."""
-    return evaluator.task.list_answers(evaluator, logits, threshold)
 
 
 def _flat(answers: Sequence[Any]) -> list[str]:

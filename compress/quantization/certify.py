@@ -95,12 +95,16 @@ class ScoreDrop:
         return self.changed is not None and self.changed <= RESOLVED
 
     @property
+    def changed_share(self) -> float:
+        """Return the share of other answers; of a regression 1 - r, of vectors 1 - the
+        mean cosine."""
+        return 1 - (self.agreement if self.same is None else self.same)
+
+    @property
     def least_limit(self) -> float:
         """Return the lowest limit for which the file is near, regardless of
         RESOLVED."""
-        return max(
-            0.0, self.drop, 1 - (self.agreement if self.same is None else self.same)
-        )
+        return max(0.0, self.drop, self.changed_share)
 
     def keeps_score(self, limit: float) -> bool:
         """Return True if the score drops by at most `limit`, or so little that it may

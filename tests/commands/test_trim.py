@@ -328,7 +328,7 @@ def test_a_lower_score_is_reported_and_not_certified(
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
     outcome = ScoreDrop(0.96, 0.25, 0.3, 9.0, changed=28)
-    monkeypatch.setattr("compress.jobs.trim.compare_answers", lambda *_: outcome)
+    monkeypatch.setattr("compress.jobs.trim.compare_answers", lambda *_, **__: outcome)
     result = command.run("trim", str(bundle.path), "--data", data, "--out", str(out), "--min-count", "10000", "--json")
     assert result.code == 3
     facts = json.loads(result.out)
