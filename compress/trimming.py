@@ -81,7 +81,7 @@ def find_frequent(config: Mapping[str, Any], most: int) -> list[int]:
     ordered = sorted(vocabulary, key=vocabulary.__getitem__)
     if "merges" in model:
         ordered = ["".join(_pair(merge)) for merge in model["merges"]]
-    words = (token for token in ordered if len(token) > 1)
+    words = (token for token in ordered if len(token) > 1 and token in vocabulary)
     found = (token for token in words if not UNUSED_PATTERN.fullmatch(token))
     return [vocabulary[token] for token in islice(found, most)]
 

@@ -36,7 +36,7 @@ from compress.exporters.tokenizer.text_model import text_model
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization.certify import ScoreDrop
 from compress.records.run_report import Report
-from compress.trimming import Trimmed, trim_bundle, trim_checkpoint, trim_tokenizer
+from compress.trimming import Trimmed, find_frequent, trim_bundle, trim_checkpoint, trim_tokenizer
 from tests import command, forks, tiny
 
 CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")
@@ -105,6 +105,20 @@ def test_the_corpus_is_encoded_as_before(kind: str, seed: int) -> None:
     other, reference = (each.encode("the quick brown zebra was never so slow") for each in (after, before))
     assert "".join(other.tokens).replace("##", "") == "".join(reference.tokens).replace("##", ""), "still spelled"
     assert [other.ids[0], other.ids[-1]] == [after.token_to_id(token) for token in (other.tokens[0], other.tokens[-1])]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_frequent_tokens_come_first(kind: str) -> None:
+    backend = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
+    model = json.loads(backend.to_str())["model"]
+    found = [backend.id_to_token(number) for number in find_frequent({"model": model}, 10)]
+    scores = dict(model["vocab"]) if kind == "unigram" else {}
+    expected = {
+        "wordpiece": [word for word in tiny.WORDS if len(word) > 1][:10],
+        "byte bpe": ["".join(merge) for merge in model.get("merges", ())][:10],
+        "unigram": sorted(scores, key=lambda token: -scores[token])[:10],
+    }[kind]
+    assert found == expected
 
 
 def test_byte_bpe_keeps_merges_and_bytes() -> None:
