@@ -81,7 +81,7 @@ Out = Annotated[
 Vocabulary = Literal["auto", "full"]
 VocabularyOption = Annotated[
     Vocabulary,
-    output(help="auto: leave out tokens that your texts lack; full: keep all."),
+    output(help="full: keep tokens that your texts lack."),
 ]
 Int8MaxDrop = Annotated[
     float | None,

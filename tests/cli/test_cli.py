@@ -31,7 +31,8 @@ OPTIONS = {
     "inspect": "thing --as --teacher --text --label --kind --metric --allow-code --json",
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
-        "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes --plan --track"
+        "--resume --gate --vocabulary --max-drop --allow-pickle --allow-code --json --paper --effort --minutes "
+        "--plan --track"
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
@@ -41,8 +42,8 @@ OPTIONS = {
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
-        "--seed --precision --resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes "
-        "--plan --track"
+        "--seed --precision --resume --gate --vocabulary --max-drop --allow-pickle --allow-code --json --paper "
+        "--effort --minutes --plan --track"
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
@@ -142,7 +143,7 @@ def test_light_commands_import_nothing_heavy(bundle: str) -> None:
     subprocess.run([sys.executable, "-c", LIGHT, json.dumps(words)], check=True, stdout=subprocess.DEVNULL)
 
 
-LONGEST = {"search": 81, "prune": 69, "export": 56}
+LONGEST = {"search": 81, "prune": 70, "export": 56}
 """Lines of help of the commands with the most options; of the others, 55."""
 
 
