@@ -232,20 +232,21 @@ class TrimVocabulary(Phase[ShipJob]):
         logits = (exact, other)
         evaluators = (before, after)
         outcome = compare_answers(evaluators, logits)
-        tokens = f"{small.before:,} to {len(small.kept):,} tokens"
+        kept = f"{len(small.kept):,} tokens"
         if not outcome.near(self.limit):
             lost = 100 * outcome.drop
             changed = 100 * outcome.changed_share
             allowed = 100 * self.limit
             return job.keep_vocabulary(
-                f"{tokens} would lose {lost:.2f} points and change {changed:.2f} % of "
+                f"{kept} would lose {lost:.2f} points and change {changed:.2f} % of "
                 f"the validation answers, where {allowed:g} are allowed"
             )
         texts = texts_of(before.split)
         same = compare_encodings(job.encoder, trimmed.encoder, texts)
         alike = 100 * np.mean([each for _, each in same])
         return trimmed.note_vocabulary(
-            f"{tokens}; {alike:.1f} % of validation texts tokenised as before"
+            f"{small.before:,} to {kept}; {alike:.1f} % of validation texts tokenised "
+            "as before"
         )
 
     def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:

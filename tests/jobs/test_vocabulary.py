@@ -86,7 +86,7 @@ def test_everything_stays_if_answers_would_change(distil: Distil, monkeypatch: p
     bundle = distil()
     (note,) = remarks(bundle)
     assert len(tokens(bundle)) == WHOLE
-    assert all(part in note for part in (f"{WHOLE} tokens", f"{WHOLE} to {len(USED)}", "5.00", "10.00", "0.2"))
+    assert all(part in note for part in (f"{WHOLE} tokens", f"; {len(USED)} tokens", "5.00", "10.00", "0.2"))
 
 
 def test_everything_stays_if_it_cannot_be_trimmed(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
