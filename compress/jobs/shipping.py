@@ -241,7 +241,7 @@ class TrimVocabulary(Phase[ShipJob]):
                 f"{kept} would lose {lost:.2f} points and change {changed:.2f} % of "
                 f"the validation answers, where {allowed:g} are allowed"
             )
-        texts = texts_of(before.split)
+        texts = texts_of(job.data.validation)
         same = compare_encodings(job.encoder, trimmed.encoder, texts)
         alike = 100 * np.mean([each for _, each in same])
         return trimmed.note_vocabulary(
