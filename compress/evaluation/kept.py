@@ -28,17 +28,24 @@ SLOW_RESAMPLES = 200
 
 
 def judge_kept(
-    evaluator: Evaluator, student: Array, teacher: Array, keep: float
+    evaluator: Evaluator,
+    student: Array,
+    teacher: Array,
+    keep: float,
+    *,
+    taught: Evaluator | None = None,
 ) -> KeptScore:
     """Judge the logits of a student beside its teacher's on the evaluator's rows.
 
-    keep  the share of the teacher's score that is asked for
+    keep    the share of the teacher's score that is asked for
+    taught  the same rows in the teacher's tokens, if they differ
     """
+    taught = taught or evaluator
     metric = evaluator.task.metric
     score = evaluator.scores(student)[metric]
-    whole = evaluator.scores(teacher)[metric]
+    whole = taught.scores(teacher)[metric]
     student_on, examples, resamples = _score_of_drawn(evaluator, student)
-    teacher_on, _, _ = _score_of_drawn(evaluator, teacher)
+    teacher_on, _, _ = _score_of_drawn(taught, teacher)
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, examples, examples) for _ in range(resamples)]
     scores_R = np.array([student_on(drawn) for drawn in draws])

@@ -264,7 +264,10 @@ def test_path(
     measured rows; None if there is no path."""
     if path is None:
         return None
-    kept = judge_kept(evaluator, student.logits, teacher.logits, path.keep)
+    taught = teacher.evaluator
+    kept = judge_kept(
+        evaluator, student.logits, teacher.logits, path.keep, taught=taught
+    )
     return replace(path, tested=kept)
 
 
