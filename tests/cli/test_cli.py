@@ -32,7 +32,7 @@ OPTIONS = {
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
         "--resume --gate --vocabulary --max-drop --allow-pickle --allow-code --json --paper --effort --minutes "
-        "--plan --track"
+        "--plan --track --keep --least"
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
@@ -43,7 +43,7 @@ OPTIONS = {
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
         "--seed --precision --resume --gate --vocabulary --max-drop --allow-pickle --allow-code --json --paper "
-        "--effort --minutes --plan --track"
+        "--effort --minutes --plan --track --keep --least"
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
