@@ -26,7 +26,8 @@ class Job:
     notes     warnings for the report
     started   time.time() when the command began
     check     of the teacher; student: the model of the last stage
-    path      the path to the student, if a share of the score is to be kept
+    path      the path to the student, if a share of the score is to be kept; asked: the
+              recipe that asks for it
     tried     tries stages, if the command is only estimated
     """
 
@@ -37,6 +38,7 @@ class Job:
     student: PreTrainedModel | None = None
     bundle: Bundle | None = None
     path: WalkedPath | None = None
+    asked: Recipe | None = None
     tried: Trials | None = None
 
     @property

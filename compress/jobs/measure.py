@@ -31,6 +31,7 @@ from compress.models.flops import count_parameters, flops_per_token
 from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.provenance import command_line, timestamp, versions
+from compress.pruning.budget import SHIPPED_SHAPE, WHOLE_SHAPE, open_race
 from compress.records.latency import Latency, Setting
 from compress.records.path import WalkedPath
 from compress.records.run_report import Report, ReportRow
@@ -250,25 +251,33 @@ def measure(
         if data.task.vectors
         else (),
         notes=tuple(notes),
-        path=test_path(job.path, evaluator, students[-1], teacher),
+        path=test_path(job, bundle, students[-1], teacher),
     )
 
 
 def test_path(
-    path: WalkedPath | None,
-    evaluator: Evaluator,
-    student: ScoredModel,
-    teacher: ScoredModel,
+    job: Job, bundle: Bundle, student: ScoredModel, teacher: ScoredModel
 ) -> WalkedPath | None:
     """Return the path with the share of the score that the shipped file keeps on the
-    measured rows; None if there is no path."""
-    if path is None:
+    measured rows, and with its latency beside the teacher's; None without a path."""
+    path = job.path
+    asked = job.asked
+    if path is None or asked is None:
         return None
-    taught = teacher.evaluator
-    kept = judge_kept(
-        evaluator, student.logits, teacher.logits, path.keep, taught=taught
+    evaluator = student.evaluator
+    logits = (student.logits, teacher.logits)
+    kept = judge_kept(evaluator, *logits, path.keep, taught=teacher.evaluator)
+    path = replace(path, tested=kept)
+    if not path.where:
+        return path
+    context = job.models.context
+    with open_race(bundle, asked, job.teacher, context) as race_once:
+        times = race_once()
+    return replace(
+        path,
+        measured=times[SHIPPED_SHAPE].p50_ms,
+        whole_measured=times[WHOLE_SHAPE].p50_ms,
     )
-    return replace(path, tested=kept)
 
 
 def time_files(

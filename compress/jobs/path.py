@@ -31,7 +31,6 @@ from compress.io import write_json
 from compress.jobs.far_end import describe_far_end, far_recipe
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase, estimate_phases, run_phases
-from compress.pruning.budget import WHOLE_SHAPE, open_timer
 from compress.pruning.path import (
     CUT,
     CUT_ROWS,
@@ -394,13 +393,9 @@ class Walk:
         return {"brief": by_long + after_long, "long": after_long}
 
     def _finish(self, done: Job, rung: PathStudent) -> Job:
-        """Record the student that ships, and what its file takes beside the teacher's;
-        return the job with the path."""
+        """Record the student that ships; return the job with the path."""
         path = replace(self.path, chosen=rung.name)
-        if self.job.models.run.main and path.where and path.measured is None:
-            path = self._measure(path, done)
         self.save(path)
-        path = self.path
         console = self.job.models.context.console
         print_table(
             console,
@@ -416,22 +411,7 @@ class Walk:
             )
         if not look.resolved:
             print_note(console, explain_unresolved(look, path.keep))
-        return replace(done, path=path)
-
-    def _measure(self, path: WalkedPath, done: Job) -> WalkedPath:
-        """Race files of the shapes of the student and of the teacher."""
-        assert done.student is not None, "it is trained"
-        shapes = {
-            WHOLE_SHAPE: self.job.teacher.model.config,
-            path.chosen: done.student.config,
-        }
-        with open_timer(self.recipe, self.job.models.context) as timer:
-            times = timer.measure(shapes)
-        return replace(
-            path,
-            measured=times[path.chosen],
-            whole_measured=times[WHOLE_SHAPE],
-        )
+        return replace(done, path=self.path, asked=self.recipe)
 
     def _chain(self, rung: PathStudent) -> list[AnyStage]:
         """Return the cuts and brief recoveries from the teacher to a rung."""

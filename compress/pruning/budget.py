@@ -441,7 +441,6 @@ def check_budget(
     A file that seems too slow on a busy machine is measured up to CHECKS times.
     """
     target = recipe.target
-    setting = budget_setting(recipe)
     if not target.limits_time:
         return
     file = next(
@@ -450,26 +449,10 @@ def check_budget(
         if (file := _file(run, attempt)).is_file()
     )
     decision = Decision.read(file)
-    segments = makes_segments(context.tokenizer)
-    with (
-        open_device(
-            target.device, say=device_messages(target.device, context.console)
-        ) as device,
-        exported(
-            {WHOLE_SHAPE: task_teacher.model.config},
-            setting,
-            precision=target.precision,
-            kind=context.kind,
-            segments=segments,
-        ) as files,
-    ):
-        measured = list[tuple[Decision, dict[str, Latency]]]()
+    measured = list[tuple[Decision, dict[str, Latency]]]()
+    with open_race(bundle, recipe, task_teacher, context) as race_once:
         for _ in range(CHECKS):
-            latencies = race(
-                {**files, SHIPPED_SHAPE: bundle.files()[target.precision]},
-                device,
-                setting,
-            )
+            latencies = race_once()
             measured.append((_judge(decision, latencies, target.speedup), latencies))
             if measured[-1][0].over == 1 or not any(
                 each.busy for each in latencies.values()
@@ -482,6 +465,27 @@ def check_budget(
     for each in latencies.values():
         if each.noisy:
             print_note(context.console, f"{each.name}: {each.noise}")
+
+
+@contextmanager
+def open_race(
+    bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext
+) -> Iterator[Callable[[], dict[str, Latency]]]:
+    """Yield a function that times the shipped file, in turns with the unpruned model's
+    of the same precision, on the device of the recipe's target."""
+    target = recipe.target
+    setting = budget_setting(recipe)
+    export = exported(
+        {WHOLE_SHAPE: task_teacher.model.config},
+        setting,
+        precision=target.precision,
+        kind=context.kind,
+        segments=makes_segments(context.tokenizer),
+    )
+    say = device_messages(target.device, context.console)
+    with open_device(target.device, say=say) as device, export as files:
+        raced = {**files, SHIPPED_SHAPE: bundle.files()[target.precision]}
+        yield lambda: race(raced, device, setting)
 
 
 def _judge(

@@ -8,7 +8,6 @@ from markupsafe import Markup
 
 from compress.records.path import (
     COST_UNITS,
-    TRAININGS,
     KeptScore,
     PathStudent,
     Training,
@@ -96,6 +95,10 @@ def explain_unresolved(look: KeptScore, keep: float) -> str:
     )
 
 
+_RANKS: dict[Training, int] = {"brief": 3, "long": 2, "finished": 0}
+"""The higher, the sooner a narrow terminal leaves the column out."""
+
+
 def path_table(path: WalkedPath) -> ResultTable:
     """List the students, the largest first."""
     rungs = list(path.students)
@@ -111,24 +114,24 @@ def path_table(path: WalkedPath) -> ResultTable:
             "",
             "sizes",
             describe_sizes,
-            rank=3,
+            rank=1,
         ),
         column(
             rungs,
             "",
             unit,
             lambda rung: f"{rung.cost:.3g}",
-            rank=1,
+            rank=4,
         ),
         column(
-            rungs, "", "times", lambda rung: f"{path.whole / rung.cost:.1f}", rank=2
+            rungs, "", "times", lambda rung: f"{path.whole / rung.cost:.1f}", rank=0
         ),
         column(
             rungs,
             "",
             "MB",
             lambda rung: f"{rung.file_mb:.1f}",
-            rank=4,
+            rank=5,
         ),
     ]
     columns += [
@@ -137,9 +140,9 @@ def path_table(path: WalkedPath) -> ResultTable:
             "",
             training,
             partial(kept, training),
-            rank=0,
+            rank=rank,
         )
-        for training in TRAININGS
+        for training, rank in _RANKS.items()
     ]
     lines = [
         Line(rung.name, "student" if rung.name == path.chosen else "plain")
