@@ -325,7 +325,7 @@ class Walk:
         last = path.rungs[-1]
         share = last.looks["brief"].share
         limit = self.job.models.context.time_limit
-        if share < self.floor:
+        if share < _floor(path):
             return f"{last.name} keeps only {share:.1%}"
         if len(path.rungs) == MOST_RUNGS:
             return f"{MOST_RUNGS} shapes were tried"
@@ -333,18 +333,11 @@ class Walk:
             return f"--minutes {limit.minutes:g} leave no time for another cut"
         return ""
 
-    @property
-    def floor(self) -> float:
-        """The share of the score below which a brief recovery shows that a student is
-        too small."""
-        keep = self.path.keep
-        return keep - max(LEAST_REACH, REACH * (1 - keep))
-
     def train_finalists(self) -> None:
         """Let the smallest students that may keep the share recover for longer."""
-        within = [
-            rung for rung in self.path.rungs if rung.looks["brief"].share >= self.floor
-        ]
+        floor = _floor(self.path)
+        rungs = self.path.rungs
+        within = [rung for rung in rungs if rung.looks["brief"].share >= floor]
         for rung in within[-RECOVERED_LONGER:]:
             if "long" not in rung.looks:
                 stages = self._chain(rung)
@@ -507,6 +500,12 @@ class Walk:
             check.logits,
             self.path.keep,
         )
+
+
+def _floor(path: WalkedPath) -> float:
+    """Return the share of the score below which a brief recovery shows that a student
+    is too small."""
+    return path.keep - max(LEAST_REACH, REACH * (1 - path.keep))
 
 
 def _mean_gain(path: WalkedPath, shorter: Training, longer: Training) -> float | None:

@@ -36,6 +36,8 @@ def describe_sizes(rung: PathStudent) -> str:
     """Write the sizes as `3 layers, hidden 256, heads 8, ffn 384`."""
     sizes = {name: count for name, count in rung.sizes.items() if name != "head_size"}
     layers = sizes.pop("layers")
+    if not layers:
+        return f"a vector of {rung.sizes['hidden']} for each token"
     return ", ".join(
         [f"{layers} layers", *(f"{name} {count}" for name, count in sizes.items())]
     )
@@ -53,16 +55,16 @@ def path_text(path: WalkedPath) -> list[str]:
         return []
     look = rung.looks["finished"]
     sentences = [
-        f"Asked for {path.keep:.1%} of the teacher's score with the least "
+        f"Asked for {units.share(path.keep)} of the teacher's score with the least "
         f"{path.least}: {rung.name} of {len(path.students)} shapes on the way down, "
         f"{describe_sizes(rung)}, keeps {describe_kept(look)} on {look.examples:,} "
         f"validation examples; the chance that it keeps what was asked is "
-        f"{look.chance:.0%}."
+        f"{100 * look.chance:.0f} %."
     ]
     if not look.keeps:
         sentences.append(
-            f"No student on the path is sure enough to keep {path.keep:.1%}: this one "
-            "comes nearest."
+            "No student on the path is likely enough to keep "
+            f"{units.share(path.keep)}: this one comes nearest."
         )
     if not look.resolved:
         sentences.append(explain_unresolved(look, path.keep))
@@ -91,7 +93,7 @@ def explain_unresolved(look: KeptScore, keep: float) -> str:
     )
     return (
         f"{look.examples:,} validation examples cannot show with 90 % that a student "
-        f"keeps {keep:.1%}; {enough}."
+        f"keeps {units.share(keep)}; {enough}."
     )
 
 
@@ -151,7 +153,7 @@ def path_table(path: WalkedPath) -> ResultTable:
     caption = ["share of the teacher's score that is kept, with 80 % intervals"]
     if path.where:
         caption.append(f"times are predicted: {path.where}")
-    title = f"Students on the way to {path.keep:.1%} of the score"
+    title = f"Students on the way to {units.share(path.keep)} of the score"
     return ResultTable.build(
         lines,
         columns,
@@ -173,14 +175,18 @@ def path_figures(path: WalkedPath) -> list[Figure]:
             partial(_draw, path, name, cost),
             f"path-{at}",
             SIDE,
-            caption="Brief: hollow; longer, and finished: filled. Lines are 80 % "
-            "intervals; across: what was asked for.",
+            caption="Hollow: after a brief recovery, and in blue a longer one; filled: "
+            "finished. Upright lines are 80 % intervals; across: what was asked for.",
         )
         for at, (name, cost) in enumerate(axes.items())
     ]
 
 
-_STYLES = {"brief": "point other", "long": "point fitted", "finished": "point student"}
+_STYLES: dict[Training, str] = {
+    "brief": "point behind",
+    "long": "point fitted",
+    "finished": "point student",
+}
 
 
 def _draw(
@@ -219,7 +225,7 @@ def _draw(
             hint = f"{rung.name}, {training}: {describe_kept(look)}"
             place = plot.at(at, 100 * look.share)
             plot.marks.append(draw_dot(place, _STYLES[training], hint))
-    description = f"{len(rungs)} shapes; the line is {path.keep:.1%}"
+    description = f"{len(rungs)} shapes; the line is {units.share(path.keep)}"
     return plot.picture(
         key,
         "What students on the path keep",

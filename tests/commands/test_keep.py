@@ -1,5 +1,6 @@
 """`--keep`: a path of ever smaller students, and the smallest that keeps the share of the score."""
 
+import time
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from compress.records.path import KeptScore, PathStudent, WalkedPath
 from compress.records.run_report import Report
 from compress.reporting.html import render_run
 from compress.slicing.sizes import Sizes
+from compress.training.schedule import TimeLimit
 from tests import command, learning, pruning_given, tiny
 from tests.latencies import steady
 
@@ -330,3 +332,16 @@ def test_a_larger_one_follows_one_that_misses() -> None:
 def test_one_that_keeps_the_share_ends_the_search() -> None:
     kept = replace(rung("middle", brief=0.97), looks={"finished": replace(look(0.99), chance=0.95)})
     assert choose(rung("large", brief=0.99), kept) is None
+
+
+def test_the_path_leaves_time_for_training() -> None:
+    """Another cut is begun in the first third of the minutes; a tenth of an hour is over at 80 % of it."""
+    now = time.monotonic()
+    assert TimeLimit(now + 0.8 * 60 * 6, ("recover",), minutes=6).spent == pytest.approx(0.0, abs=0.01)
+    for over, stopped in ((0.3, False), (0.4, True)):
+        limit = TimeLimit(now + (1 - over) * 0.8 * 60 * 6, ("recover",), minutes=6)
+        context = SimpleNamespace(time_limit=limit)
+        job: Any = SimpleNamespace(models=SimpleNamespace(context=context))
+        path = WalkedPath(0.7, "latency", "", 1.0, (rung("large", brief=0.9),))
+        walk = walking.Walk(job, None, None, 0)  # type: ignore[arg-type]  # not read
+        assert ("--minutes 6" in walk._why_stopped(path)) is stopped
