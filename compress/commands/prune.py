@@ -118,7 +118,8 @@ def set_target(
             "sizes; give one of the two"
         )
     values = values or {**recipe.target.sizes, **recipe.target.budgets}
-    if not values:
+    given = [stage for stage in recipe.pruning if stage.to is not None]
+    if not values and len(given) < len(recipe.pruning):
         raise PruneError(
             f"no target: give sizes ({_options(SIZES)}), as counts or shares of the "
             f"model's, or a budget ({_options(BUDGETS)})"

@@ -48,6 +48,17 @@ class Choice(Frozen):
         fits = fits and self.prompted == prompted and self.scored in (None, scored)
         return fits and self.reranker in (None, reranker)
 
+    def without_target(self) -> "Choice":
+        """Return the choice for a user who gives the target."""
+        own = [line for line in self.set if not line.startswith("target.")]
+        if len(own) == len(self.set):
+            return self
+        return self.model_copy(update={"set": tuple(own), "because": OWN_TARGET})
+
+
+OWN_TARGET = "the teacher keeps its most important parts, as the target asks"
+"""The reason for a recipe that prunes, if the user gives the target."""
+
 
 class Choices(Frozen):
     """The table of a file whose only key is `choices`."""
@@ -96,12 +107,9 @@ class CandidateRecipes:
         options = list[tuple[Choice, Recipe]]()
         errors = list[RecipeError]()
         has_target = any(line.startswith("target.") for line in overrides)
-        for choice in Choices.load(name).choices:
-            own = [
-                line
-                for line in choice.set
-                if not (has_target and line.startswith("target."))
-            ]
+        for given in Choices.load(name).choices:
+            choice = given.without_target() if has_target else given
+            own = choice.set
             try:
                 options.append(
                     (

@@ -154,6 +154,13 @@ def test_the_recipe_of_the_bundle_says_how_it_was_made(walked: Path, tmp_path: P
     assert Recipe.load(copy).plain() == recipe.plain() | {"name": recipe.name}
 
 
+def test_the_recipe_of_the_bundle_makes_the_same_student(walked: Path, given: dict[str, Any], tmp_path: Path) -> None:
+    again = {**given, "recipe": str(walked / "bundle" / "recipe.yaml")}
+    tiny.call(compress.prune, **again, out=tmp_path / "run")
+    ours, theirs = (load_file(run / "bundle" / "model.safetensors") for run in (tmp_path / "run", walked))
+    assert all((ours[name] == tensor).all() for name, tensor in theirs.items())
+
+
 def test_the_report_shows_the_path(walked: Path) -> None:
     report = Report.from_json(walked / "bundle" / "report.json")
     assert report.path is not None
