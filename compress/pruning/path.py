@@ -5,6 +5,7 @@ shapes of about the same cost, and the shape whose answers are closest to its ow
 the cut is next.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -137,7 +138,9 @@ class Cutter:
         Every process takes part, and gets the same shape.
         """
         if isinstance(model, SentenceEncoder):
-            project(model)  # vectors keep their width however narrow the shape is
+            # vectors keep their width however narrow the shape is
+            model = copy.deepcopy(model)
+            project(model)
         model.to(PartialState().device)
         plan = SlicePlan.from_model(model)
         grid = shape_grid(

@@ -34,6 +34,7 @@ from compress.slicing.sizes import Sizes
 from compress.training.schedule import TimeLimit
 from tests import command, learning, pruning_given, tiny
 from tests.latencies import steady
+from tests.tasks.cases import CASES, TOY
 
 pytestmark = pytest.mark.usefixtures("hastened")
 
@@ -352,3 +353,34 @@ def test_the_path_leaves_time_for_training() -> None:
         path = WalkedPath(0.7, "latency", "", 1.0, (rung("large", brief=0.9),))
         walk = walking.Walk(job, None, None, 0)  # type: ignore[arg-type]  # not read
         assert ("--minutes 6" in walk._why_stopped(path)) is stopped
+
+
+EVERY_KIND = """
+      - {loss: hinton.soft_targets, only: [classification, tagging, qa]}
+      - {loss: hinton.soft_labels, only: multilabel}
+      - {loss: hinton.matched_logits, only: [regression, ranking]}
+      - {loss: leaf.l2, only: embedding}
+"""
+
+
+@pytest.mark.parametrize("kind", sorted({*CASES} - {TOY, "classification"}))
+def test_students_of_every_kind_walk(
+    kind: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a teacher that knows little: what is judged is whether it goes all the way."""
+    monkeypatch.setattr(walking, "_check_share", lambda *_: None)
+    monkeypatch.setattr(walking, "MOST_RUNGS", 2)
+    CASES[kind].write(tmp_path / "data")
+    recipe = RECIPE.replace(RECIPE[RECIPE.index("    objective: &both") :], "") + f"    objective:{EVERY_KIND}"
+    recipe = recipe.replace("{prune: half", "{prune: all").replace("way: 0.5, ", "")
+    path = keep(
+        given,
+        tmp_path / "run",
+        0.9,
+        recipe=tiny.recipe(tmp_path / "own", recipe),
+        data=str(tmp_path / "data"),
+        kind=kind,
+    )
+    assert path.student is not None
+    assert path.student.looks.keys() >= {"brief", "finished"}
+    assert compress.Bundle.load(tmp_path / "run" / "bundle").task.kind == kind
