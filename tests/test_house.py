@@ -5,7 +5,7 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 509_100,
+    "tokens": 509_200,
     "tokens a line": 7.5,
     "packed assignments": 36,
     "decisions per 1,000 lines": 150,

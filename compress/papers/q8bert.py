@@ -1,7 +1,7 @@
 """Zafrir et al. 2019, "Q8BERT: Quantized 8Bit BERT", arXiv:1910.06188.
 
-Eq. 1, 2  weights             Clamp(round(W S), -M, M), M = 127, as the float it stands
-                              for
+Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as
+                              the float it stands for
 Eq. 3     activations         the same for what a layer reads, its range an exponential
                               moving average over training
 Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with
@@ -14,10 +14,9 @@ Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
 - from the paper, as in the exported int8 file (compress.exporters.int8): one scale for
-  each output of a layer instead of one for its matrix; S = M / the largest sum of two
-  neighbours of one sign instead of M / max|W|, so that processors without VNNI add
-  exactly; activations and tables from 0 to 255 between two ends instead of symmetric
-  ones.
+  each output of a layer instead of one for its matrix; in training
+  `portable_weights`, so that processors without VNNI add exactly; activations and
+  tables from 0 to 255 between two ends instead of symmetric ones.
 - from the authors' code, as in that file: biases are not rounded; theirs are to int32
   at inference.
 - from the authors' code: `decay` is 0.9; theirs is 0.9999 (`ema_decay`), which over the
@@ -53,16 +52,25 @@ TINY = 1e-12
 
 
 def weights(W_OD: Tensor) -> Tensor:
-    """Round W to int8 and back, in float32: round(W S) / S with S = M / the largest sum
-    of neighbours of one sign in each output's row (see
-    `exporters.int8.add_neighbours`)."""
-    W_OD = W_OD.float()
+    """Round W to int8 and back, in float32: round(W S) / S with S = M / max|W| of each
+    output's row."""
+    return _round_rows(W_OD, W_OD.detach().abs().amax(1))
+
+
+def portable_weights(W_OD: Tensor) -> Tensor:
+    """Round W as the exported file does: S = M / the largest sum of neighbours of one
+    sign in each output's row (see `exporters.int8.add_neighbours`)."""
     padded_OD = pad(W_OD.detach(), (0, W_OD.shape[1] % 2))
     signs_2OD = torch.stack([padded_OD, -padded_OD]).clamp(min=0)
     sums_2O = (signs_2OD[..., 0::2] + signs_2OD[..., 1::2]).amax(2)
-    scale_O = sums_2O.amax(0).clamp(min=TINY) / M
+    return _round_rows(W_OD, sums_2O.amax(0))
+
+
+def _round_rows(W_OD: Tensor, largest_O: Tensor) -> Tensor:
+    scale_O = largest_O.float().clamp(min=TINY) / M
+    zero_O = torch.zeros_like(scale_O).int()
     return torch.fake_quantize_per_channel_affine(
-        W_OD, scale_O, torch.zeros_like(scale_O).int(), 0, -M, M
+        W_OD.float(), scale_O, zero_O, 0, -M, M
     )
 
 
@@ -149,16 +157,23 @@ class Int8Linear(nn.Module):
     """y = Q(x) Q(W)^T + b, or with `requantise` Q(y), with the parameters of the linear
     layer that it replaces.
 
-    ranges_R2   lowest and highest value of what it reads and, with `requantise`, of
-                what it gives; nan before training
+    ranges_R2      lowest and highest value of what it reads and, with `requantise`, of
+                   what it gives; nan before training
+    round_weights  Q of the weights
     """
 
     ranges_R2: Tensor
 
     def __init__(
-        self, layer: nn.Linear, decay: float, *, requantise: bool = False
+        self,
+        layer: nn.Linear,
+        decay: float,
+        *,
+        requantise: bool = False,
+        round_weights: Callable[[Tensor], Tensor] = portable_weights,
     ) -> None:
         super().__init__()
+        self.round_weights = round_weights
         self.weight = layer.weight
         self.bias = layer.bias
         self.decay = decay
@@ -178,7 +193,8 @@ class Int8Linear(nn.Module):
         are not rounded."""
         if x.dim() != 3 or not (self.training or self.seen):
             return linear(x, self.weight, self.bias)
-        y = linear(self._round(x, self.ranges_R2[0]), weights(self.weight), self.bias)
+        rounded_OD = self.round_weights(self.weight)
+        y = linear(self._round(x, self.ranges_R2[0]), rounded_OD, self.bias)
         return y if len(self.ranges_R2) == 1 else self._round(y, self.ranges_R2[1])
 
     def _round(self, x_BLD: Tensor, range_2: Tensor) -> Tensor:

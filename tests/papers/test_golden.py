@@ -222,7 +222,7 @@ def test_q8berts_layer_is_the_authors() -> None:
     with torch.no_grad():
         plain.weight.copy_(of["hidden_teacher"][0, :4])
         plain.bias.copy_(0.1 * torch.arange(1, 5))
-    layer = q8bert.Int8Linear(plain, decay=0.9).train()
+    layer = q8bert.Int8Linear(plain, decay=0.9, round_weights=q8bert.weights).train()
     x_BLD = of["hidden_student"]
     batches = (x_BLD, 2 * x_BLD[:, :3], 0.5 * x_BLD.flip(0))
     for batch, threshold in zip(batches, Q8BERT_THRESHOLDS, strict=True):
@@ -234,7 +234,8 @@ def test_q8berts_layer_is_the_authors() -> None:
     torch.testing.assert_close(found[0], torch.tensor(Q8BERT_OUT_TO), rtol=1e-5, atol=1e-5)
     # with requantize_output: each row's outputs lie within its own moving average of the largest one
     for row, largest in enumerate(Q8BERT_OUTPUT_THRESHOLDS):
-        layer = q8bert.Int8Linear(nn.Linear(16, 1), decay=0.9, requantise=True).eval()
+        made = q8bert.Int8Linear(nn.Linear(16, 1), decay=0.9, requantise=True, round_weights=q8bert.weights)
+        layer = made.eval()
         layer.weight, layer.bias = (nn.Parameter(each[row : row + 1]) for each in (plain.weight, plain.bias))
         layer.ranges_R2.copy_(torch.tensor([[-end, end * 128 / 127] for end in (top, largest)]))
         expected = torch.tensor(Q8BERT_ROUNDED_TO)[:, row : row + 1]

@@ -1,6 +1,6 @@
 """Q8BERT: what int8 holds of weights and activations, and a student that learns to answer through it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from torch import nn
 
 from compress.config.term import Term
 from compress.errors import ObjectiveError
-from compress.papers.q8bert import Int8Linear, QuantizationAware, activations, weights
+from compress.papers.q8bert import Int8Linear, QuantizationAware, activations, portable_weights, weights
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from tests import tiny
@@ -23,14 +23,23 @@ def aware(student: Any, teacher: Any, *, terms: Sequence[Term] = TERMS, **option
     return QuantizationAware(student, teacher, objective, **options).train()
 
 
-def test_weights_are_the_papers_formula_for_every_output() -> None:
-    """Eq. 1 and 2 in nested loops; S is of one row, and of two neighbours of one sign."""
+def neighbours(row: list[float]) -> float:
+    pairs = zip([*row, 0.0][0::2], [*row, 0.0][1::2], strict=True)
+    return max(abs(a) + abs(b) if a * b > 0 else max(abs(a), abs(b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "largest"), [(weights, lambda row: max(map(abs, row))), (portable_weights, neighbours)]
+)
+def test_weights_are_the_formula_for_every_output(
+    rounding: Callable[[torch.Tensor], torch.Tensor], largest: Callable[[list[float]], float]
+) -> None:
+    """Eq. 1 and 2 in nested loops; S is of one row, or of two neighbours of one sign in it."""
     W = random(3, 5, seed=1)
-    for row, found in zip(W.tolist(), weights(W).tolist(), strict=True):
-        pairs = zip([*row, 0.0][0::2], [*row, 0.0][1::2], strict=True)
-        S = 127 / max(abs(a) + abs(b) if a * b > 0 else max(abs(a), abs(b)) for a, b in pairs)
+    for row, found in zip(W.tolist(), rounding(W).tolist(), strict=True):
+        S = 127 / largest(row)
         assert found == pytest.approx([max(-127, min(127, round(w * S))) / S for w in row], abs=1e-6)
-    assert weights(torch.zeros(2, 3)).equal(torch.zeros(2, 3)), "no row of zeros divides by zero"
+    assert rounding(torch.zeros(2, 3)).equal(torch.zeros(2, 3)), "no row of zeros divides by zero"
 
 
 def test_activations_have_256_levels_between_the_ends_and_are_clamped_to_them() -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import compress
+from compress.cli.options import UNCERTIFIED
 from compress.data import load_task
 from compress.data.task import Task
 from compress.data.tokenize import encode
@@ -191,7 +192,8 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for line in lines:
         more = [*short, "--gate", "warn"] if "distill" in line else []
         told = command.run(*shlex.split(line)[1:], *more)
-        assert told.code == 0, told.err
+        # the model has learned for four steps, so that int8 may change its order by chance
+        assert told.code in ((0, UNCERTIFIED) if "quantize" in line else (0,)), told.err
     assert re.match(r"-?\d+\.\d{4}", told.out)
     (code,) = re.findall("```python\n(.+?)```", page, re.S)
     names: dict[str, Any] = {}
