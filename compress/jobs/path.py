@@ -74,8 +74,12 @@ TRAINED_IN_FULL = 3
 """Students that are trained in full, at most."""
 WALK_SHARE = 0.35
 """The share of `--minutes` in which the path may begin another cut."""
-PATIENT = 0.25
-"""What training in full adds, as a share of what the longer recovery has added."""
+PATIENT = 0.5
+"""What training in full adds, as a share of what the longer recovery has added, as long
+as no student has shown it."""
+HOPEFUL = 0.5
+"""The chance at which a student is trained in full: a miss costs minutes, and shows
+what training in full adds; one that is not tried may be half as fast again."""
 
 
 def read_path(file: Path) -> WalkedPath:
@@ -349,8 +353,8 @@ class Walk:
                 )
 
     def train_in_full(self, training: Phase[Job]) -> Job:
-        """Train the smallest student that is likely to keep the share in full, and a
-        larger one if it misses; return the job with the one that comes nearest."""
+        """Train the smallest student that may well keep the share in full, and a larger
+        one if it misses; return the job with the one that comes nearest."""
         while (rung := self._choose(self.path)) is not None:
             self._say(f"training {rung.name} in full: {describe_sizes(rung)}")
             done = training.run(self._full_job(rung))
@@ -362,7 +366,7 @@ class Walk:
         return self._finish(training.run(self._full_job(best)), best)
 
     def _choose(self, path: WalkedPath) -> PathStudent | None:
-        """Choose the student to train in full: the smallest that is likely to keep the
+        """Choose the student to train in full: the smallest that may well keep the
         share, larger than those that have missed it. None: no more are tried."""
         tried = [at for at, rung in enumerate(path.rungs) if "finished" in rung.looks]
         if any(path.rungs[at].looks["finished"].keeps for at in tried):
@@ -520,7 +524,7 @@ def _mean_gain(path: WalkedPath, shorter: Training, longer: Training) -> float |
 
 
 def _foresee(rung: PathStudent, keep: float, gains: Mapping[Training, float]) -> bool:
-    """Return True if a student is likely to keep the share once it is finished."""
+    """Return True if a student may well keep the share once it is finished."""
     training: Training = "long" if "long" in rung.looks else "brief"
     look = rung.looks[training]
     wide = look.high - look.low
@@ -528,7 +532,7 @@ def _foresee(rung: PathStudent, keep: float, gains: Mapping[Training, float]) ->
     if wide <= 0:
         return share >= keep
     error = wide / (2 * NormalDist().inv_cdf(0.9))
-    return NormalDist().cdf((share - keep) / error) >= look.required
+    return NormalDist().cdf((share - keep) / error) >= min(HOPEFUL, look.required)
 
 
 def _count_cached(job: Job) -> int:
