@@ -27,10 +27,20 @@ def logits(wrong: range | list[int], rows: int = ROWS) -> np.ndarray:
 
 def test_a_student_as_its_teacher_surely_keeps_everything() -> None:
     kept = judge_kept(evaluator(), logits(range(40)), logits(range(40)), 0.985)
-    assert (kept.score, kept.share, kept.low, kept.high, kept.chance) == (0.9, 1.0, 1.0, 1.0, 1.0)
+    assert (kept.score, kept.share, kept.low, kept.high) == (0.9, 1.0, 1.0, 1.0)
+    assert kept.chance == pytest.approx(1.0)
     assert kept.keeps
     assert kept.resolved
-    assert kept.needed == 1
+
+
+def test_ten_rows_show_nothing_even_if_all_answers_are_equal() -> None:
+    kept = judge_kept(evaluator(10), logits(range(1), 10), logits(range(1), 10), 0.985)
+    assert kept.chance == pytest.approx(kept.required)
+    assert kept.required < 0.6
+    assert kept.keeps
+    assert not kept.resolved
+    assert kept.needed is not None
+    assert kept.needed > 500
 
 
 def test_the_chance_is_that_of_the_paired_difference() -> None:
