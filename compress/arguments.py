@@ -132,7 +132,8 @@ def with_keywords_of(
 
 
 def find_problems(
-    function: Callable[..., Any], values: Mapping[str, Any]
+    function: Callable[..., Any],
+    values: Mapping[str, Any],
 ) -> list[ArgumentError]:
     """Return the problem of each value that a checked function, or class, would refuse
     by this name."""
@@ -150,7 +151,9 @@ def find_problems(
 
 
 def _explain_call(
-    error: TypeError, function: Any, given: Mapping[str, Any]
+    error: TypeError,
+    function: Any,
+    given: Mapping[str, Any],
 ) -> ArgumentError:
     """Describe a call whose arguments are unknown, missing, too many or given twice."""
     parameters = [
@@ -378,7 +381,8 @@ def _read_metadata(annotation: Any, metadata: Sequence[Any]) -> ArgumentCheck:
 
 
 def _several(
-    inner: tuple[Any, ...], make: Callable[[Iterable[Any]], Any] = list
+    inner: tuple[Any, ...],
+    make: Callable[[Iterable[Any]], Any] = list,
 ) -> ArgumentCheck:
     item = read_annotation(inner[0]) if inner else ArgumentCheck()
     if type(item) is ArgumentCheck:

@@ -181,7 +181,8 @@ def trim_config(config: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any
 
 
 def _find_parts(
-    model: Mapping[str, Any], tokens: Iterable[str]
+    model: Mapping[str, Any],
+    tokens: Iterable[str],
 ) -> tuple[set[str], set[tuple[str, str]]]:
     """Find the intermediate tokens and the merges with which byte-pair encoding builds
     these tokens."""
@@ -227,7 +228,8 @@ def _framing(post: Mapping[str, Any] | None) -> list[int]:
 
 
 def _renumber(
-    post: Mapping[str, Any] | None, new: Mapping[int, int]
+    post: Mapping[str, Any] | None,
+    new: Mapping[int, int],
 ) -> dict[str, Any] | None:
     if post is None:
         return None
@@ -259,7 +261,9 @@ class TrimmedTokenizer:
 
     @classmethod
     def from_used(
-        cls, config: Mapping[str, Any], used: Iterable[int]
+        cls,
+        config: Mapping[str, Any],
+        used: Iterable[int],
     ) -> "TrimmedTokenizer":
         """Reduce the content of tokenizer.json to the `used` tokens and those that they
         need."""
@@ -326,7 +330,9 @@ def trim_tokenizer(
 
 
 def compare_encodings(
-    before: TextEncoder, after: TextEncoder, texts: Iterable[str]
+    before: TextEncoder,
+    after: TextEncoder,
+    texts: Iterable[str],
 ) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both tokenizers give it the same tokens."""
     for chunk in show_progress(chunks(texts), "comparing texts", unit="thousand texts"):
@@ -426,7 +432,10 @@ TRIM_TOLERANCE: Final = 1e-5
 
 
 def compare_files(
-    before: Bundle, after: Bundle, kept: Sequence[int], texts: Iterable[str]
+    before: Bundle,
+    after: Bundle,
+    kept: Sequence[int],
+    texts: Iterable[str],
 ) -> None:
     """Raise CompressError if a file's logits have changed for rows whose tokens are all
     kept."""
@@ -558,7 +567,11 @@ class SmallModel:
 
 
 def trim_copy(
-    model: Any, tokenizer: Any, texts: Iterable[str], *, frequent: int
+    model: Any,
+    tokenizer: Any,
+    texts: Iterable[str],
+    *,
+    frequent: int,
 ) -> SmallModel:
     """Copy a model and its tokenizer with only the tokens of these texts, the
     `frequent` most frequent ones of the vocabulary, those that they need, and those
@@ -661,7 +674,11 @@ def trim_checkpoint(
 
 
 def _trim(
-    source: Path, model: Any, texts: Iterable[str], min_count: int, keep: Sequence[str]
+    source: Path,
+    model: Any,
+    texts: Iterable[str],
+    min_count: int,
+    keep: Sequence[str],
 ) -> tuple[Trimmed, Any]:
     """Trim the model in place; return the result, without path and sizes, and the
     tokenizer for transformers."""

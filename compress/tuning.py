@@ -332,7 +332,10 @@ def int8_variants(
 
 
 def _quantise(
-    source: Variant, method: str, folder: Path, quantise: Callable[[Path, Path], None]
+    source: Variant,
+    method: str,
+    folder: Path,
+    quantise: Callable[[Path, Path], None],
 ) -> Variant:
     target = _next(folder)
     quantise(source.path, target)
@@ -516,7 +519,9 @@ class Checked:
 
 
 def check_exact(
-    bundle: Bundle, device: Device, variants: Sequence[Variant]
+    bundle: Bundle,
+    device: Device,
+    variants: Sequence[Variant],
 ) -> list[Checked]:
     """Compare the bundle's own file and the variants with the first of these, as
     traced: on the device row by row, and on this machine in a padded batch."""
@@ -628,7 +633,9 @@ def _export(bundle: Bundle, folder: Path) -> Path:
 
 
 def _race(
-    request: TuneRequest, checked: Sequence[Checked], baseline: Checked
+    request: TuneRequest,
+    checked: Sequence[Checked],
+    baseline: Checked,
 ) -> tuple[list[VariantResult], Checked]:
     """Race the files; return all results and the file to ship: the bundle's own, unless
     another is GAIN faster by the geometric mean. Ratios are to the `baseline`."""

@@ -5,10 +5,10 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 509_200,
+    "tokens": 508_900,
     "tokens a line": 7.5,
-    "packed assignments": 36,
-    "decisions per 1,000 lines": 150,
+    "packed assignments": 34,
+    "decisions per 1,000 lines": 149,
     "fmt: skip": 0,
     "comparisons with a kind": 0,
     "files that compare a kind": 0,

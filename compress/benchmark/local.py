@@ -337,7 +337,8 @@ def _as_json(row: EncodedRow) -> dict[str, Any]:
 
 
 def _other_load(
-    before: Mapping[str, Any], after: Mapping[str, Any]
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
 ) -> tuple[float, int]:
     """Return (CPUs that other processes kept busy, all CPUs); (0.0, 0) if unknown."""
     if not before or not after:
@@ -378,7 +379,9 @@ def machine() -> dict[str, str]:
 
 @contextmanager
 def open_local(
-    *, affinity: tuple[int, ...] = (), say: Callable[[str], None] = lambda _: None
+    *,
+    affinity: tuple[int, ...] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[AgentDevice]:
     """Open this machine as a Device."""
 

@@ -140,7 +140,11 @@ def predict(
 
 
 def _open(
-    bundle: Path, precision: "Precision", options: VectorOptions, *, threads: int = 1
+    bundle: Path,
+    precision: "Precision",
+    options: VectorOptions,
+    *,
+    threads: int = 1,
 ) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.exporters.artifact import Bundle

@@ -9,9 +9,7 @@ from tempfile import TemporaryDirectory
 
 from accelerate import PartialState
 
-from compress.arguments import (
-    with_keywords_of,
-)
+from compress.arguments import with_keywords_of
 from compress.commands import preflight
 from compress.console import print_note
 from compress.exporters.artifact import Bundle

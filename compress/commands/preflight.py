@@ -171,7 +171,8 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
 
 
 def pretrain_request(
-    arguments: ForecastPretrainingArguments, out: PathName
+    arguments: ForecastPretrainingArguments,
+    out: PathName,
 ) -> PretrainRequest:
     """Check the keywords of `compress.pretrain`. Raises a CompressError for anything
     wrong with them that can be found without importing torch."""

@@ -7,17 +7,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from compress.arguments import (
-    with_keywords_of,
-)
+from compress.arguments import with_keywords_of
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.distill import run_distillation
 from compress.config.loader import names
-from compress.config.options import (
-    PruneOptions,
-    SettingOptions,
-)
+from compress.config.options import PruneOptions, SettingOptions
 from compress.config.recipe import BUDGETS, Recipe, Target
 from compress.config.reference import options as options_of
 from compress.config.stages import SIZES, Stage
@@ -75,7 +70,9 @@ def run_pruning(request: DistillRequest, max_drop: float | None = None) -> Bundl
 
 
 def resolve_target(
-    request: DistillRequest, target: PruneOptions, setting: SettingOptions
+    request: DistillRequest,
+    target: PruneOptions,
+    setting: SettingOptions,
 ) -> DistillRequest:
     """Return the request with this target in its recipe, and with the user's own
     functions loaded. Raises PruneError."""
@@ -92,7 +89,9 @@ def resolve_target(
 
 
 def set_target(
-    recipe: Recipe, target: Mapping[str, float | None], setting: Mapping[str, Any]
+    recipe: Recipe,
+    target: Mapping[str, float | None],
+    setting: Mapping[str, Any],
 ) -> Recipe:
     """Return the recipe with this target; it keeps its own if `target` has no value.
 
@@ -170,7 +169,9 @@ def _check_numbers(values: Mapping[str, float]) -> None:
 
 
 def _with_learned_sizes(
-    recipe: Recipe, stage: Stage, values: Mapping[str, float]
+    recipe: Recipe,
+    stage: Stage,
+    values: Mapping[str, float],
 ) -> Recipe:
     """Set the sizes of a recipe whose step learns what to prune."""
     assert stage.step is not None, "the caller looked at its options"

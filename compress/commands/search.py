@@ -112,7 +112,10 @@ def forecast_search(request: SearchRequest) -> Forecast:
 
 @contextmanager
 def _open_job(
-    request: SearchRequest, config: SearchConfig, run: Run, seconds: float | None
+    request: SearchRequest,
+    config: SearchConfig,
+    run: Run,
+    seconds: float | None,
 ) -> Iterator[SearchJob]:
     """Reach the device, and load teacher and data; close the run at the end."""
     device = request.device

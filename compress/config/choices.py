@@ -39,7 +39,13 @@ class Choice(Frozen):
     set: tuple[str, ...] = ()
 
     def fits(
-        self, kind: str, family: str, *, prompted: bool, scored: bool, reranker: bool
+        self,
+        kind: str,
+        family: str,
+        *,
+        prompted: bool,
+        scored: bool,
+        reranker: bool,
     ) -> bool:
         """Return True if all conditions hold."""
         fits = (self.kinds is None or kind in self.kinds) and (
@@ -97,7 +103,10 @@ class CandidateRecipes:
 
     @staticmethod
     def load(
-        name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False
+        name: str | Path,
+        overrides: Sequence[str] = (),
+        *,
+        paper: bool = False,
     ) -> "CandidateRecipes":
         """Load `auto`, or a file of choices. Recipes to which `overrides` do not apply
         are left out.
@@ -148,7 +157,7 @@ class CandidateRecipes:
                 kind, family, prompted=prompted, scored=scored, reranker=reranker
             ):
                 return recipe, choice.because
-        tried = ", ".join(recipe.name for _, recipe in self.options)
+        tried = ", ".join(dict.fromkeys(recipe.name for _, recipe in self.options))
         case = (
             "prompted teacher" if prompted else f"{family} teacher and a task of {kind}"
         )

@@ -305,7 +305,9 @@ class Stage(ReadsRows):
     @field_validator("objective")
     @classmethod
     def _check_not_empty(
-        cls, terms: tuple[Term, ...], seen: ValidationInfo
+        cls,
+        terms: tuple[Term, ...],
+        seen: ValidationInfo,
     ) -> tuple[Term, ...]:
         if not terms and seen.data.get("step") is None:
             raise ValueError(

@@ -177,7 +177,9 @@ class Encoder:
     name: str
 
     def encode(
-        self, texts: Sequence[Text], max_length: int | None = None
+        self,
+        texts: Sequence[Text],
+        max_length: int | None = None,
     ) -> list[TextRow]:
         """Encode texts, or pairs of texts, as rows of at most `max_length` tokens,
         special tokens included.
@@ -191,14 +193,19 @@ class Encoder:
         raise NotImplementedError
 
     def questions(
-        self, questions: Sequence[str], contexts: Sequence[str], max_length: int
+        self,
+        questions: Sequence[str],
+        contexts: Sequence[str],
+        max_length: int,
     ) -> list[list[QuestionWindow]]:
         """Encode questions, each with windows of its context: see
         `windows.read_questions`. Raises DataError without the places of tokens."""
         raise self._lacks_places("questions")
 
     def words(
-        self, sentences: Sequence[Sequence[str]], max_length: int
+        self,
+        sentences: Sequence[Sequence[str]],
+        max_length: int,
     ) -> list[list[WordWindow]]:
         """Encode windows of words: see `windows.read_words`. Raises DataError without
         the places of tokens."""
@@ -304,7 +311,9 @@ class TextEncoder(Encoder):
         return cls(settings, name, backend)
 
     def encode(
-        self, texts: Sequence[Text], max_length: int | None = None
+        self,
+        texts: Sequence[Text],
+        max_length: int | None = None,
     ) -> list[TextRow]:
         if not texts:
             return []
@@ -329,7 +338,10 @@ class TextEncoder(Encoder):
         return [each.ids for each in found]
 
     def questions(
-        self, questions: Sequence[str], contexts: Sequence[str], max_length: int
+        self,
+        questions: Sequence[str],
+        contexts: Sequence[str],
+        max_length: int,
     ) -> list[list[QuestionWindow]]:
         self.backend.no_truncation()
         side = self.settings.truncation_side
@@ -339,7 +351,9 @@ class TextEncoder(Encoder):
             )
 
     def words(
-        self, sentences: Sequence[Sequence[str]], max_length: int
+        self,
+        sentences: Sequence[Sequence[str]],
+        max_length: int,
     ) -> list[list[WordWindow]]:
         self.backend.no_truncation()
         with _explain_wrong_texts([word for words in sentences for word in words]):
@@ -401,7 +415,9 @@ class SlowEncoder(Encoder):
     tokenizer: PreTrainedTokenizerBase
 
     def encode(
-        self, texts: Sequence[Text], max_length: int | None = None
+        self,
+        texts: Sequence[Text],
+        max_length: int | None = None,
     ) -> list[TextRow]:
         if not texts:
             return []

@@ -184,7 +184,9 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def row_batches(
-    rows: Iterable[RowMapping], *, first: int = 0
+    rows: Iterable[RowMapping],
+    *,
+    first: int = 0,
 ) -> Iterator[pa.RecordBatch]:
     """Write rows with the same columns as Arrow batches, and add attention_mask, length
     (in tokens) and index.
@@ -228,7 +230,10 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
 
 
 def _texts(
-    split: Dataset, encoder: Encoder, max_length: int, preparation: TextPreparation
+    split: Dataset,
+    encoder: Encoder,
+    max_length: int,
+    preparation: TextPreparation,
 ) -> Iterator[pa.RecordBatch]:
     first = 0
     prompts: list[str] = []
@@ -262,7 +267,9 @@ def _texts(
 
 
 def _count_prompts(
-    prompts: Iterable[str], encoder: Encoder, max_length: int
+    prompts: Iterable[str],
+    encoder: Encoder,
+    max_length: int,
 ) -> dict[str, int]:
     """Count the tokens that each prompt takes at the beginning of a row."""
     special = encoder.special_ids()
@@ -274,7 +281,9 @@ def _count_prompts(
 
 
 def _questions(
-    split: Dataset, encoder: Encoder, max_length: int
+    split: Dataset,
+    encoder: Encoder,
+    max_length: int,
 ) -> Iterator[RowMapping]:
     """Yield the rows of questions, labelled with the first answer."""
     example = 0
@@ -303,7 +312,9 @@ def _questions(
 
 
 def _sentences(
-    split: Dataset, encoder: Encoder, max_length: int
+    split: Dataset,
+    encoder: Encoder,
+    max_length: int,
 ) -> Iterator[RowMapping]:
     """Yield the rows of sentences, labelled with the tag of each word."""
     example = 0

@@ -68,8 +68,17 @@ def judge_kept(
     )
 
 
+def foresee(look: KeptScore, gain: float, keep: float) -> float:
+    """Return the chance that a student keeps a share, if further training adds `gain`
+    to the share that it keeps as yet."""
+    wide = look.high - look.low
+    error = wide / (2 * NormalDist().inv_cdf(CONFIDENCE))
+    return _chance(look.share + gain - keep, max(error, 1 / look.examples))
+
+
 def _score_of_drawn(
-    evaluator: Evaluator, logits: Array
+    evaluator: Evaluator,
+    logits: Array,
 ) -> tuple[Callable[[Array], float], int, int]:
     """Return the function from numbers of examples to the metric over them, the number
     of examples, and how many draws it can be asked for."""

@@ -46,7 +46,9 @@ def is_constant(values: Array) -> bool:
 
 
 def count_classes(
-    labels: Sequence[str], predicted: Array, true: Array
+    labels: Sequence[str],
+    predicted: Array,
+    true: Array,
 ) -> tuple[ClassScore, ...]:
     """Score each class by which rows are predicted to have it, and which do, each bool
     (rows, classes)."""
@@ -176,7 +178,8 @@ def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
 
 
 def scores_by_label(
-    predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]],
+    truth: Sequence[Sequence[str]],
 ) -> tuple[ClassScore, ...]:
     """Score the entities of each label, in alphabetical order; see `entity_scores`."""
     found = _entities(predicted)
@@ -192,7 +195,8 @@ def scores_by_label(
 
 
 def entity_scores(
-    predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]],
+    truth: Sequence[Sequence[str]],
 ) -> dict[str, float]:
     """Compute f1, precision and recall over the entities of all sentences, and accuracy
     over their words; 0.0 of none.
@@ -203,7 +207,8 @@ def entity_scores(
 
 
 def count_entities(
-    predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]],
+    truth: Sequence[Sequence[str]],
 ) -> Array:
     """Count in each sentence the entities that are right, predicted and true, and the
     words that are right and all: (sentences, 5)."""

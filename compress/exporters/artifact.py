@@ -210,7 +210,10 @@ class Bundle:
 
     @check_arguments
     def open(
-        self, precision: Precision = "int8", *, threads: ThreadCount = 1
+        self,
+        precision: Precision = "int8",
+        *,
+        threads: ThreadCount = 1,
     ) -> "Predictor":
         """Open tokenizer and session for many calls; `threads` rows run at a time."""
         from compress.exporters.predictor import open_predictor
@@ -271,7 +274,11 @@ class Bundle:
 
     @check_arguments
     def logits(
-        self, rows: RowsLike, *, precision: Precision = "int8", threads: ThreadCount = 1
+        self,
+        rows: RowsLike,
+        *,
+        precision: Precision = "int8",
+        threads: ThreadCount = 1,
     ) -> "NDArray[np.float32]":
         """Compute the logits of encoded rows, in order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
@@ -376,7 +383,8 @@ class Bundle:
 
     @check_arguments
     def set_threshold(
-        self, threshold: Annotated[float, NumberCheck(infinite=True)]
+        self,
+        threshold: Annotated[float, NumberCheck(infinite=True)],
     ) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa);
         infinite: always answer."""
@@ -396,7 +404,9 @@ class Bundle:
 
     @check_arguments
     def attach(
-        self, name: Annotated[str, PathCheck("a plain name", make=str)], text: str
+        self,
+        name: Annotated[str, PathCheck("a plain name", make=str)],
+        text: str,
     ) -> "Bundle":
         """Add or replace the file `name`, such as report.json or README.md.
 

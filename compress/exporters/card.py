@@ -140,7 +140,9 @@ def proof_line(proof: "Certificate") -> str:
 
 
 def revise(
-    card: str, proofs: Sequence["Certificate"], replaced: Mapping[str, str]
+    card: str,
+    proofs: Sequence["Certificate"],
+    replaced: Mapping[str, str],
 ) -> str:
     """Replace the certificates in a model card. Of `replaced` files (precision -> name)
     remove the scores for the hub, and note that those in the table are of earlier
@@ -250,7 +252,10 @@ def licence(card: Card) -> Markup:
 
 
 def front_matter(
-    card: Card, library: str, pipeline: str, tags: Sequence[str] = ()
+    card: Card,
+    library: str,
+    pipeline: str,
+    tags: Sequence[str] = (),
 ) -> Markup:
     """Render the hub's metadata of a card by its own client; unknown fields are left
     out."""

@@ -201,18 +201,8 @@ def quantize_static(
             f"{source}: no range for {', '.join(unknown)}; calibrate this very file: "
             "compress.quantization.calibration"
         )
-    quantise = partial(
-        quantise_matrix,
-        per_channel=per_channel,
-        full_range=full_range,
-    )
-    _Static(
-        graph,
-        ranges,
-        outputs or {},
-        quantise,
-        form=form,
-    ).rewrite(chosen)
+    quantise = partial(quantise_matrix, per_channel=per_channel, full_range=full_range)
+    _Static(graph, ranges, outputs or {}, quantise, form=form).rewrite(chosen)
     if form == "fused":  # also where every product is kept
         declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: "int8"})
@@ -228,7 +218,8 @@ def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
 
 
 def quantise_bias(
-    bias: NDArray[np.float32], unit: NDArray[np.float32]
+    bias: NDArray[np.float32],
+    unit: NDArray[np.float32],
 ) -> NDArray[np.int32]:
     """Quantise a bias in units of what the integer product is in: the scale of the
     activations x the weight's."""

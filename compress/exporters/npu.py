@@ -119,7 +119,10 @@ def fix(source: Path, target: Path, tokens: int) -> None:
 
 
 def _evaluate(
-    model: onnx.ModelProto, names: list[str], tokens: int, source: Path
+    model: onnx.ModelProto,
+    names: list[str],
+    tokens: int,
+    source: Path,
 ) -> list[NDArray[Any]]:
     """Compute tensors that do not depend on the ids."""
     if not names:
@@ -159,7 +162,8 @@ def _use_int32(graph: Graph) -> None:
 
 
 def find_mask(
-    model: onnx.ModelProto, name: str = "the model"
+    model: onnx.ModelProto,
+    name: str = "the model",
 ) -> tuple[str, list[tuple[str, str]]]:
     """Find the mask, and the (scores, masked scores) of every attention.
 
@@ -351,7 +355,10 @@ class _Writer:
     """
 
     def __init__(
-        self, model: onnx.ModelProto, ranges: Ranges, narrow: Collection[str]
+        self,
+        model: onnx.ModelProto,
+        ranges: Ranges,
+        narrow: Collection[str],
     ) -> None:
         self.graph = Graph(model.graph)
         self.ranges = ranges

@@ -5,9 +5,9 @@ from typing import Any
 
 from compress.config.recipe import Recipe
 from compress.jobs.job import Job
-from compress.latency.model import model_cost
 from compress.models import student as students
 from compress.pruning.budget import WHOLE_SHAPE, open_timer
+from compress.pruning.path import COUNTED, count_cost
 from compress.records.path import PathStudent
 from compress.slicing.shape import Shape
 from compress.training.unlabelled import add_texts
@@ -37,11 +37,7 @@ def far_recipe(job: Job) -> Recipe | None:
     if best < (keep - NEAR) * job.check.scores[metric]:
         return None
     last = models.recipe.training[-1]
-    recipe = add_texts(
-        _fit_width(recipe, job),
-        data,
-        context.corpus,
-    )
+    recipe = add_texts(_fit_width(recipe, job), data, context.corpus)
     return recipe.with_effort(last.effort).with_length(last.length)
 
 
@@ -54,28 +50,15 @@ def _fit_width(recipe: Recipe, job: Job) -> Recipe:
 
 
 def describe_far_end(job: Job, recipe: Recipe) -> PathStudent:
-    """Return the static student as a place on the path, its costs measured or counted
-    as those of other shapes."""
-    target = job.models.recipe.target
-    teacher = job.teacher.model.config
-    config = students.plan_config(recipe.student, teacher)
-    kind = job.models.context.kind
-    cost = model_cost(
-        config,
-        target.precision,
-        kind=kind,
-    )
-    costs = {"mb": cost.file_mb, "params": float(cost.parameters)}
-    if target.least not in costs:
-        costs[target.least] = _measure(job, config)
+    """Return the static student as a place on the path, its cost measured or counted as
+    those of other shapes."""
+    models = job.models
+    config = students.plan_config(recipe.student, job.teacher.model.config)
+    found = count_cost(config, models.recipe, models.context)
+    count = COUNTED.get(models.recipe.target.least)
+    cost = _measure(job, config) if count is None else count(found)
     sizes = {"layers": 0, "hidden": config.hidden_size}
-    return PathStudent(
-        FAR_END,
-        sizes,
-        cost.parameters,
-        costs[target.least],
-        cost.file_mb,
-    )
+    return PathStudent(FAR_END, sizes, found.parameters, cost, found.file_mb)
 
 
 def _measure(job: Job, config: Any) -> float:

@@ -63,7 +63,9 @@ class Job:
         return replace(self, models=replace(self.models, recipe=recipe))
 
     def with_teacher(
-        self, teacher: Teacher, check: TeacherCheck | None = None
+        self,
+        teacher: Teacher,
+        check: TeacherCheck | None = None,
     ) -> "Job":
         """Return the job with this teacher for the task."""
         models = replace(self.models, task_teacher=teacher)

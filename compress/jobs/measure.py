@@ -87,7 +87,9 @@ class Scorer:
 
     @staticmethod
     def from_job(
-        bundle: Bundle, job: Job, tokenizer: PreTrainedTokenizerBase
+        bundle: Bundle,
+        job: Job,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> "Scorer":
         data = job.models.context.data
         on = partial(
@@ -256,7 +258,10 @@ def measure(
 
 
 def test_path(
-    job: Job, bundle: Bundle, student: ScoredModel, teacher: ScoredModel
+    job: Job,
+    bundle: Bundle,
+    student: ScoredModel,
+    teacher: ScoredModel,
 ) -> WalkedPath | None:
     """Return the path with the share of the score that the shipped file keeps on the
     measured rows, and with its latency beside the teacher's; None without a path."""
@@ -281,7 +286,9 @@ def test_path(
 
 
 def time_files(
-    scored: Sequence[ScoredModel], max_length: int, console: Console
+    scored: Sequence[ScoredModel],
+    max_length: int,
+    console: Console,
 ) -> list[Latency]:
     """Race the files of these models at the lengths that a report shows."""
     files = {each.name: each.file for each in scored if each.file is not None}
@@ -376,7 +383,9 @@ def note_int8(rows: Sequence[ReportRow], metric: str) -> list[str]:
 
 
 def note_vectors(
-    evaluator: Evaluator, teacher: ScoredModel, student: ScoredModel
+    evaluator: Evaluator,
+    teacher: ScoredModel,
+    student: ScoredModel,
 ) -> list[str]:
     """Say how well a student's vectors search an existing index of the teacher's."""
     if not evaluator.task.vectors or teacher.logits.shape != student.logits.shape:
@@ -393,7 +402,10 @@ def note_vectors(
 
 
 def note_parity(
-    bundle: Bundle, student: PreTrainedModel, evaluator: Evaluator, collate: Batching
+    bundle: Bundle,
+    student: PreTrainedModel,
+    evaluator: Evaluator,
+    collate: Batching,
 ) -> list[str]:
     """Say how far the fp32 file is from torch."""
     rows = list(evaluator.rows.select(range(min(ROWS_TRACED, len(evaluator.rows)))))

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 
-import numpy as np
 from pydantic import TypeAdapter
 from transformers import PreTrainedModel
 
@@ -26,7 +25,7 @@ from compress.console import print_note, warn
 from compress.errors import PruneError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
-from compress.evaluation.kept import judge_kept
+from compress.evaluation.kept import foresee, judge_kept
 from compress.io import write_json
 from compress.jobs.far_end import describe_far_end, far_recipe
 from compress.jobs.job import Job
@@ -48,22 +47,18 @@ from compress.reporting.walk import (
     explain_unresolved,
     path_table,
 )
-from compress.slicing.shape import Shape
 from compress.training.run import from_first
 from compress.training.schedule import EFFORTS
-from compress.training.stage import MOST_CACHED
 
 PATH_FILE = "path.json"
 COSTS_FILE = "path-costs.json"
 MOST_RUNGS = 14
+"""Students on the path, at most."""
 STEPS: Mapping[Training, int] = {"brief": 200, "long": 600}
 """Optimiser steps of the short recoveries."""
-BRIEF_ROWS = 8000
-"""Rows that the short recoveries read again and again: the teacher answers them
-once."""
-FEWEST_CACHED = 2500
-"""If the answers to fewer rows fit into the cache, the teacher answers anew each time:
-so few rows would be learnt by heart."""
+READ_AGAIN = 0.9
+"""The short recoveries read as many rows as a brief one goes through, times this: again
+and again, so that the teacher's answers are worth keeping (`cache_teacher: auto`)."""
 REACH = 3.0
 LEAST_REACH = 0.03
 """The path ends at a student that lacks so many times what may be lost, and at least
@@ -74,10 +69,10 @@ TRAINED_IN_FULL = 3
 """Students that are trained in full, at most."""
 WALK_SHARE = 0.35
 """The share of `--minutes` in which the path may begin another cut."""
-PATIENT = 0.5
+FULL_GAIN = 0.5
 """What training in full adds, as a share of what the longer recovery has added, as long
 as no student has shown it."""
-HOPEFUL = 0.5
+WORTH_TRAINING = 0.5
 """The chance at which a student is trained in full: a miss costs minutes, and shows
 what training in full adds; one that is not tried may be half as fast again."""
 
@@ -148,27 +143,23 @@ def _estimate_path(brief: PhaseEstimate, stage: Stage) -> PhaseEstimate:
     )
 
 
-def make_recovery(
-    recipe: Recipe, training: Training, name: str, cached: int = BRIEF_ROWS
-) -> Stage:
+def make_recovery(recipe: Recipe, training: Training, name: str) -> Stage:
     """Return a short stage for a student, with the first objective that the recipe has
-    after its cuts. cached: rows whose answers of the teacher fit into its cache."""
-    pays = cached >= FEWEST_CACHED
+    after its cuts."""
     stage = recovering_stages(recipe)[0]
-    steps = round(STEPS[training] * EFFORTS[stage.effort])
-    return stage.model_copy(
-        update={
-            "name": f"{training}-{name}",
-            "steps": steps,
-            "max_epochs": None,
-            "augment": None,
-            "corpus": False,
-            "improve": False,
-            "limit_rows": cached if pays else BRIEF_ROWS,
-            "cache_teacher": pays,
-            "evaluate": 0,
-        }
-    )
+    effort = EFFORTS[stage.effort]
+    update = {
+        "name": f"{training}-{name}",
+        "steps": round(STEPS[training] * effort),
+        "max_epochs": None,
+        "augment": None,
+        "corpus": False,
+        "improve": False,
+        "limit_rows": round(READ_AGAIN * STEPS["brief"] * effort * stage.batch),
+        "cache_teacher": "auto",
+        "evaluate": 0,
+    }
+    return stage.model_copy(update=update)
 
 
 def recovering_stages(recipe: Recipe) -> list[Stage]:
@@ -179,13 +170,14 @@ def recovering_stages(recipe: Recipe) -> list[Stage]:
 
 @dataclass(frozen=True)
 class Walk:
-    """A path on the way from the teacher of a job to its student. cached: see
-    `make_recovery`."""
+    """A path on the way from the teacher of a job to its student.
+
+    cutter     chooses its cuts; evaluator: of the validation split
+    """
 
     job: Job
     cutter: Cutter
     evaluator: Evaluator
-    cached: int
 
     @staticmethod
     def open(job: Job) -> "Walk":
@@ -208,30 +200,12 @@ class Walk:
         costs = from_first(
             lambda: TypeAdapter(ShapeCosts).validate_json(file.read_bytes())
         )
-        cutter = Cutter(
-            models.recipe,
-            job.teacher,
-            context,
-            costs,
-            run.seed,
-        )
-        walk = Walk(
-            job,
-            cutter,
-            evaluator,
-            _count_cached(job),
-        )
+        cutter = Cutter(models.recipe, job.teacher, context, costs, run.seed)
+        walk = Walk(job, cutter, evaluator)
         if run.main and not walk.file.is_file():
             target = models.recipe.target
             assert target.keep is not None, "the phase is for this target"
-            walk.save(
-                WalkedPath(
-                    target.keep,
-                    target.least,
-                    costs.where,
-                    costs.whole,
-                )
-            )
+            walk.save(WalkedPath(target.keep, target.least, costs.where, costs.whole))
         return walk
 
     @property
@@ -266,7 +240,9 @@ class Walk:
             path = replace(path, far=far)
             self.save(path)
         assert path.far is not None, "it was described"
-        done = training.run(self._limit(self.job.with_recipe(recipe)))
+        later = recovering_stages(self.recipe)
+        job = self._limit(self.job.with_recipe(recipe), [*recipe.training, *later])
+        done = training.run(job)
         assert done.student is not None, "the phase has trained it"
         look = self._judge(done.student)
         far = replace(path.far, looks={"finished": look})
@@ -294,28 +270,16 @@ class Walk:
         if path.rungs:
             model = self._train(self._chain(path.rungs[-1]))
             limit = path.rungs[-1].cost / CUT
-        stopped = from_first(partial(self._why_stopped, path))
-        cut = None if stopped else self.cutter.next(model, limit)
-        if cut is None:
-            self.save(replace(path, stopped=stopped or "no shape is smaller"))
-            return
         name = f"cut-{len(path.rungs) + 1}"
-        sizes = cut.sizes.plain()
-        student = PathStudent(
-            name,
-            sizes,
-            cut.parameters,
-            cut.cost,
-            cut.file_mb,
-        )
-        self.save(path.with_student(student))
+        stopped = from_first(partial(self._why_stopped, path))
+        student = None if stopped else self.cutter.next(model, limit, name)
+        if student is None:
+            self.save(replace(path, stopped=stopped or "no shape is smaller"))
+        else:
+            self.save(path.with_student(student))
 
     def _recover_briefly(self, rung: PathStudent) -> None:
-        look = self._look(
-            rung,
-            "brief",
-            self._train(self._chain(rung)),
-        )
+        look = self._look(rung, "brief", self._train(self._chain(rung)))
         self._say(f"{rung.name}: {describe_sizes(rung)}: keeps {describe_kept(look)}")
 
     def _say(self, line: str) -> None:
@@ -344,13 +308,8 @@ class Walk:
         within = [rung for rung in rungs if rung.looks["brief"].share >= floor]
         for rung in within[-RECOVERED_LONGER:]:
             if "long" not in rung.looks:
-                stages = self._chain(rung)
-                stages.append(self._recovery("long", rung))
-                self._look(
-                    rung,
-                    "long",
-                    self._train(stages),
-                )
+                stages = [*self._chain(rung), self._recovery("long", rung)]
+                self._look(rung, "long", self._train(stages))
 
     def train_in_full(self, training: Phase[Job]) -> Job:
         """Train the smallest student that may well keep the share in full, and a larger
@@ -375,7 +334,7 @@ class Walk:
         if not larger or len(tried) == TRAINED_IN_FULL:
             return None
         gains = self._gains(path)
-        likely = [rung for rung in larger if _foresee(rung, path.keep, gains)]
+        likely = [rung for rung in larger if _is_worth_it(rung, path.keep, gains)]
         if likely:
             return likely[-1]
         return larger[-1] if tried else larger[0]
@@ -386,7 +345,7 @@ class Walk:
         by_long = max(0.0, _mean_gain(path, "brief", "long") or 0.0)
         after_long = _mean_gain(path, "long", "finished")
         if after_long is None:
-            after_long = PATIENT * by_long
+            after_long = FULL_GAIN * by_long
         return {"brief": by_long + after_long, "long": after_long}
 
     def _finish(self, done: Job, rung: PathStudent) -> Job:
@@ -394,11 +353,7 @@ class Walk:
         path = replace(self.path, chosen=rung.name)
         self.save(path)
         console = self.job.models.context.console
-        print_table(
-            console,
-            path_table(path),
-            more="on the page",
-        )
+        print_table(console, path_table(path), more="on the page")
         look = rung.looks["finished"]
         if not look.keeps:
             warn(
@@ -430,12 +385,7 @@ class Walk:
         return self.recipe.pruning[-1].model_copy(update=update)
 
     def _recovery(self, training: Training, rung: PathStudent) -> Stage:
-        return make_recovery(
-            self.recipe,
-            training,
-            rung.name,
-            self.cached,
-        )
+        return make_recovery(self.recipe, training, rung.name)
 
     def _full_job(self, rung: PathStudent) -> Job:
         """Return the job of a student: the path to it, and the recipe's own stages from
@@ -448,18 +398,16 @@ class Walk:
             for stage in recovering_stages(self.recipe)
         ]
         update = {"target": Target.model_validate({}), "stages": (*stages, *own)}
-        return self._limit(
-            self.job.with_recipe(self.recipe.model_copy(update=update)),
-        )
+        job = self.job.with_recipe(self.recipe.model_copy(update=update))
+        return self._limit(job, own)
 
-    def _limit(self, job: Job) -> Job:
-        """Return the job with its time limit, if it has one, for the open-ended stages
-        of its recipe."""
+    def _limit(self, job: Job, stages: Sequence[Stage]) -> Job:
+        """Return the job with the time that is left, if it is limited, split over these
+        stages."""
         context = job.models.context
         if context.time_limit is None:
             return job
-        stages = job.models.recipe.training
-        names = tuple(stage.name for stage in stages if stage.open_ended)
+        names = tuple(stage.name for stage in stages)
         limit = replace(context.time_limit, stages=names)
         context = replace(context, time_limit=limit)
         return replace(job, models=replace(job.models, context=context))
@@ -471,19 +419,16 @@ class Walk:
         return models.run_stages(stages)
 
     def _look(
-        self, rung: PathStudent, training: Training, student: PreTrainedModel
+        self,
+        rung: PathStudent,
+        training: Training,
+        student: PreTrainedModel,
     ) -> KeptScore:
         """Judge a student on the validation split, and record it."""
         if training in rung.looks:
             return rung.looks[training]
         kept = self._judge(student)
-        self.save(
-            self.path.with_look(
-                rung.name,
-                training,
-                kept,
-            )
-        )
+        self.save(self.path.with_look(rung.name, training, kept))
         return self.path.rung(rung.name).looks[training]
 
     def _judge(self, student: PreTrainedModel) -> KeptScore:
@@ -492,18 +437,8 @@ class Walk:
         assert check is not None, "the teacher was checked first"
         context = self.job.models.context
         rows = self.evaluator.rows
-        logits = metrics.logits(
-            student,
-            rows,
-            context.collate,
-            bf16=context.bf16,
-        )
-        return judge_kept(
-            self.evaluator,
-            logits,
-            check.logits,
-            self.path.keep,
-        )
+        logits = metrics.logits(student, rows, context.collate, bf16=context.bf16)
+        return judge_kept(self.evaluator, logits, check.logits, self.path.keep)
 
 
 def _floor(path: WalkedPath) -> float:
@@ -523,31 +458,16 @@ def _mean_gain(path: WalkedPath, shorter: Training, longer: Training) -> float |
     return fmean(gains) if gains else None
 
 
-def _foresee(rung: PathStudent, keep: float, gains: Mapping[Training, float]) -> bool:
+def _is_worth_it(
+    rung: PathStudent,
+    keep: float,
+    gains: Mapping[Training, float],
+) -> bool:
     """Return True if a student may well keep the share once it is finished."""
     training: Training = "long" if "long" in rung.looks else "brief"
     look = rung.looks[training]
-    wide = look.high - look.low
-    share = look.share + gains[training]
-    if wide <= 0:
-        return share >= keep
-    error = wide / (2 * NormalDist().inv_cdf(0.9))
-    return NormalDist().cdf((share - keep) / error) >= min(HOPEFUL, look.required)
-
-
-def _count_cached(job: Job) -> int:
-    """Count the rows, up to those that short recoveries read, whose hidden states of
-    the teacher fit into its cache."""
-    models = job.models
-    stage = make_recovery(
-        models.recipe,
-        "brief",
-        "path",
-    )
-    rows = models.context.rows(stage, models.run.seed)
-    shape = Shape.from_config(job.teacher.model.config)
-    row = 2 * np.mean(rows["length"][:]) * shape.hidden * (shape.layers + 1)
-    return min(BRIEF_ROWS, int(MOST_CACHED / row))
+    chance = foresee(look, gains[training], keep)
+    return chance >= min(WORTH_TRAINING, look.required)
 
 
 def _check_share(job: Job, evaluator: Evaluator) -> None:

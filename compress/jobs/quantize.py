@@ -453,7 +453,8 @@ QUANTIZE_PHASES: tuple[Phase[QuantizeJob], ...] = (
 
 
 def _time_rows(
-    run: Callable[[Dataset], object], rows: Dataset
+    run: Callable[[Dataset], object],
+    rows: Dataset,
 ) -> Callable[[int], float]:
     """Time a run over one row and over all of `rows`; return the seconds for any number
     of rows."""
@@ -464,7 +465,11 @@ def _time_rows(
 
 
 def choose_attempt(
-    method: Name, bundle: Bundle, settings: Calibrated, limit: float, say: Say
+    method: Name,
+    bundle: Bundle,
+    settings: Calibrated,
+    limit: float,
+    say: Say,
 ) -> Attempt:
     """Prepare the int8 file by the method; of several calibrations, choose the one
     closest to float."""
@@ -481,7 +486,9 @@ def choose_attempt(
 
 
 def race_before_after(
-    bundle: Bundle, candidate: Bundle, device: Device
+    bundle: Bundle,
+    candidate: Bundle,
+    device: Device,
 ) -> tuple[tuple[Latency, ...], dict[str, float]]:
     """Race the files before and after, and return their sizes in MB. An interrupted
     bundle has no int8 file before."""

@@ -130,7 +130,11 @@ class TrainRequest:
         }
 
     def open_run(
-        self, recipe: Recipe, given: Recipe, state: "PartialState", number_format: str
+        self,
+        recipe: Recipe,
+        given: Recipe,
+        state: "PartialState",
+        number_format: str,
     ) -> Run:
         """Open the run of a recipe, which was `given` before it was resolved."""
         identity = self.identify(recipe, number_format=number_format)

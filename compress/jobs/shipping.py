@@ -37,22 +37,12 @@ from compress.jobs.job import Job
 from compress.jobs.measure import SHIPPED_LENGTHS, measure
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.jobs.trials import SCORED
-from compress.jobs.trim import (
-    CorpusTexts,
-    compare_answers,
-    lines_of,
-    texts_of,
-)
+from compress.jobs.trim import CorpusTexts, compare_answers, lines_of, texts_of
 from compress.latency.measure import exported
 from compress.models.padding import pads_left
 from compress.provenance import predict_command
 from compress.quantization.certify import CERTIFIED_ROWS as ROWS_JUDGED
-from compress.quantization.certify import (
-    PROBE,
-    Claim,
-    certify,
-    sign_file,
-)
+from compress.quantization.certify import PROBE, Claim, certify, sign_file
 from compress.quantization.select import ALPHAS, CALIBRATION_ROWS, keep_score
 from compress.quantization.sensitivity import Mixed
 from compress.records.certificate import Certificate

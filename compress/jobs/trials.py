@@ -80,7 +80,9 @@ class Trials:
     student_mb: float = 0.0
 
     def try_teacher(
-        self, stage: Stage, base_teacher: Teacher
+        self,
+        stage: Stage,
+        base_teacher: Teacher,
     ) -> tuple[PhaseEstimate, Teacher]:
         """Forecast the fine-tuning of a teacher; return it with a head for the task,
         trained or not."""
@@ -151,7 +153,11 @@ class Trials:
         context, teacher = self._with_few_rows(few, teacher)
 
         def train(
-            name: str, steps: int, model: PreTrainedModel, *, scored: bool
+            name: str,
+            steps: int,
+            model: PreTrainedModel,
+            *,
+            scored: bool,
         ) -> tuple[Any, float, float]:
             """Return the trained model, the seconds of its training, and those
             before."""
@@ -233,7 +239,9 @@ class Trials:
         ), student
 
     def _with_few_rows(
-        self, rows: Dataset, teacher: Teacher | None
+        self,
+        rows: Dataset,
+        teacher: Teacher | None,
     ) -> tuple[FewRows, Teacher | None]:
         """Return the context with these rows to train on, and few rows to score; and
         the teacher, with as many recorded answers as rows if it has any."""

@@ -339,14 +339,7 @@ def compare_answers(
     difference = _of_equal_rows(evaluators, logits)
     recalls = compare_classes(*classes)
     changed = count_differing(one, other)
-    return ScoreDrop(
-        scores[0],
-        scores[1],
-        agreement,
-        difference,
-        recalls,
-        changed,
-    )
+    return ScoreDrop(scores[0], scores[1], agreement, difference, recalls, changed)
 
 
 def _flat(answers: Sequence[Any]) -> list[str]:

@@ -399,7 +399,9 @@ def read(
 
 
 def _check_attention(
-    model: nn.Module, layers: list[LayerAttention], mask_BL: Tensor
+    model: nn.Module,
+    layers: list[LayerAttention],
+    mask_BL: Tensor,
 ) -> list[LayerAttention]:
     """Return the attention of each layer, without masks that only leave out padding.
 
@@ -608,7 +610,9 @@ def _hooked(model: nn.Module) -> Iterator[list[LayerAttention]]:
 
 
 def _disentangled_attention(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> LayerAttention:
     """Recompute queries, keys and values by the layer's own projections, and scores
     with its position terms.

@@ -205,7 +205,10 @@ class Space(Frozen):
         )
 
     def recipe(
-        self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None
+        self,
+        name: str,
+        stages: Sequence[Stage],
+        student: StudentSpec | None = None,
     ) -> Recipe:
         """Make a recipe of some of its stages, so that they can be checked and run as
         such."""
@@ -249,7 +252,8 @@ class Space(Frozen):
 
     @staticmethod
     def from_argument(
-        space: "NameLike | Space", overrides: Sequence[str] = ()
+        space: "NameLike | Space",
+        overrides: Sequence[str] = (),
     ) -> "Space":
         """Load what a function was given: a name, a path or a Space."""
         if isinstance(space, Space):

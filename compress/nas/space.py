@@ -278,7 +278,8 @@ class Shapes:
 
 
 def _count_sizes(
-    space: Space, teacher: PreTrainedConfig
+    space: Space,
+    teacher: PreTrainedConfig,
 ) -> dict[str, tuple[SettingValue, ...]]:
     """Turn shares of the teacher's sizes into counts. Raises SearchError with every
     problem."""
@@ -328,7 +329,8 @@ def _count_sizes(
 
 
 def _group_axes(
-    space: Space, axes: Mapping[str, tuple[SettingValue, ...]]
+    space: Space,
+    axes: Mapping[str, tuple[SettingValue, ...]],
 ) -> Iterator[AxisGroup]:
     """Group the axes whose values can exclude each other, with every combination,
     possible or not."""

@@ -78,7 +78,9 @@ _FROZEN = ("words", "positions", "types", "tasks")
 
 
 def distances(
-    student_NBLD: Sequence[Tensor], teacher_TBLD: Sequence[Tensor], mask_BL: Tensor
+    student_NBLD: Sequence[Tensor],
+    teacher_TBLD: Sequence[Tensor],
+    mask_BL: Tensor,
 ) -> Tensor:
     """(T, N): MSE of every student layer, W applied, and every teacher layer, over real
     tokens."""
@@ -95,7 +97,10 @@ def distances(
 
 
 def matched(
-    distance_TN: Tensor, alive_N: Tensor, *, ordered: bool = False
+    distance_TN: Tensor,
+    alive_N: Tensor,
+    *,
+    ordered: bool = False,
 ) -> list[int]:
     """Find for each teacher layer the nearest student layer that is alive (Eq. 5), or
     the last if none is.

@@ -67,7 +67,9 @@ from compress.training.teacher_cache import TeacherCache
 
 
 def first(
-    student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan
+    student: PreTrainedModel,
+    batches: Iterable[Any],
+    plan: SlicePlan,
 ) -> Importance:
     """Rank the units of each group by their order, so that cutting keeps those of
     `Sandwich`'s subnets."""
@@ -272,7 +274,10 @@ class Sandwich(WrappedStep):
 
 
 def _resolve_sizes(
-    config: Any, requests: Iterable[Mapping[str, float]], *, strict: bool
+    config: Any,
+    requests: Iterable[Mapping[str, float]],
+    *,
+    strict: bool,
 ) -> list[Sizes]:
     """List the possible sizes without repetition.
 

@@ -146,7 +146,8 @@ class Prompt(Frozen):
     @field_validator("labels")
     @classmethod
     def _answer_one_label_each(
-        cls, labels: dict[str, tuple[str, ...]]
+        cls,
+        labels: dict[str, tuple[str, ...]],
     ) -> dict[str, tuple[str, ...]]:
         words = [word for several in labels.values() for word in several]
         problems = [

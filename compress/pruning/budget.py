@@ -341,7 +341,10 @@ def open_timer(recipe: Recipe, context: TrainingContext) -> Iterator[ShapeTimer]
 
 
 def resolve_budget(
-    recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run
+    recipe: Recipe,
+    task_teacher: Teacher,
+    context: TrainingContext,
+    run: Run,
 ) -> Iterator[Recipe]:
     """Yield the recipe with sizes in place of its budget, if it has one.
 
@@ -405,7 +408,10 @@ def _decide(
 
 
 def _with_sizes(
-    recipe: Recipe, decision: Decision, attempt: int, console: Console
+    recipe: Recipe,
+    decision: Decision,
+    attempt: int,
+    console: Console,
 ) -> Recipe:
     sizes = {
         name: count
@@ -469,7 +475,10 @@ def check_budget(
 
 @contextmanager
 def open_race(
-    bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext
+    bundle: Bundle,
+    recipe: Recipe,
+    task_teacher: Teacher,
+    context: TrainingContext,
 ) -> Iterator[Callable[[], dict[str, Latency]]]:
     """Yield a function that times the shipped file, in turns with the unpruned model's
     of the same precision, on the device of the recipe's target."""
@@ -489,7 +498,9 @@ def open_race(
 
 
 def _judge(
-    decision: Decision, latencies: Mapping[str, Latency], speedup: float | None
+    decision: Decision,
+    latencies: Mapping[str, Latency],
+    speedup: float | None,
 ) -> Decision:
     """Return the decision with the measured latencies; a speed-up is over the unpruned
     model as it was measured now."""
@@ -696,7 +707,9 @@ class _ShapeSearch:
         }
 
     def rank(
-        self, fits: Mapping[str, Sizes], estimates: Mapping[str, Estimate]
+        self,
+        fits: Mapping[str, Sizes],
+        estimates: Mapping[str, Estimate],
     ) -> list[ShapeCandidate]:
         """Cut the model to the largest of the shapes, spread far apart, and sort them
         by their loss against it."""

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from accelerate import PartialState
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from compress.config.recipe import Recipe
 from compress.latency.measure import choose_spread
-from compress.latency.model import model_cost
+from compress.latency.model import ModelCost, model_cost
 from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.teacher import Teacher
 from compress.pruning import importance
@@ -30,7 +31,7 @@ from compress.pruning.budget import (
     open_timer,
     shape_grid,
 )
-from compress.records.path import Least
+from compress.records.path import Least, PathStudent
 from compress.slicing.plan import SlicePlan
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.context import TrainingContext
@@ -58,72 +59,45 @@ class ShapeCosts:
     whole: float
 
 
-def _predict_latencies(
-    configs: Mapping[str, Any], recipe: Recipe, context: TrainingContext
-) -> tuple[str, dict[str, float]]:
-    with open_timer(recipe, context) as timer:
-        found = timer.predict(configs)
-        return timer.about, {name: each.ms for name, each in found.items()}
-
-
-def _estimate_sizes(
-    configs: Mapping[str, Any], recipe: Recipe, context: TrainingContext
-) -> tuple[str, dict[str, float]]:
-    cost = partial(
-        model_cost,
-        precision=recipe.target.precision,
-        kind=context.kind,
-    )
-    return "", {name: cost(config).file_mb for name, config in configs.items()}
-
-
-def _count_all(
-    configs: Mapping[str, Any], recipe: Recipe, context: TrainingContext
-) -> tuple[str, dict[str, float]]:
-    cost = partial(
-        model_cost,
-        precision=recipe.target.precision,
-        kind=context.kind,
-    )
-    return "", {name: cost(config).parameters for name, config in configs.items()}
-
-
-_COSTS: Final[Mapping[Least, Callable[..., tuple[str, dict[str, float]]]]] = {
-    "latency": _predict_latencies,
-    "mb": _estimate_sizes,
-    "params": _count_all,
+COUNTED: Final[Mapping[Least, Callable[[ModelCost], float]]] = {
+    "mb": attrgetter("file_mb"),
+    "params": attrgetter("parameters"),
 }
+"""The costs that follow from a config; a latency is measured."""
 
 
 def compute_costs(
-    model: PreTrainedModel, recipe: Recipe, context: TrainingContext
+    model: PreTrainedModel,
+    recipe: Recipe,
+    context: TrainingContext,
 ) -> ShapeCosts:
     """Compute what the recipe wants least, for the shapes of the model's grid."""
     grid = shape_grid(model.config, SlicePlan.from_model(model))
     configs = {name: resize_config(model.config, sizes) for name, sizes in grid.items()}
     configs[WHOLE_SHAPE] = model.config
-    where, costs = _COSTS[recipe.target.least](
-        configs,
-        recipe,
-        context,
-    )
-    whole = costs.pop(WHOLE_SHAPE)
-    return ShapeCosts(where, costs, whole)
+    count = COUNTED.get(recipe.target.least)
+    if count is not None:
+        cost_of = partial(count_cost, recipe=recipe, context=context)
+        costs = {name: count(cost_of(config)) for name, config in configs.items()}
+        return ShapeCosts("", costs, costs.pop(WHOLE_SHAPE))
+    with open_timer(recipe, context) as timer:
+        predicted = timer.predict(configs)
+        costs = {name: each.ms for name, each in predicted.items()}
+        return ShapeCosts(timer.about, costs, costs.pop(WHOLE_SHAPE))
 
 
-@dataclass(frozen=True)
-class ChosenCut:
-    """A shape that a model can be cut to."""
-
-    sizes: Sizes
-    parameters: int
-    cost: float
-    file_mb: float
+def count_cost(config: Any, recipe: Recipe, context: TrainingContext) -> ModelCost:
+    """Compute the costs of a config as a file of the target's precision."""
+    return model_cost(config, recipe.target.precision, kind=context.kind)
 
 
 @dataclass(frozen=True)
 class Cutter:
-    """Chooses cuts. teacher: of which the shapes are."""
+    """Chooses cuts.
+
+    teacher  the model whose shapes are cut to; costs: of these shapes
+    seed     of the sample of rows
+    """
 
     recipe: Recipe
     teacher: Teacher
@@ -131,9 +105,15 @@ class Cutter:
     costs: ShapeCosts
     seed: int
 
-    def next(self, model: PreTrainedModel, limit: float) -> ChosenCut | None:
+    def next(
+        self,
+        model: PreTrainedModel,
+        limit: float,
+        name: str,
+    ) -> PathStudent | None:
         """Choose the shape within the model whose cost fills the limit, and whose
-        answers are closest to the model's; None if every shape costs more.
+        answers are closest to the model's, for the student of this name; None if every
+        shape costs more.
 
         Every process takes part, and gets the same shape.
         """
@@ -143,57 +123,40 @@ class Cutter:
             project(model)
         model.to(PartialState().device)
         plan = SlicePlan.from_model(model)
-        grid = shape_grid(
-            self.teacher.model.config, SlicePlan.from_model(self.teacher.model)
-        )
+        whole = self.teacher.model
+        grid = shape_grid(whole.config, SlicePlan.from_model(whole))
+        costs = self.costs.costs
         fits = {
-            name: sizes
-            for name, sizes in grid.items()
-            if self.costs.costs[name] <= limit and sizes.within(plan.sizes)
+            each: sizes
+            for each, sizes in grid.items()
+            if costs[each] <= limit and sizes.within(plan.sizes)
         }
         if not fits:
             return None
-        names = list(largest_shapes(fits))
-        if len(names) > SHAPES_COMPARED:
-            configs = {name: resize_config(model.config, fits[name]) for name in names}
-            names = choose_spread(
-                configs,
-                SHAPES_COMPARED,
-                budget_setting(self.recipe),
-            )
-        found = self._compare(
-            model,
-            plan,
-            {name: fits[name] for name in names},
-        )
-        best = min(names, key=lambda name: (found[name], name))
+        configs = {
+            each: resize_config(model.config, fits[each])
+            for each in largest_shapes(fits)
+        }
+        setting = budget_setting(self.recipe)
+        if len(configs) > SHAPES_COMPARED:
+            spread = choose_spread(configs, SHAPES_COMPARED, setting)
+            configs = {each: configs[each] for each in spread}
+        found = self._compare(model, plan, {each: fits[each] for each in configs})
+        best = min(configs, key=lambda each: (found[each], each))
         sizes = fits[best]
-        config = resize_config(model.config, sizes)
-        precision = self.recipe.target.precision
-        size = model_cost(
-            config,
-            precision,
-            kind=self.context.kind,
-        ).file_mb
+        size = count_cost(configs[best], self.recipe, self.context).file_mb
         parameters = count_parameters(model, plan, sizes)
-        return ChosenCut(
-            sizes,
-            parameters,
-            self.costs.costs[best],
-            size,
-        )
+        return PathStudent(name, sizes.plain(), parameters, costs[best], size)
 
     def _compare(
-        self, model: PreTrainedModel, plan: SlicePlan, shapes: Mapping[str, Sizes]
+        self,
+        model: PreTrainedModel,
+        plan: SlicePlan,
+        shapes: Mapping[str, Sizes],
     ) -> dict[str, float]:
         """Compute the loss of the model cut to each shape against itself."""
         stage = self.recipe.pruning[-1]
-        rows = self.context.sample(
-            stage.data,
-            stage.length,
-            CUT_ROWS,
-            self.seed,
-        )
+        rows = self.context.sample(stage.data, stage.length, CUT_ROWS, self.seed)
         rated = importance.compute_importance(
             stage.importance,
             model,

@@ -223,7 +223,10 @@ def prune_stage(
 
 
 def make_record(
-    stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None
+    stage: Prune,
+    plan: SlicePlan,
+    kept: Kept,
+    before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Describe the kept units for kept.json; -1 is a new unit."""
     layers = list(kept.layers)

@@ -276,19 +276,9 @@ def compute_saturation(
         return Saturation()
     few = evaluator.subsample(SATURATED_ROWS)
     threads = os.cpu_count() or 1
-    found = saturate(
-        file,
-        few.rows,
-        bundle.task,
-        threads=threads,
-    )
+    found = saturate(file, few.rows, bundle.task, threads=threads)
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compare_logits(
-        few,
-        found.exact,
-        found.saturated,
-        threshold=threshold,
-    )
+    outcome = compare_logits(few, found.exact, found.saturated, threshold=threshold)
     return Saturation(
         products=len(products),
         shares=found.shares,
@@ -375,7 +365,9 @@ def attach_certificate(
 
 
 def sign_file(
-    bundle: Bundle, precision: Precision, proof: Certificate
+    bundle: Bundle,
+    precision: Precision,
+    proof: Certificate,
 ) -> tuple[Bundle, Certificate]:
     """Write the certificate into the file's own metadata; return it with the digest
     that the file has from then on."""

@@ -228,7 +228,9 @@ def find_extremes(source: Path, rows: Dataset, *, threads: int) -> Ranges:
 
 
 def write_npu(
-    context: ExportContext, folder: Path, precisions: Sequence[str]
+    context: ExportContext,
+    folder: Path,
+    precisions: Sequence[str],
 ) -> ExportResult:
     """Write a file for each precision and length, and certify it: see
     `compress.exporters.formats.npu`.
@@ -446,7 +448,11 @@ def certify_file(
 
 
 def certify_emulated(
-    bundle: Bundle, file: Path, data: TaskData, python: str, claim: Claim
+    bundle: Bundle,
+    file: Path,
+    data: TaskData,
+    python: str,
+    claim: Claim,
 ) -> Certificate:
     """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU,
     on EMULATED_ROWS rows.

@@ -37,7 +37,11 @@ class SaturatedAnswers:
 
 
 def saturate(
-    file: Path, rows: Dataset, task: Task, *, threads: int
+    file: Path,
+    rows: Dataset,
+    task: Task,
+    *,
+    threads: int,
 ) -> SaturatedAnswers:
     """Compute the logits of an int8 file, each row alone, with exact sums and as
     processors without VNNI do."""
@@ -101,12 +105,7 @@ def _run(
     observed = [name for name in names if name.startswith((LARGEST_CODES, SATURATING))]
     own = [name for name in names if name not in observed]
     answers = task.answer_outputs or own
-    found = run_rows(
-        session,
-        rows,
-        threads=threads,
-        outputs=[*answers, *observed],
-    )
+    found = run_rows(session, rows, threads=threads, outputs=[*answers, *observed])
     count = len(answers)
     logits = join_answers(task, [row[:count] for row in found])
     values = {}

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Training = Literal["brief", "long", "finished"]
-TRAININGS: tuple[Training, ...] = ("brief", "long", "finished")
 """How long a student has recovered from its last cut, the shortest first."""
 Least = Literal["latency", "mb", "params"]
 ROUNDING = 1e-9
@@ -59,7 +58,7 @@ class KeptScore:
 
 @dataclass(frozen=True)
 class PathStudent:
-    """A shape on the path, and how much its student keeps after each training.
+    """A student on the path, and how much it keeps after each training.
 
     cost      of its file, in the unit of what is to be least; file_mb: 10^6 bytes,
               estimated
@@ -71,12 +70,6 @@ class PathStudent:
     cost: float
     file_mb: float
     looks: Mapping[Training, KeptScore] = field(default_factory=dict)
-
-    @property
-    def latest(self) -> KeptScore | None:
-        """Return the look after the longest training so far."""
-        found = [self.looks[name] for name in TRAININGS if name in self.looks]
-        return found[-1] if found else None
 
 
 @dataclass(frozen=True)
@@ -112,6 +105,7 @@ class WalkedPath:
         return (*self.rungs, self.far) if self.far else self.rungs
 
     def rung(self, name: str) -> PathStudent:
+        """Return the student of this name."""
         return next(each for each in self.students if each.name == name)
 
     def with_student(self, student: PathStudent) -> WalkedPath:

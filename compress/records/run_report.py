@@ -176,7 +176,8 @@ class Report:
 
     @check_arguments
     def of_role(
-        self, role: Literal["baseline", "teacher", "student"]
+        self,
+        role: Literal["baseline", "teacher", "student"],
     ) -> tuple[ReportRow, ...]:
         """List the rows with this role."""
         return tuple(row for row in self.rows if row.role == role)

@@ -30,6 +30,7 @@ from compress.reporting.tables import Cell, Line, ResultTable, column
 AIR = 1.15
 """Room beside the points on a logarithmic axis, as a factor."""
 WALK_BOTTOM = 290
+"""The pixel of the horizontal axis, from the top."""
 
 
 def describe_sizes(rung: PathStudent) -> str:
@@ -76,9 +77,9 @@ def path_text(path: WalkedPath) -> list[str]:
             f"{path.whole_measured / path.measured:.1f} times as fast ({path.where})."
         )
     if path.tested is not None:
+        kept = describe_kept(path.tested)
         sentences.append(
-            f"Of the rows that are measured here, the shipped file keeps "
-            f"{describe_kept(path.tested)}."
+            f"On the rows of the comparison, the shipped file keeps {kept}."
         )
     sentences.append(f"The path ended: {path.stopped}.")
     return sentences
@@ -103,7 +104,7 @@ _RANKS: dict[Training, int] = {"brief": 3, "long": 2, "finished": 0}
 
 def path_table(path: WalkedPath) -> ResultTable:
     """List the students, the largest first."""
-    rungs = list(path.students)
+    of = partial(column, path.students, "")
     unit = COST_UNITS[path.least]
 
     def kept(training: Training, rung: PathStudent) -> Cell:
@@ -111,64 +112,33 @@ def path_table(path: WalkedPath) -> ResultTable:
         return Cell(units.MISSING if look is None else describe_kept(look))
 
     columns = [
-        column(
-            rungs,
-            "",
-            "sizes",
-            describe_sizes,
-            rank=1,
-        ),
-        column(
-            rungs,
-            "",
-            unit,
-            lambda rung: f"{rung.cost:.3g}",
-            rank=4,
-        ),
-        column(
-            rungs, "", "times", lambda rung: f"{path.whole / rung.cost:.1f}", rank=0
-        ),
-        column(
-            rungs,
-            "",
-            "MB",
-            lambda rung: f"{rung.file_mb:.1f}",
-            rank=5,
-        ),
+        of("sizes", describe_sizes, rank=1),
+        of(unit, lambda rung: f"{rung.cost:.3g}", rank=4),
+        of("times", lambda rung: f"{path.whole / rung.cost:.1f}", rank=0),
+        of("MB", lambda rung: f"{rung.file_mb:.1f}", rank=5),
     ]
-    columns += [
-        column(
-            rungs,
-            "",
-            training,
-            partial(kept, training),
-            rank=rank,
-        )
-        for training, rank in _RANKS.items()
-    ]
+    for training, rank in _RANKS.items():
+        columns.append(of(training, partial(kept, training), rank=rank))
     lines = [
         Line(rung.name, "student" if rung.name == path.chosen else "plain")
-        for rung in rungs
+        for rung in path.students
     ]
     caption = ["share of the teacher's score that is kept, with 80 % intervals"]
     if path.where:
         caption.append(f"times are predicted: {path.where}")
     title = f"Students on the way to {units.share(path.keep)} of the score"
-    return ResultTable.build(
-        lines,
-        columns,
-        title,
-        caption,
-    )
+    return ResultTable.build(lines, columns, title, caption)
 
 
 def path_figures(path: WalkedPath) -> list[Figure]:
     """Draw the kept share against the cost, and against the size of the file."""
-    if not any(rung.latest for rung in path.students):
+    if not any(rung.looks for rung in path.students):
         return []
-    unit = COST_UNITS[path.least]
-    axes: dict[str, Callable[[PathStudent], float]] = {unit: lambda rung: rung.cost}
-    axes.setdefault("MB", lambda rung: rung.file_mb)
+    # one chart if the size of the file is what is to be least
+    axes: dict[str, Callable[[PathStudent], float]] = {
+        COST_UNITS[path.least]: lambda rung: rung.cost,
+        "MB": lambda rung: rung.file_mb,
+    }
     return [
         draw_figure(
             f"Share of the score against {name}",
@@ -199,23 +169,12 @@ def _draw(
     rungs = [rung for rung in path.students if rung.looks]
     costs = [cost(rung) for rung in rungs]
     looks = [look for rung in rungs for look in rung.looks.values()]
-    x = Axis(
-        min(costs) / AIR,
-        max(costs) * AIR,
-        LEFT,
-        width - RIGHT,
-        log=True,
-    )
-    ends = [end for look in looks for end in (look.low, look.high)]
-    y = Axis.padded(
-        100 * min(*ends, path.keep), 100 * max(*ends, path.keep), WALK_BOTTOM, TOP
-    )
-    plot = Plot(
-        x,
-        y,
-        (unit, "% of the teacher's score"),
-    )
-    plot.level(y.at(100 * path.keep), "reference")
+    x = Axis(min(costs) / AIR, max(costs) * AIR, LEFT, width - RIGHT, log=True)
+    ends = [100 * end for look in looks for end in (look.low, look.high)]
+    asked = 100 * path.keep
+    y = Axis.padded(min(*ends, asked), max(*ends, asked), WALK_BOTTOM, TOP)
+    plot = Plot(x, y, (unit, "% of the teacher's score"))
+    plot.level(y.at(asked), "reference")
     for rung in rungs:
         for training, look in rung.looks.items():
             at = cost(rung)
@@ -226,8 +185,4 @@ def _draw(
             place = plot.at(at, 100 * look.share)
             plot.marks.append(draw_dot(place, _STYLES[training], hint))
     description = f"{len(rungs)} shapes; the line is {units.share(path.keep)}"
-    return plot.picture(
-        key,
-        "What students on the path keep",
-        description,
-    )
+    return plot.picture(key, "What students on the path keep", description)

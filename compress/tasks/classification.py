@@ -54,7 +54,10 @@ class Classification(Task):
 
     @classmethod
     def from_checkpoint(
-        cls, source: ModelFolder, problem: str | None, text: tuple[str, ...]
+        cls,
+        source: ModelFolder,
+        problem: str | None,
+        text: tuple[str, ...],
     ) -> Task:
         """Read the task of a sequence classifier, which may be of another kind."""
         names = source.labels()
@@ -113,7 +116,10 @@ class Classification(Task):
         return float(metrics.divergence(student, teacher).mean())
 
     def example_scores(
-        self, exam: Evaluator, logits: Array, threshold: float | None
+        self,
+        exam: Evaluator,
+        logits: Array,
+        threshold: float | None,
     ) -> Array | None:
         if self.metric != "accuracy":
             return None

@@ -106,7 +106,10 @@ class Multilabel(Task):
         return float(metrics.divergence(*binary).sum(axis=1).mean())
 
     def example_scores(
-        self, exam: Evaluator, logits: Array, threshold: float | None
+        self,
+        exam: Evaluator,
+        logits: Array,
+        threshold: float | None,
     ) -> Array | None:
         if self.metric != "accuracy":
             return None

@@ -112,7 +112,12 @@ def resolve(recipe: Recipe, inputs: Inputs, lengths: RowLengths) -> Recipe:
 
 
 def make_context(
-    inputs: Inputs, recipe: Recipe, run: Run, *, number_format: str, console: Console
+    inputs: Inputs,
+    recipe: Recipe,
+    run: Run,
+    *,
+    number_format: str,
+    console: Console,
 ) -> TrainingContext:
     """Make what the stages share, after the run has confirmed its inputs."""
     run.confirm(**inputs.digests)
@@ -136,7 +141,9 @@ def make_context(
 
 @contextmanager
 def open_job(
-    request: DistillRequest, *, trial: bool = False
+    request: DistillRequest,
+    *,
+    trial: bool = False,
 ) -> Iterator[tuple[Job, list[Phase[Job]]]]:
     """Load the inputs of a distillation, resolve its recipe, and open its run; yield
     the job, before anything is trained, and the phases that make its teacher.

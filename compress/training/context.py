@@ -52,7 +52,10 @@ class TrainingContext:
     time_limit: TimeLimit | None = None
 
     def limit(
-        self, minutes: float | None, stages: Iterable[Stage], spent: float
+        self,
+        minutes: float | None,
+        stages: Iterable[Stage],
+        spent: float,
     ) -> "TrainingContext":
         """Return the context with a limit on the minutes of its run, if there is one;
         see `TimeLimit.from_minutes`."""
@@ -149,7 +152,11 @@ class TrainingContext:
             return rows if held_out else limit_rows(rows, stage.limit_rows)
 
     def sample(
-        self, data: Literal["task", "text"], max_length: int, count: int, seed: int
+        self,
+        data: Literal["task", "text"],
+        max_length: int,
+        count: int,
+        seed: int,
     ) -> Dataset:
         """Encode a random sample of `count` rows of the task, or of unlabelled text, to
         find out what a model needs.
@@ -210,7 +217,10 @@ class TrainingContext:
 
 
 def use_bf16(
-    number_format: str, recipe: Recipe, base_teacher: Teacher, console: Console
+    number_format: str,
+    recipe: Recipe,
+    base_teacher: Teacher,
+    console: Console,
 ) -> bool:
     """Return True if this run computes in bfloat16; families that cannot are an
     exception, with a note."""

@@ -208,7 +208,9 @@ class TimeLimit:
 
     @staticmethod
     def from_minutes(
-        minutes: float, stages: tuple[str, ...], spent: float
+        minutes: float,
+        stages: tuple[str, ...],
+        spent: float,
     ) -> "TimeLimit":
         """Leave a share of the minutes of a run for exporting, certifying and
         measuring. spent: seconds of its earlier sessions."""

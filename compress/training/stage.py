@@ -656,7 +656,10 @@ def _save_result(
 
 
 def cache_pays(
-    stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset
+    stage: Stage,
+    objective: Objective,
+    teacher: Teacher,
+    rows: Dataset,
 ) -> bool:
     """Return True if caching the teacher's outputs is likely to save time, and takes
     less than MOST_CACHED bytes."""

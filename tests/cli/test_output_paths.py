@@ -55,10 +55,10 @@ def given(tmp_path_factory: pytest.TempPathFactory, shelf: Shelf) -> dict[str, s
     return {"bundle": str(bundle.path), "rows": str(home / "rows.csv"), **vars(shelf)}
 
 
-def identity(place: Path) -> tuple[int, int, int]:
-    """What a replacement would change; looking at it changes when it was read."""
+def identity(place: Path) -> tuple[int, ...]:
+    """What writing there would change; looking at it changes only when it was read."""
     found = place.lstat()
-    return found.st_ino, found.st_mode, found.st_mtime_ns
+    return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @pytest.mark.parametrize("make", [folder, circle])

@@ -237,10 +237,12 @@ def test_a_static_student_that_misses_is_a_place_on_the_path(
     monkeypatch.setattr(walking, "MOST_RUNGS", 1)
     judge = walking.judge_kept
     first = iter([True])
-    monkeypatch.setattr(
-        walking, "judge_kept",
-        lambda *given: replace(judge(*given), chance=0.1) if next(first, False) else judge(*given),
-    )  # fmt: skip
+
+    def miss_first(*given: Any) -> KeptScore:
+        kept = judge(*given)
+        return replace(kept, chance=0.1) if next(first, False) else kept
+
+    monkeypatch.setattr(walking, "judge_kept", miss_first)
     path = keep(given, tmp_path / "run", 0.6)
     assert path.far is not None
     assert path.chosen == path.rungs[0].name
@@ -299,10 +301,8 @@ def test_what_contradicts_itself_is_refused(words: list[str], named: str, tmp_pa
 
 
 def test_a_recipe_that_does_not_prune_is_refused(tmp_path: Path) -> None:
-    told = command.run(
-        "distill", "--teacher", "minilm", "--data", "intents", "--recipe", "distilbert", "--keep", "95%",
-        "--out", str(tmp_path / "run"),
-    )  # fmt: skip
+    words = ["--teacher", "minilm", "--data", "intents", "--recipe", "distilbert", "--keep", "95%"]
+    told = command.run("distill", *words, "--out", str(tmp_path / "run"))
     assert told.code == 2
     assert "prune-taylor" in told.err
 
@@ -316,7 +316,7 @@ def rung(name: str, **looks: float) -> PathStudent:
 
 
 def choose(*rungs: PathStudent) -> str | None:
-    walk = walking.Walk(None, None, None, 0)  # type: ignore[arg-type]  # no part of it is read
+    walk = walking.Walk(None, None, None)  # type: ignore[arg-type]  # no part of it is read
     found = walk._choose(WalkedPath(0.98, "latency", "", 1.0, tuple(rungs)))
     return found and found.name
 
@@ -351,7 +351,7 @@ def test_the_path_leaves_time_for_training() -> None:
         context = SimpleNamespace(time_limit=limit)
         job: Any = SimpleNamespace(models=SimpleNamespace(context=context))
         path = WalkedPath(0.7, "latency", "", 1.0, (rung("large", brief=0.9),))
-        walk = walking.Walk(job, None, None, 0)  # type: ignore[arg-type]  # not read
+        walk = walking.Walk(job, None, None)  # type: ignore[arg-type]  # not read
         assert ("--minutes 6" in walk._why_stopped(path)) is stopped
 
 

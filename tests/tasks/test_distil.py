@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 import compress
-from compress.cli.options import UNCERTIFIED
 from compress.data import load_task
 from compress.data.task import Task
 from compress.data.tokenize import encode
@@ -53,7 +52,6 @@ KINDS: dict[Kind, Distilled] = {
 }
 TEACHER = ("teacher.steps=150", "teacher.batch=16", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
 QUICK = ("stages.0.max_length=32", "stages.0.batch=20", "stages.0.lr=5e-3", "stages.0.steps=60")
-FEW = ("teacher.steps=4", "teacher.max_length=32", "stages.0.steps=4", "stages.0.max_length=32", "stages.0.batch=20")
 
 
 @pytest.fixture(scope="module")
@@ -188,12 +186,12 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         line.replace("--teacher minilm", f"--teacher {checkpoint}") for line in re.findall("^compress .+", page, re.M)
     ]
     assert [line.split()[1] for line in lines] == ["inspect", "distill", "quantize", "predict"]
-    short = [word for each in FEW for word in ("--set", each)]
+    # it must know the order of passages: int8 would change that of a model which does not by chance
+    short = [word for each in (*TEACHER, *QUICK) for word in ("--set", each)]
     for line in lines:
         more = [*short, "--gate", "warn"] if "distill" in line else []
         told = command.run(*shlex.split(line)[1:], *more)
-        # the model has learned for four steps, so that int8 may change its order by chance
-        assert told.code in ((0, UNCERTIFIED) if "quantize" in line else (0,)), told.err
+        assert told.code == 0, told.err
     assert re.match(r"-?\d+\.\d{4}", told.out)
     (code,) = re.findall("```python\n(.+?)```", page, re.S)
     names: dict[str, Any] = {}

@@ -289,11 +289,7 @@ class _Copy:
         self._put_terms(f"{where}/first", product, rows, columns)
         self._put_terms(f"{where}/second", product, rows + 1, columns)
         boundaries = np.arange(-1, width)
-        ends = np.searchsorted(
-            columns,
-            boundaries,
-            side="right",
-        )
+        ends = np.searchsorted(columns, boundaries, side="right")
         put(f"{where}/starts", ends[:-1])
         put(f"{where}/ends", ends[1:])
         sums = (height + 1) // 2 * width
