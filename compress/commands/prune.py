@@ -59,10 +59,8 @@ def run_pruning(request: DistillRequest, max_drop: float | None = None) -> Bundl
     """Distil a model into its pruned self, with a device that can be reached."""
     assert isinstance(request.recipe, Recipe), "its target was resolved"
     target = request.recipe.target
-    if target.needs_device and target.device.partition(":")[0] not in (
-        "browser",
-        "adb",
-    ):
+    by_hand = target.device.partition(":")[0] in ("browser", "adb")
+    if target.needs_device and not by_hand:
         # fail before hours of training
         with open_device(target.device, say=lambda _: None):
             pass

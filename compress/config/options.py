@@ -24,6 +24,7 @@ from compress.arguments import (
     check_arguments,
 )
 from compress.config import PANELS
+from compress.errors import RecipeError
 
 data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
@@ -393,9 +394,17 @@ class GoalOptions:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Return the changes of a recipe that ask for it."""
-        if self.keep is None:
+        """Return the changes of a recipe that ask for it. Raises RecipeError for
+        `least` alone."""
+        if self.keep is None and self.least == "latency":
             return ()
+        if self.keep is None:
+            raise RecipeError(
+                [
+                    f"--least {self.least}: says what is to be least of the students "
+                    "that keep a share of the score; give --keep too"
+                ]
+            )
         return f"target.keep={self.keep}", f"target.least={self.least}"
 
 

@@ -100,6 +100,8 @@ class Target(SizeRequest):
                 "asks for max_latency_ms and speedup, which both limit the time: give "
                 "one of them"
             )
+        if self.keep is None and self.least != "latency":
+            raise ValueError(f"asks for the least {self.least}: give keep too")
         if self.keep is not None and len(self.budgets) > 1:
             others = ", ".join(name for name in self.budgets if name != "keep")
             raise ValueError(

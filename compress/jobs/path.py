@@ -139,7 +139,8 @@ def _estimate_path(brief: PhaseEstimate, stage: Stage) -> PhaseEstimate:
         name="path",
         steps=(least, most),
         seconds=(least_share * least_seconds, most_share * most_seconds),
-        note="without the timing of files before it, and the scores between",
+        note="without timing files, scoring students, and a static one that may be "
+        "tried first",
     )
 
 
@@ -270,9 +271,9 @@ class Walk:
         if path.rungs:
             model = self._train(self._chain(path.rungs[-1]))
             limit = path.rungs[-1].cost / CUT
-        name = f"cut-{len(path.rungs) + 1}"
+        stage = self._cut_stage(f"cut-{len(path.rungs) + 1}")
         stopped = from_first(partial(self._why_stopped, path))
-        student = None if stopped else self.cutter.next(model, limit, name)
+        student = None if stopped else self.cutter.next(model, limit, stage)
         if student is None:
             self.save(replace(path, stopped=stopped or "no shape is smaller"))
         else:
@@ -371,18 +372,20 @@ class Walk:
         names = [each.name for each in self.path.rungs]
         until = names.index(rung.name) + 1
         for each in self.path.rungs[:until]:
-            stages += [self._cut_stage(each), self._recovery("brief", each)]
+            stages += [self._cut_to(each), self._recovery("brief", each)]
         return stages
 
-    def _cut_stage(self, rung: PathStudent) -> Prune:
+    def _cut_stage(self, name: str) -> Prune:
+        """Return a stage that cuts, to sizes that are not chosen yet."""
+        update = {"name": name, "rows": CUT_ROWS}
+        return self.recipe.pruning[-1].model_copy(update=update)
+
+    def _cut_to(self, rung: PathStudent) -> Prune:
+        """Return the stage that cuts to the sizes of a student."""
         sizes = dict(rung.sizes)
         del sizes["head_size"]
-        update = {
-            "name": rung.name,
-            "to": SizeRequest.model_validate(sizes),
-            "rows": CUT_ROWS,
-        }
-        return self.recipe.pruning[-1].model_copy(update=update)
+        update = {"to": SizeRequest.model_validate(sizes)}
+        return self._cut_stage(rung.name).model_copy(update=update)
 
     def _recovery(self, training: Training, rung: PathStudent) -> Stage:
         return make_recovery(self.recipe, training, rung.name)

@@ -40,7 +40,7 @@ from compress.latency.model import Estimate, ShapeTimer, keep_within
 from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.signals import read
 from compress.models.teacher import Teacher
-from compress.pruning import importance
+from compress.pruning.stage import rate_units
 from compress.records.latency import Latency, Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
@@ -546,17 +546,7 @@ def decide(
     model = task_teacher.model.to(PartialState().device)
     plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.length, stage.rows, run.seed)
-    rated = importance.compute_importance(
-        stage.importance,
-        model,
-        plan,
-        rows,
-        context.collate,
-        batch=stage.batch,
-        teacher=task_teacher,
-        bf16=context.bf16,
-        console=context.console,
-    )
+    rated = rate_units(stage, model, plan, rows, teacher=task_teacher, context=context)
     if not run.main:
         return None
     grid = shape_grid(model.config, plan)

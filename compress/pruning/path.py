@@ -16,11 +16,11 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from compress.config.recipe import Recipe
+from compress.config.stages import Prune
 from compress.latency.measure import choose_spread
 from compress.latency.model import ModelCost, model_cost
 from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.teacher import Teacher
-from compress.pruning import importance
 from compress.pruning.budget import (
     WHOLE_SHAPE,
     budget_setting,
@@ -31,6 +31,7 @@ from compress.pruning.budget import (
     open_timer,
     shape_grid,
 )
+from compress.pruning.stage import rate_units, sample_rows
 from compress.records.path import Least, PathStudent
 from compress.slicing.plan import SlicePlan
 from compress.slicing.sizes import Sizes, resize_config
@@ -96,7 +97,7 @@ class Cutter:
     """Chooses cuts.
 
     teacher  the model whose shapes are cut to; costs: of these shapes
-    seed     of the sample of rows
+    seed     of the run
     """
 
     recipe: Recipe
@@ -109,11 +110,11 @@ class Cutter:
         self,
         model: PreTrainedModel,
         limit: float,
-        name: str,
+        stage: Prune,
     ) -> PathStudent | None:
         """Choose the shape within the model whose cost fills the limit, and whose
-        answers are closest to the model's, for the student of this name; None if every
-        shape costs more.
+        answers are closest to the model's, for a stage to cut to; None if every shape
+        costs more.
 
         Every process takes part, and gets the same shape.
         """
@@ -141,32 +142,26 @@ class Cutter:
         if len(configs) > SHAPES_COMPARED:
             spread = choose_spread(configs, SHAPES_COMPARED, setting)
             configs = {each: configs[each] for each in spread}
-        found = self._compare(model, plan, {each: fits[each] for each in configs})
+        shapes = {each: fits[each] for each in configs}
+        found = self._compare(model, plan, shapes, stage)
         best = min(configs, key=lambda each: (found[each], each))
         sizes = fits[best]
         size = count_cost(configs[best], self.recipe, self.context).file_mb
         parameters = count_parameters(model, plan, sizes)
-        return PathStudent(name, sizes.plain(), parameters, costs[best], size)
+        return PathStudent(stage.name, sizes.plain(), parameters, costs[best], size)
 
     def _compare(
         self,
         model: PreTrainedModel,
         plan: SlicePlan,
         shapes: Mapping[str, Sizes],
+        stage: Prune,
     ) -> dict[str, float]:
-        """Compute the loss of the model cut to each shape against itself."""
-        stage = self.recipe.pruning[-1]
-        rows = self.context.sample(stage.data, stage.length, CUT_ROWS, self.seed)
-        rated = importance.compute_importance(
-            stage.importance,
-            model,
-            plan,
-            rows,
-            self.context.collate,
-            batch=stage.batch,
-            teacher=self.teacher,
-            bf16=self.context.bf16,
-            console=self.context.console,
+        """Compute the loss of the model cut to each shape against itself, on the rows
+        on which the stage rates units."""
+        rows = sample_rows(stage, self.context, self.seed)
+        rated = rate_units(
+            stage, model, plan, rows, teacher=self.teacher, context=self.context
         )
         return losses(
             model,

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, set_seed
 
@@ -33,7 +34,7 @@ from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
-from compress.slicing.select import Kept, check_layers, choose
+from compress.slicing.select import Importance, Kept, check_layers, choose
 from compress.slicing.sizes import Sizes, is_whole_factor, select_layers
 from compress.training.context import TrainingContext
 from compress.training.run import Run
@@ -149,6 +150,41 @@ def interpolate_sizes(
     return replace(whole, **between)
 
 
+def rating_seed(stage: Prune, seed: int) -> int:
+    """Derive the seed of a stage from that of its run and the stage's name."""
+    return seed + int(io.hash_value(stage.name)[:6], 16)
+
+
+def sample_rows(stage: Prune, context: TrainingContext, seed: int) -> Dataset:
+    """Sample the rows on which a stage rates units. seed: of the run."""
+    seed = rating_seed(stage, seed)
+    return context.sample(stage.data, stage.length, stage.rows, seed)
+
+
+def rate_units(
+    stage: Prune,
+    model: PreTrainedModel,
+    plan: SlicePlan,
+    rows: Dataset,
+    *,
+    teacher: Teacher | None,
+    context: TrainingContext,
+) -> Importance:
+    """Rate the units of a model by a stage's importance, or take the cached result for
+    the same weights and rows."""
+    return importance.compute_importance(
+        stage.importance,
+        model,
+        plan,
+        rows,
+        context.collate,
+        batch=stage.batch,
+        teacher=teacher,
+        bf16=context.bf16,
+        console=context.console,
+    )
+
+
 def prune_stage(
     stage: Prune,
     model: PreTrainedModel,
@@ -166,23 +202,13 @@ def prune_stage(
     keeps the same units.
     """
     started = time.perf_counter()
-    seed = run.seed + int(io.hash_value(stage.name)[:6], 16)
-    set_seed(seed)
+    set_seed(rating_seed(stage, run.seed))
     if isinstance(model, SentenceEncoder) and sizes.hidden < model.config.hidden_size:
         project(model)
     plan = SlicePlan.from_model(model)
-    rows = context.sample(stage.data, stage.length, stage.rows, seed)
-    rated = importance.compute_importance(
-        stage.importance,
-        model.to(PartialState().device),
-        plan,
-        rows,
-        context.collate,
-        batch=stage.batch,
-        teacher=task_teacher,
-        bf16=context.bf16,
-        console=context.console,
-    )
+    rows = sample_rows(stage, context, run.seed)
+    model.to(PartialState().device)
+    rated = rate_units(stage, model, plan, rows, teacher=task_teacher, context=context)
     if sizes.layers < plan.sizes.layers and stage.rule is None and LAYERS not in rated:
         context.console.print(
             f"{stage.name}: {stage.importance.by} does not rate layers; keeping evenly "

@@ -291,6 +291,8 @@ def test_a_share_that_guessing_keeps_is_refused(given: dict[str, Any], tmp_path:
         (["--keep", "98.5"], "98.5%?"),
         (["--keep", "95%", "--layers", "2"], "--layers"),
         (["--keep", "95%", "--speedup", "2"], "--speedup"),
+        (["--least", "mb", "--layers", "2"], "--least mb"),
+        (["--set", "target.least=mb", "--layers", "2"], "least mb"),
     ],
 )
 def test_what_contradicts_itself_is_refused(words: list[str], named: str, tmp_path: Path) -> None:
