@@ -9,7 +9,9 @@ The peer's best int8 on a processor with VNNI: `optimum-cli export onnx`, then `
 --avx512_vnni --per_channel`. Ours: the exported graph rewritten (`exporters.rewrite`), then dynamic int8 in one step
 or static int8; and static int8 in OpenVINO, another runtime, where that is installed. All run in processes of their
 own, in turns, two passes; the peer's files with onnxruntime's own settings, as their users run them. Shapes are random
-weights: speed only. `--trained BUNDLE --data DIR` adds what the same files of a trained classifier score.
+weights: speed only. `--trained BUNDLE --data DIR` adds what the same files of a trained classifier score. Beside
+them runs a file with the int8 products of such a model and nothing between them: its time over a file's is the share
+of the reachable speed that the file has. `peak` is the speed of one large product of that file's operator.
 """
 
 import json
@@ -35,6 +37,13 @@ from compress.quantization.calibration import compute_ranges
 from compress.records.latency import Latency, Setting
 
 PEER = "optimum-onnx int8"
+PRODUCTS = "products alone"
+PEAK = "peak"
+PEAK_WIDTH = 1024
+PEAK_PRODUCTS = 4
+"""The width of the matrices of the large products, and how many there are."""
+VOCABULARY_SIZE = 30522
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SHAPES = {"tinybert": (4, 312, 1200), "minilm": (6, 384, 1536), "bert-base": (12, 768, 3072)}
 """Layers, width, feed-forward width; 12 heads."""
 SPEED = 3.5e8
@@ -70,19 +79,24 @@ def main() -> None:
     lists = ([int(part) for part in text.split(",")] for text in (args.threads, args.batch, args.seq))
     settings = [Setting(*values) for values in product(*lists)]
     found: list[dict[str, Any]] = []
+    reached: list[dict[str, Any]] = []
     scores: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in args.shapes.split(","):
             model = build_model(name, Path(scratch))
-            files = build_files(model, args.peer)
+            files = {**build_files(model, args.peer), **write_limits(model)}
             for setting in settings:
                 times = race_files(files, setting, SHAPES[name], args.seconds)
                 found += [{"shape": name, **asdict(each)} for each in times]
                 print(format_line(name, setting, times), flush=True)
+                reached.append(reached_speed(name, setting, times))
+                print("  ".join(f"{key} {value}" for key, value in reached[-1].items()), flush=True)
         for bundle in args.trained:
             scores[str(bundle)] = score_bundle(bundle, args.data, args.rows, Path(scratch), args.peer)
     write_result(
-        args.out, {"peer": peer_versions(args.peer), "latencies": found, "scores": scores}, filter(find_spec, PACKAGES)
+        args.out,
+        {"peer": peer_versions(args.peer), "latencies": found, "reached": reached, "scores": scores},
+        filter(find_spec, PACKAGES),
     )
 
 
@@ -142,6 +156,64 @@ def build_files(model: Model, peer: Path) -> dict[str, Path]:
         told = {"INFERENCE_PRECISION_HINT": "bf16" if fast else "f32"}  # of what is not int8
         files["ours, OpenVINO"].with_suffix(".session.json").write_text(json.dumps(told), encoding="utf-8")
     return files
+
+
+def write_limits(model: Model) -> dict[str, Path]:
+    """Write the files that have products alone."""
+    files = {name: model.work / f"{name.split()[0]}.onnx" for name in (PRODUCTS, PEAK)}
+    write_products(files[PRODUCTS], product_sizes(SHAPES[model.name]))
+    write_products(files[PEAK], [(PEAK_WIDTH, PEAK_WIDTH)] * PEAK_PRODUCTS)
+    return files
+
+
+def write_products(file: Path, sizes: list[tuple[int, int]]) -> None:
+    """Write a file that multiplies bytes of every token by int8 matrices of these sizes (in, out), one after another,
+    each product read by nothing but the sum of one of its numbers."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    draw = np.random.default_rng(0)
+    widest = max(width for width, _ in sizes)
+    arrays = {"table": draw.integers(0, 256, (VOCABULARY_SIZE, widest), np.uint8)}
+    arrays |= {"zero": np.array([0]), "one": np.array([1]), "axis": np.array([-1])}
+    nodes = [helper.make_node("Gather", ["table", "input_ids"], ["codes"])]
+    parts = []
+    for place, (width, outputs) in enumerate(sizes):
+        arrays[f"weight{place}"] = draw.integers(-127, 128, (width, outputs), np.int8)
+        arrays[f"end{place}"] = np.array([width])
+        cut, product, part = f"cut{place}", f"product{place}", f"part{place}"
+        nodes += [
+            helper.make_node("Slice", ["codes", "zero", f"end{place}", "axis"], [cut]),
+            helper.make_node("MatMulInteger", [cut, f"weight{place}"], [product]),
+            helper.make_node("Slice", [product, "zero", "one", "axis"], [part]),
+        ]
+        parts.append(part)
+    nodes.append(helper.make_node("Concat", parts, ["logits"], axis=-1))
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "tokens"]) for name in INPUTS]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.INT32, None)]
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "products", inputs, outputs, tensors)
+    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), file)
+
+
+def product_sizes(shape: tuple[int, int, int]) -> list[tuple[int, int]]:
+    """List the matrices of the layers; of the last one keys and values alone, since its others are of one token."""
+    layers, width, inner = shape
+    square = (width, width)
+    return [*(layers - 1) * [*[square] * 4, (width, inner), (inner, width)], square, square]
+
+
+def reached_speed(name: str, setting: Setting, times: list[Latency]) -> dict[str, Any]:
+    """Return the speed of the large product, in 10^9 multiplications a second, and the share of the time of each file
+    that its products take alone, and would take at that speed. By the fastest run of each."""
+    by_name = {each.name: each.min_ms for each in times}
+    tokens = setting.batch * setting.seq
+    work = tokens * sum(width * outputs for width, outputs in product_sizes(SHAPES[name]))
+    peak = tokens * PEAK_PRODUCTS * PEAK_WIDTH**2 / by_name[PEAK] / 1e6
+    files = {key: ms for key, ms in by_name.items() if key not in (PEAK, PRODUCTS)}
+    alone = {key: round(by_name[PRODUCTS] / ms, 3) for key, ms in files.items()}
+    at_peak = {key: round(work / peak / 1e6 / ms, 3) for key, ms in files.items()}
+    return {"shape": name, "setting": str(setting), "peak": round(peak, 1), "alone": alone, "at peak": at_peak}
 
 
 def quantize_with_peer(model: Model, peer: Path) -> Path:
