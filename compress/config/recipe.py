@@ -316,6 +316,15 @@ class Recipe(Frozen):
             update={"teacher": self.teacher.model_copy(update=update), "stages": stages}
         )
 
+    def with_full_tables(self) -> "Recipe":
+        """Return the recipe with stages that round no table of words."""
+        update = {"table": "full"}
+        stages = tuple(
+            stage.model_copy(update=update) if isinstance(stage, Stage) else stage
+            for stage in self.stages
+        )
+        return self.model_copy(update={"stages": stages})
+
     def plain(self) -> dict[str, Any]:
         """Return the recipe as plain data, defaults included."""
         tree = self.model_dump(

@@ -213,6 +213,9 @@ class Stage(ReadsRows):
                  general, as `data` is task or text
     student      a new student, with which this stage begins
     train        all weights, or only the head's
+    table        codebook: round the table of words to a codebook at the beginning, and
+                 do not train it: a quarter of its bytes in int8 files
+                 (`training.codebook`)
     rows, corrupt, step, augment    functions of papers: turn a corpus into rows, change
                                     every batch, replace the plain objective by a
                                     mechanism, add rows to the task's. `augment: auto`
@@ -261,6 +264,7 @@ class Stage(ReadsRows):
     teacher: Literal["task", "general", "previous"]
     student: StudentSpec | None = None
     train: Literal["all", "head"] = "all"
+    table: Literal["full", "codebook"] = "full"
     rows: TermLine | None = None
     corrupt: TermLine | None = None
     step: TermLine | None = None

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean, first_reason
+from compress.exporters.codebook import pack_tables
 from compress.exporters.rewrite.graph import Graph, Product, products, read_factors
 from compress.exporters.session import (
     MICROSOFT,
@@ -110,6 +111,7 @@ def quantize_dynamic(
             )
         if not full_range:
             _fit_neighbours(small.graph, file.graph, per_channel=per_channel)
+        pack_tables(Graph(small.graph))
         onnx.helper.set_model_props(small, {**properties, PRECISION_KEY: "int8"})
         onnx.save_model(small, partial)
 
@@ -203,6 +205,7 @@ def quantize_static(
         )
     quantise = partial(quantise_matrix, per_channel=per_channel, full_range=full_range)
     _Static(graph, ranges, outputs or {}, quantise, form=form).rewrite(chosen)
+    pack_tables(graph)
     if form == "fused":  # also where every product is kept
         declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: "int8"})

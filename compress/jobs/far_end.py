@@ -54,7 +54,8 @@ def describe_far_end(job: Job, recipe: Recipe) -> PathStudent:
     those of other shapes."""
     models = job.models
     config = students.plan_config(recipe.student, job.teacher.model.config)
-    found = count_cost(config, models.recipe, models.context)
+    own = models.recipe.model_copy(update={"stages": recipe.stages})
+    found = count_cost(config, own, models.context)
     count = COUNTED.get(models.recipe.target.least)
     cost = _measure(job, config) if count is None else count(found)
     sizes = {"layers": 0, "hidden": config.hidden_size}

@@ -151,6 +151,7 @@ def make_recovery(recipe: Recipe, training: Training, name: str) -> Stage:
     effort = EFFORTS[stage.effort]
     update = {
         "name": f"{training}-{name}",
+        "table": "full",
         "steps": round(STEPS[training] * effort),
         "max_epochs": None,
         "augment": None,

@@ -8,188 +8,32 @@ the run as shape.json, from which a resumed run reads it.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from accelerate import PartialState
-from datasets import Dataset
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel
 
 from compress.benchmark.devices import open_device
 from compress.config.recipe import Recipe, Target
-from compress.config.term import Term
 from compress.console import print_note, warn
-from compress.data.collate import Batching
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import write_json
-from compress.kinds import Kind
-from compress.latency.measure import choose_spread, exported, race
+from compress.latency.measure import exported, race
 from compress.latency.model import Estimate, ShapeTimer, keep_within
-from compress.models.sentence_encoder import SentenceEncoder, project
-from compress.models.signals import read
 from compress.models.teacher import Teacher
-from compress.pruning.stage import rate_units
+from compress.pruning.shapes import CutModel, shape_grid
 from compress.records.latency import Latency, Setting
-from compress.slicing.cut import slice_model
-from compress.slicing.plan import SlicePlan, parameters_of
-from compress.slicing.select import Importance, choose, counts
-from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, resize_config
+from compress.slicing.sizes import Sizes
 from compress.training.context import TrainingContext
-from compress.training.objective import Objective, find_loss
 from compress.training.run import Run, from_first
-
-GRID_STEPS = 8
-"""Shares of widths, heads and neurons in the grid: eighths of the model's own."""
-
-
-def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
-    """List a grid of shapes by name: every depth, and eighths of every width, with
-    heads of the model's size.
-
-    Where attention must be as wide as its stream, the stream shrinks with the heads.
-    """
-    whole = plan.sizes
-    together = "hidden" if whole.bottleneck is None else "bottleneck"
-    depths = [whole.layers]
-    step = max(1, whole.layers // 12)
-    # else layers in groups share weights
-    if plan.own_layers or len(plan.blocks("ffn")) == 1:
-        depths = [*range(step, whole.layers, step), whole.layers]
-    axes: dict[str, Sequence[int]] = {
-        "layers": depths,
-        "ffn": _shares(whole.ffn),
-        "heads": _shares(whole.heads),
-    }
-    if plan.family.own_width:
-        axes["hidden"] = _shares(whole.hidden)
-    grid = {}
-    for values in product(*axes.values()):
-        request: dict[str, int] = dict(zip(axes, values, strict=True))
-        if not plan.family.own_width:
-            request[together] = request["heads"] * whole.head_size
-        with suppress(PruneError):  # some combinations are no shape of this family
-            sizes = Sizes.from_request(config, **request)
-            grid[str(sizes)] = sizes
-    return grid
-
-
-def largest_shapes(shapes: Mapping[str, Sizes]) -> Iterator[str]:
-    """Yield the shapes that no other one contains: of shapes within a budget, these
-    fill it."""
-    for name, sizes in shapes.items():
-        if not any(other != sizes and sizes.within(other) for other in shapes.values()):
-            yield name
-
-
-def _shares(whole: int) -> list[int]:
-    return sorted(
-        {max(1, round(whole * step / GRID_STEPS)) for step in range(1, GRID_STEPS + 1)}
-    )
-
-
-BUDGET_BATCH = 32
-
-
-def last_terms(recipe: Recipe, kind: Kind | None) -> list[Term]:
-    """Return the logit terms of the recipe's last objective that has some."""
-    for stage in reversed(recipe.training):
-        terms = [
-            term
-            for term in stage.objective
-            if term.serves(kind) and find_loss(term).reading.signal == "logits"
-        ]
-        if terms:
-            return terms
-    raise PruneError(
-        f"{recipe.name}: a budget compares shapes by an objective on logits, and there "
-        "is none; give sizes"
-    )
-
-
-@torch.inference_mode()
-def losses(
-    model: PreTrainedModel,
-    shapes: Mapping[str, Sizes],
-    rated: Importance,
-    rows: Dataset,
-    collate: Batching,
-    *,
-    layers: str | None,
-    terms: Sequence[Term],
-    kind: Kind | None,
-) -> dict[str, float]:
-    """Compute the mean loss of `model` cut to each shape on `rows`, with the uncut
-    model as the teacher.
-
-    layers: the rule that selects layers; None: the most important.
-    """
-    plan = SlicePlan.from_model(model)
-    shape = Shape.from_config(model.config)
-    objective = Objective(terms, shape, shape, kind=kind)
-    # rows of like lengths together
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    parts = [
-        collate([rows[int(i)] for i in order[at : at + BUDGET_BATCH]])
-        for at in range(0, len(order), BUDGET_BATCH)
-    ]
-    batches = [
-        {name: tensor.to(model.device) for name, tensor in part.items()}
-        for part in parts
-    ]
-    answers = [read(model, batch, frozenset({"logits"})) for batch in batches]
-    means = {}
-    for name, sizes in shapes.items():
-        small = slice_model(model, choose(plan, rated, sizes, layers=layers)).eval()
-        total = 0.0
-        for batch, teacher in zip(batches, answers, strict=True):
-            loss = objective(
-                read(small, batch, objective.student_wants), teacher, batch
-            )["total"]
-            total += len(batch["input_ids"]) * float(loss)
-        means[name] = total / len(rows)
-    return means
-
-
-def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> int:
-    """Count the parameters of this model cut to `sizes`, without cutting it."""
-    left: dict[Any, int] = {
-        **counts(plan, sizes),
-        **dict.fromkeys(plan.heads, sizes.attention),
-    }
-    left |= dict.fromkeys(plan.heads.values(), sizes.heads)
-    # tied ones once
-    weights = {
-        id(tensor): (name, tensor) for name, tensor in parameters_of(model).items()
-    }
-    total = 0.0
-    for name, tensor in weights.values():
-        dims = list(tensor.shape)
-        for part in plan.cuts[name].slices:
-            width = dims[part.dim] // sum(plan.groups[group] for group in part.groups)
-            dims[part.dim] = width * sum(
-                left.get(group, plan.groups[group]) for group in part.groups
-            )
-        # a first layer unlike the rest stays
-        layer = plan.cuts[name].layer
-        first = int(plan.family.own_first_layer)
-        stays = layer is None or layer < first
-        share = 1 if stays else (sizes.layers - first) / (plan.sizes.layers - first)
-        total += math.prod(dims) * share
-    return round(total)
-
 
 SHAPE_FILE = "shape.json"
 BUDGET_MARGIN = 1.02
@@ -538,21 +382,19 @@ def decide(
     """
     stage = recipe.pruning[0]
     target = recipe.target
-    # vectors keep their width however narrow the shape is
-    if isinstance(task_teacher.model, SentenceEncoder):
-        encoder = copy.deepcopy(task_teacher.model)
-        project(encoder)
-        task_teacher = replace(task_teacher, model=encoder)
-    model = task_teacher.model.to(PartialState().device)
-    plan = SlicePlan.from_model(model)
-    rows = context.sample(stage.data, stage.length, stage.rows, run.seed)
-    rated = rate_units(stage, model, plan, rows, teacher=task_teacher, context=context)
+    teacher = task_teacher
+    cut = CutModel.open(
+        teacher.model,
+        stage,
+        recipe,
+        teacher=teacher,
+        context=context,
+        seed=run.seed,
+    )
     if not run.main:
         return None
-    grid = shape_grid(model.config, plan)
-    parameters = {
-        name: count_parameters(model, plan, sizes) for name, sizes in grid.items()
-    }
+    grid = shape_grid(cut.model.config, cut.plan)
+    parameters = {name: cut.count_parameters(sizes) for name, sizes in grid.items()}
     limits = {} if target.max_params is None else {"parameters": target.max_params}
     within, least = keep_within(
         {name: {"parameters": count} for name, count in parameters.items()}, limits
@@ -564,18 +406,12 @@ def decide(
             "is never pruned: `compress trim` shortens its table"
         )
     search = _ShapeSearch(
-        recipe,
-        task_teacher,
-        context,
-        rated,
-        rows,
-        {name: grid[name] for name in within},
-        parameters,
+        recipe, cut, teacher.name, {name: grid[name] for name in within}, parameters
     )
     if target.limits_time:
         with open_timer(recipe, context) as timer:
             return search.decide_by_time(timer, margin)
-    if plan.sizes in search.shapes.values():
+    if cut.plan.sizes in search.shapes.values():
         raise PruneError(
             f"max_params: {task_teacher.name} itself has no more: there is nothing to "
             "prune"
@@ -589,17 +425,14 @@ class _ShapeSearch:
     """A search among the `shapes` with few enough parameters."""
 
     recipe: Recipe
-    task_teacher: Teacher
-    context: TrainingContext
-    rated: Importance
-    rows: Dataset
+    cut: CutModel
+    name: str
     shapes: Mapping[str, Sizes]
     parameters: Mapping[str, int]
 
     def decide_by_time(self, timer: ShapeTimer, margin: float) -> Decision:
         target = self.recipe.target
-        teacher = self.task_teacher
-        whole = {WHOLE_SHAPE: teacher.model.config}
+        whole = {WHOLE_SHAPE: self.cut.model.config}
         whole_ms = timer.measure(whole)[WHOLE_SHAPE]
         limit = (
             target.max_latency_ms
@@ -609,7 +442,7 @@ class _ShapeSearch:
         assert limit is not None, "one of the two is given"
         if whole_ms <= limit and target.max_params is None:
             raise PruneError(
-                f"max_latency_ms {limit:g}: {teacher.name} itself takes {whole_ms:.3g} "
+                f"max_latency_ms {limit:g}: {self.name} itself takes {whole_ms:.3g} "
                 f"ms on {timer.about}: there is nothing to prune"
             )
         aim = limit / margin
@@ -636,7 +469,7 @@ class _ShapeSearch:
             )
             if not fits:
                 raise PruneError(
-                    f"{', '.join(target.budgets)}: no shape of {teacher.name} takes "
+                    f"{', '.join(target.budgets)}: no shape of {self.name} takes "
                     f"{aim * margin:.3g} ms on {timer.about}. The nearest, {least}, "
                     f"takes about {estimates[least].ms:.3g} ms: ask for no less than "
                     "that, or for fewer tokens (seq)"
@@ -656,7 +489,7 @@ class _ShapeSearch:
         fastest = min(each.ms for each in candidates if each.ms is not None)
         over = fastest / aim
         if fastest > aim and any(each.ms <= aim / over for each in estimates.values()):
-            self.context.console.print(
+            self.cut.context.console.print(
                 f"Measured latency is {over - 1:.0%} above the prediction; trying "
                 "smaller shapes"
             )
@@ -675,7 +508,7 @@ class _ShapeSearch:
                 candidates, key=lambda each: math.inf if each.ms is None else each.ms
             )
             print_note(
-                self.context.console,
+                self.cut.context.console,
                 f"no measured shape takes {limit:.3g} ms; choosing the fastest, "
                 f"{chosen.name}, which takes {chosen.ms:.3g} ms",
             )
@@ -691,10 +524,7 @@ class _ShapeSearch:
 
     @cached_property
     def configs(self) -> dict[str, Any]:
-        return {
-            name: resize_config(self.task_teacher.model.config, sizes)
-            for name, sizes in self.shapes.items()
-        }
+        return {name: self.cut.config(sizes) for name, sizes in self.shapes.items()}
 
     def rank(
         self,
@@ -703,36 +533,17 @@ class _ShapeSearch:
     ) -> list[ShapeCandidate]:
         """Cut the model to the largest of the shapes, spread far apart, and sort them
         by their loss against it."""
-        names = list(largest_shapes(fits))
-        if len(names) > SHORTLISTED:
-            names = choose_spread(
-                {name: self.configs[name] for name in names},
-                SHORTLISTED,
-                budget_setting(self.recipe),
-            )
-        self.context.console.print(
-            f"cutting {len(names)} shapes that fill the budget, to compare their "
-            "answers"
-        )
-        found = losses(
-            self.task_teacher.model,
-            {name: fits[name] for name in names},
-            self.rated,
-            self.rows,
-            self.context.collate,
-            layers=self.recipe.pruning[-1].rule,
-            terms=last_terms(self.recipe, self.context.kind),
-            kind=self.context.kind,
-        )
+        setting = budget_setting(self.recipe)
+        found = self.cut.compare(fits, setting, SHORTLISTED)
         ranked = []
-        for name in sorted(names, key=lambda each: found[each]):
+        for name, loss in found.items():
             estimate = estimates.get(name)
             times = (
                 (None, None) if estimate is None else (estimate.ms, estimate.error_ms)
             )
             ranked.append(
                 ShapeCandidate(
-                    name, fits[name].plain(), self.parameters[name], found[name], *times
+                    name, fits[name].plain(), self.parameters[name], loss, *times
                 )
             )
         return ranked

@@ -5,36 +5,29 @@ shapes of about the same cost, and the shape whose answers are closest to its ow
 the cut is next.
 """
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from compress.config.recipe import Recipe
 from compress.config.stages import Prune
-from compress.latency.measure import choose_spread
 from compress.latency.model import ModelCost, model_cost
-from compress.models.sentence_encoder import SentenceEncoder, project
+from compress.models.codebook import saved_bytes
 from compress.models.teacher import Teacher
 from compress.pruning.budget import (
     WHOLE_SHAPE,
     budget_setting,
-    count_parameters,
-    largest_shapes,
-    last_terms,
-    losses,
     open_timer,
-    shape_grid,
 )
-from compress.pruning.stage import rate_units, sample_rows
+from compress.pruning.shapes import CutModel, shape_grid
 from compress.records.path import Least, PathStudent
 from compress.slicing.plan import SlicePlan
-from compress.slicing.sizes import Sizes, resize_config
+from compress.slicing.shape import Shape
+from compress.slicing.sizes import resize_config
 from compress.training.context import TrainingContext
 
 FIRST_CUT = 1.8
@@ -89,7 +82,13 @@ def compute_costs(
 
 def count_cost(config: Any, recipe: Recipe, context: TrainingContext) -> ModelCost:
     """Compute the costs of a config as a file of the target's precision."""
-    return model_cost(config, recipe.target.precision, kind=context.kind)
+    target = recipe.target
+    found = model_cost(config, target.precision, kind=context.kind)
+    if target.precision != "int8" or recipe.training[-1].table == "full":
+        return found
+    shape = Shape.from_config(config)
+    saved = saved_bytes(shape.vocabulary, shape.embedding)
+    return replace(found, file_mb=found.file_mb - saved / 1e6)
 
 
 @dataclass(frozen=True)
@@ -118,58 +117,27 @@ class Cutter:
 
         Every process takes part, and gets the same shape.
         """
-        if isinstance(model, SentenceEncoder):
-            # vectors keep their width however narrow the shape is
-            model = copy.deepcopy(model)
-            project(model)
-        model.to(PartialState().device)
-        plan = SlicePlan.from_model(model)
+        cut = CutModel.open(
+            model,
+            stage,
+            self.recipe,
+            teacher=self.teacher,
+            context=self.context,
+            seed=self.seed,
+        )
         whole = self.teacher.model
         grid = shape_grid(whole.config, SlicePlan.from_model(whole))
         costs = self.costs.costs
         fits = {
             each: sizes
             for each, sizes in grid.items()
-            if costs[each] <= limit and sizes.within(plan.sizes)
+            if costs[each] <= limit and sizes.within(cut.plan.sizes)
         }
         if not fits:
             return None
-        configs = {
-            each: resize_config(model.config, fits[each])
-            for each in largest_shapes(fits)
-        }
         setting = budget_setting(self.recipe)
-        if len(configs) > SHAPES_COMPARED:
-            spread = choose_spread(configs, SHAPES_COMPARED, setting)
-            configs = {each: configs[each] for each in spread}
-        shapes = {each: fits[each] for each in configs}
-        found = self._compare(model, plan, shapes, stage)
-        best = min(configs, key=lambda each: (found[each], each))
+        best, *_ = cut.compare(fits, setting, SHAPES_COMPARED)
         sizes = fits[best]
-        size = count_cost(configs[best], self.recipe, self.context).file_mb
-        parameters = count_parameters(model, plan, sizes)
+        size = count_cost(cut.config(sizes), self.recipe, self.context).file_mb
+        parameters = cut.count_parameters(sizes)
         return PathStudent(stage.name, sizes.plain(), parameters, costs[best], size)
-
-    def _compare(
-        self,
-        model: PreTrainedModel,
-        plan: SlicePlan,
-        shapes: Mapping[str, Sizes],
-        stage: Prune,
-    ) -> dict[str, float]:
-        """Compute the loss of the model cut to each shape against itself, on the rows
-        on which the stage rates units."""
-        rows = sample_rows(stage, self.context, self.seed)
-        rated = rate_units(
-            stage, model, plan, rows, teacher=self.teacher, context=self.context
-        )
-        return losses(
-            model,
-            shapes,
-            rated,
-            rows,
-            self.context.collate,
-            layers=stage.rule,
-            terms=last_terms(self.recipe, self.context.kind),
-            kind=self.context.kind,
-        )

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from compress.models.precision import cast_linear_layers
 from compress.models.signals import train_faster
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
+from compress.training.codebook import rounded_table
 from compress.training.compilation import compile_layers
 from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
@@ -511,7 +512,11 @@ def run_stage(
     if scoring is not None:
         wrap = wrap_score or step.wrap_score
         scoring = replace(scoring, score=wrap(scoring.score))
-    with _only_head(student) if stage.train == "head" else nullcontext():
+    with ExitStack() as frozen:
+        if stage.train == "head":
+            frozen.enter_context(_only_head(student))
+        if stage.table == "codebook":
+            frozen.enter_context(rounded_table(student, rows))
         trained = train(
             step, stage, rows, context, run, corrupt=corrupt, scoring=scoring
         )

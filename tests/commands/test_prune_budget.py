@@ -20,8 +20,9 @@ from compress.io import write_json
 from compress.jobs.stages import StageModels
 from compress.latency.model import Estimate, ShapeTimer
 from compress.pruning import budget
-from compress.pruning.budget import SHAPE_FILE, Decision, losses
+from compress.pruning.budget import SHAPE_FILE, Decision
 from compress.pruning.importance import compute_importance
+from compress.pruning.shapes import largest_shapes, losses, shape_grid
 from compress.records.latency import FEWEST_SHAPES, Latency, Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan
@@ -113,13 +114,13 @@ def test_the_shape_keeps_the_budget_and_fills_it(halved: tuple[Path, Any]) -> No
     losses = [each.loss for each in found.candidates]
     assert losses == sorted(losses), "the closest to the model's answers first"
     assert found.chosen == found.candidates[0], "as predictions are right, the first keeps the budget"
-    every = budget.shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
+    every = shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
     fits = {
         name: sizes
         for name, sizes in every.items()
         if cost(resize_config(tiny.bert().config, sizes)) <= 0.5 / budget.BUDGET_MARGIN
     }
-    assert {each.name for each in found.candidates} == set(budget.largest_shapes(fits))
+    assert {each.name for each in found.candidates} == set(largest_shapes(fits))
     config = json.loads((run / "stages" / "recover" / "model" / "config.json").read_text(encoding="utf-8"))
     assert Sizes(**found.chosen.sizes).plain() == found.chosen.sizes
     assert (config["num_hidden_layers"], config["intermediate_size"]) == (
@@ -155,7 +156,7 @@ def test_smaller_shapes_are_tried_once_if_files_are_slower_than_predicted(decide
 
 
 def test_the_fastest_is_chosen_if_no_shape_keeps_the_budget(decide: Callable[..., Decision]) -> None:
-    every = budget.shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
+    every = shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
     least = min(cost(resize_config(tiny.bert().config, sizes)) for sizes in every.values())
     console = Console(record=True, file=io.StringIO(), width=400)
     found = decide(FakeTimer(slower=1.4), console, max_latency_ms=1.07 * least)
@@ -202,15 +203,15 @@ def test_a_budget_of_parameters_opens_no_device(
 
 def test_the_grid_has_only_possible_shapes() -> None:
     model = tiny.bert(layers=4)
-    every = budget.shape_grid(model.config, SlicePlan.from_model(model))
+    every = shape_grid(model.config, SlicePlan.from_model(model))
     whole = Sizes.from_config(model.config)
     assert str(whole) in every
     assert all(sizes.within(whole) and sizes.head_size == 8 for sizes in every.values())
     assert {sizes.layers for sizes in every.values()} == {1, 2, 3, 4}
     assert len(every) == 4 * 4 * 8
-    assert list(budget.largest_shapes(every)) == [str(whole)]
+    assert list(largest_shapes(every)) == [str(whole)]
     shallow = {name: sizes for name, sizes in every.items() if sizes.layers < 4 or sizes.ffn < 32}
-    assert {(every[name].layers, every[name].ffn) for name in budget.largest_shapes(shallow)} == {(3, 64), (4, 24)}
+    assert {(every[name].layers, every[name].ffn) for name in largest_shapes(shallow)} == {(3, 64), (4, 24)}
 
 
 def test_losses_compare_with_the_whole_models_answers() -> None:
@@ -257,7 +258,7 @@ class Counted:
 def test_shapes_are_measured_once_per_device_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.latency.model.SAMPLES", FEWEST_SHAPES)
     model = tiny.bert(layers=3)
-    shapes = budget.shape_grid(model.config, SlicePlan.from_model(model))
+    shapes = shape_grid(model.config, SlicePlan.from_model(model))
     configs = {name: resize_config(model.config, sizes) for name, sizes in list(shapes.items())[::5]}
     device, said = Counted(), list[str]()
     timer = ShapeTimer(device, SETTING, "int8", "classification", segments=True, say=said.append)

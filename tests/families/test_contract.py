@@ -23,8 +23,7 @@ from compress.families.family import Family
 from compress.models.flops import count_parameters as parameters
 from compress.models.heads import find_class
 from compress.models.student import build
-from compress.pruning import budget
-from compress.pruning.budget import count_parameters
+from compress.pruning.shapes import count_parameters, shape_grid
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import choose, magnitude
@@ -117,7 +116,7 @@ def test_every_rule_has_a_weight_and_every_weight_a_rule() -> None:
 def test_parameters_are_counted_without_cutting(name: str) -> None:
     model = sliced.model(name)
     plan, rated = SlicePlan.from_model(model), magnitude(model)
-    for sizes in list(budget.shape_grid(model.config, plan).values())[::37]:
+    for sizes in list(shape_grid(model.config, plan).values())[::37]:
         small = slice_model(model, choose(plan, rated, sizes))
         assert count_parameters(model, plan, sizes) == parameters(small), str(sizes)
 

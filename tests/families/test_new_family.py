@@ -24,8 +24,8 @@ from compress.exporters.onnx import parity, to_onnx
 from compress.latency.features import Terms
 from compress.models.flops import flops_per_token
 from compress.models.student import build, choose_units
-from compress.pruning.budget import count_parameters
 from compress.pruning.l0 import Gates, TargetSizes, fold
+from compress.pruning.shapes import count_parameters
 from compress.pruning.stage import read_record
 from compress.records.latency import Setting
 from compress.slicing.cut import slice_model

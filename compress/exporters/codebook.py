@@ -1,0 +1,56 @@
+"""Store the table of words of an int8 file by a codebook, if it was rounded to one in
+training (`compress.training.codebook`): a byte for each part of four numbers.
+
+Nothing is rounded here. The parts in the same place of all rows, up to 256 different
+ones, are numbered: the table holds the numbers, the codebook the parts. A row is looked
+up in the one, then its parts in the other, by operators that every runtime has.
+"""
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from compress.arrays import Array
+from compress.exporters.rewrite.graph import Graph, attribute
+from compress.models.codebook import find_codebook
+
+
+def pack_tables(graph: Graph) -> None:
+    """Store the tables of bytes by codebooks that have one, where it is smaller."""
+    for node in list(graph.nodes):
+        table = _table_of_bytes(graph, node)
+        found = None if table is None else find_codebook(table)
+        if found is not None:
+            _look_up_parts(graph, node, *found)
+    graph.prune()
+    graph.store()
+
+
+def _table_of_bytes(graph: Graph, node: NodeProto) -> Array | None:
+    """Return the table in which a node looks up rows of bytes; None for other nodes."""
+    if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
+        return None
+    table = graph.value(node.input[0])
+    bytes_in_rows = table is not None and table.dtype == np.uint8 and table.ndim == 2
+    return table if bytes_in_rows else None
+
+
+def _look_up_parts(
+    graph: Graph,
+    node: NodeProto,
+    codes_VP: Array,
+    book_PCN: Array,
+) -> None:
+    """Put the lookups of parts in the place of a lookup of rows."""
+    table, ids = node.input
+    name = node.name
+    parts, values, numbers = book_PCN.shape
+    codes = graph.constant(codes_VP, f"{table}.codes")
+    book = graph.constant(book_PCN.reshape(-1, numbers), f"{table}.book")
+    first = np.arange(0, parts * values, values, dtype=np.int32)
+    firsts = graph.constant(first, f"{table}.firsts")
+    found = graph.add("Gather", [codes, ids], f"{name}/codes")
+    wide = graph.add("Cast", [found], f"{name}/cast", to=TensorProto.INT32)
+    places = graph.add("Add", [wide, firsts], f"{name}/places")
+    looked_up = graph.add("Gather", [book, places], f"{name}/parts")
+    shape = graph.integers(0, 0, parts * numbers)
+    graph.replace(node, "Reshape", [looked_up, shape], name)
