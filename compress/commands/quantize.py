@@ -26,6 +26,7 @@ from compress.console import Screen
 from compress.data.cache import home
 from compress.data.objects import data_path
 from compress.exporters.artifact import Bundle
+from compress.exporters.codebook import has_codebook
 from compress.jobs.phase import estimate_phases, run_phases
 from compress.jobs.quantize import (
     QUANTIZE_PHASES,
@@ -140,7 +141,9 @@ def _arguments_of_training(request: QuantizeRequest) -> dict[str, Any]:
     """Return the arguments of `distill`, or of its forecast, for training in int8."""
     task = request.task_data.task
     columns = request.columns
-    length = f"stages.0.max_length={request.source.manifest.max_length}"
+    settings = [f"stages.0.max_length={request.source.manifest.max_length}"]
+    if has_codebook(request.source.files()["int8"]):
+        settings.append("stages.0.table=codebook")
     return {
         "teacher": str(request.source.path),
         "recipe": RECIPE,
@@ -149,6 +152,6 @@ def _arguments_of_training(request: QuantizeRequest) -> dict[str, Any]:
             text=columns.text, label=columns.label, kind=task.kind, metric=task.metric
         ),
         "options": RunOptions(
-            overrides=[length, *request.overrides], seed=request.seed
+            overrides=[*settings, *request.overrides], seed=request.seed
         ),
     }

@@ -6,12 +6,24 @@ ones, are numbered: the table holds the numbers, the codebook the parts. A row i
 up in the one, then its parts in the other, by operators that every runtime has.
 """
 
+from pathlib import Path
+
 import numpy as np
 from onnx import NodeProto, TensorProto
 
 from compress.arrays import Array
 from compress.exporters.rewrite.graph import Graph, attribute
+from compress.exporters.session import read_model
 from compress.models.codebook import find_codebook
+
+NUMBERS = ".codes"
+"""How the names of tables of numbers end."""
+
+
+def has_codebook(file: Path) -> bool:
+    """Return True if a table of the ONNX file is stored by a codebook."""
+    tensors = read_model(file).graph.initializer
+    return any(tensor.name.endswith(NUMBERS) for tensor in tensors)
 
 
 def pack_tables(graph: Graph) -> None:
@@ -44,7 +56,7 @@ def _look_up_parts(
     table, ids = node.input
     name = node.name
     parts, values, numbers = book_PCN.shape
-    codes = graph.constant(codes_VP, f"{table}.codes")
+    codes = graph.constant(codes_VP, f"{table}{NUMBERS}")
     book = graph.constant(book_PCN.reshape(-1, numbers), f"{table}.book")
     first = np.arange(0, parts * values, values, dtype=np.int32)
     firsts = graph.constant(first, f"{table}.firsts")

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import onnx
 import pytest
+from datasets import Dataset
 
 from compress.commands.quantize import quantize, train_for_int8
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
+from compress.exporters.codebook import has_codebook
 from compress.jobs.quantize import QuantizeRequest
+from compress.training.codebook import rounded_table
 from compress.training.trainer import StepTrainer
 from tests import tiny
 from tests.exporters.test_bundle import write
@@ -58,3 +61,16 @@ def test_the_bundle_itself_is_not_overwritten(places: tuple[Bundle, str]) -> Non
     for out in (None, bundle.path):
         with pytest.raises(BundleError, match="give --out another folder"):
             quantize(bundle, data, method="qat", out=out)
+
+
+def test_a_table_on_a_codebook_stays_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    task = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
+    model = tiny.bert(vocab_size=1200)
+    with rounded_table(model, Dataset.from_dict({"input_ids": [[5, 6, 7]]})):
+        bundle = write(tmp_path / "bundle", task=task, model=model)
+    data = tiny.reviews(tmp_path / "data")
+    request = QuantizeRequest(bundle, data, method="qat", out=tmp_path / "new", overrides=QUICK)
+    with train_for_int8(request) as made:
+        assert has_codebook(bundle.files()["int8"])
+        assert has_codebook(made.files()["int8"])
