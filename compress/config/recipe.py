@@ -40,6 +40,11 @@ from compress.config.stages import (
 )
 from compress.errors import RecipeError, did_you_mean
 
+DEFAULT_CONFIDENCE = 0.5
+"""A student keeps its share if its score on the validation split does. At 0.9, one that
+loses nothing is refused on a thousand rows, for one that is half as fast
+(docs/LOG.md)."""
+
 
 class Target(SizeRequest):
     """The sizes that the prune stages aim at, or a budget that decides them. Empty: not
@@ -55,6 +60,7 @@ class Target(SizeRequest):
     max_params      the most parameters, those of the head included
     keep            the share of the teacher's score that the student must keep: the
                     student with the least of what `least` names, of those that do
+    confidence      the chance that it keeps that share, by the validation split
     """
 
     max_latency_ms: float | None = Field(None, gt=0)
@@ -62,6 +68,7 @@ class Target(SizeRequest):
     max_params: int | None = Field(None, gt=0)
     keep: float | None = Field(None, gt=0, le=1)
     least: Literal["latency", "mb", "params"] = "latency"
+    confidence: float = Field(DEFAULT_CONFIDENCE, ge=0.5, lt=1)
     device: str = "local"
     threads: int = Field(1, gt=0, le=1024)
     batch: int = Field(1, gt=0, le=100_000)
@@ -102,6 +109,10 @@ class Target(SizeRequest):
             )
         if self.keep is None and self.least != "latency":
             raise ValueError(f"asks for the least {self.least}: give keep too")
+        if self.keep is None and self.confidence != DEFAULT_CONFIDENCE:
+            raise ValueError(
+                f"asks for a confidence of {self.confidence:g}: give keep too"
+            )
         if self.keep is not None and len(self.budgets) > 1:
             others = ", ".join(name for name in self.budgets if name != "keep")
             raise ValueError(

@@ -16,11 +16,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.records.path import KeptScore
 
 CONFIDENCE = 0.9
-"""How sure the bounds are."""
-LIKELY = 0.75
-"""The chance to keep its share that a student must have. At CONFIDENCE, a student that
-loses nothing is refused on a thousand rows, for one that is half as fast
-(docs/LOG.md)."""
+"""How sure the bounds are that are told."""
 RESAMPLES = 1000
 """Draws of rows; 200 for metrics that are no mean over examples, each of which takes
 milliseconds."""
@@ -32,13 +28,15 @@ def judge_kept(
     student: Array,
     teacher: Array,
     keep: float,
+    confidence: float,
     *,
     taught: Evaluator | None = None,
 ) -> KeptScore:
     """Judge the logits of a student beside its teacher's on the evaluator's rows.
 
-    keep    the share of the teacher's score that is asked for
-    taught  the same rows in the teacher's tokens, if they differ
+    keep, confidence    the share of the teacher's score that is asked for, and how
+                        sure it must be
+    taught              the same rows in the teacher's tokens, if they differ
     """
     taught = taught or evaluator
     metric = evaluator.task.metric
@@ -62,7 +60,7 @@ def judge_kept(
         float(low),
         float(high),
         _chance(score - keep * whole, error),
-        min(LIKELY, _chance(allowed, error)),
+        min(confidence, _chance(allowed, error)),
         examples,
         _count_needed(allowed, error, examples),
     )

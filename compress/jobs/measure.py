@@ -271,7 +271,8 @@ def test_path(
         return None
     evaluator = student.evaluator
     logits = (student.logits, teacher.logits)
-    kept = judge_kept(evaluator, *logits, path.keep, taught=teacher.evaluator)
+    sure = asked.target.confidence
+    kept = judge_kept(evaluator, *logits, path.keep, sure, taught=teacher.evaluator)
     path = replace(path, tested=kept)
     if not path.where:
         return path

@@ -118,8 +118,20 @@ class KeepScore(Phase[Job]):
         brief = make_recovery(recipe, "brief", "path")
         cut = recipe.model_copy(update={"stages": (*recipe.pruning, brief)})
         _, tried = self.phases[0].estimate(job.with_recipe(cut))
-        job, found = estimate_phases(self.phases, job.with_recipe(recipe))
-        return job, [_estimate_path(tried[-1], brief), *found]
+        job, trained = self.phases[0].estimate(job.with_recipe(recipe))
+        job, shipped = estimate_phases(self.phases[1:], job)
+        again = [_estimate_repeated(each) for each in trained]
+        return job, [_estimate_path(tried[-1], brief), *again, *shipped]
+
+
+def _estimate_repeated(whole: PhaseEstimate) -> PhaseEstimate:
+    """Estimate the phase of students from one of the whole model, for as many as may be
+    trained in full."""
+    least, most = whole.seconds
+    seconds = (least / FIRST_CUT, most * TRAINED_IN_FULL / FIRST_CUT)
+    least_steps, most_steps = whole.steps
+    steps = (least_steps, most_steps * TRAINED_IN_FULL)
+    return replace(whole, steps=steps, seconds=seconds)
 
 
 def _estimate_path(brief: PhaseEstimate, stage: Stage) -> PhaseEstimate:
@@ -314,32 +326,36 @@ class Walk:
                 self._look(rung, "long", self._train(stages))
 
     def train_in_full(self, training: Phase[Job]) -> Job:
-        """Train the smallest student that may well keep the share in full, and a larger
-        one if it misses; return the job with the one that comes nearest."""
+        """Train the smallest student that may well keep the share in full, a larger one
+        if it misses, and a smaller one if it has gained more than was expected; return
+        the job with the smallest that keeps it, or else with the nearest."""
         while (rung := self._choose(self.path)) is not None:
             self._say(f"training {rung.name} in full: {describe_sizes(rung)}")
             done = training.run(self._full_job(rung))
             assert done.student is not None, "the phase has trained it"
             look = self._look(rung, "finished", done.student)
             self._say(f"{rung.name}: keeps {describe_kept(look)} when finished")
-        finished = self.path.looked_at("finished")
-        best = max(finished, key=lambda rung: rung.looks["finished"].chance)
+        best = _best(self.path)
         return self._finish(training.run(self._full_job(best)), best)
 
     def _choose(self, path: WalkedPath) -> PathStudent | None:
         """Choose the student to train in full: the smallest that may well keep the
-        share, larger than those that have missed it. None: no more are tried."""
-        tried = [at for at, rung in enumerate(path.rungs) if "finished" in rung.looks]
-        if any(path.rungs[at].looks["finished"].keeps for at in tried):
+        share, of those between one that has kept it and one that has missed it. None:
+        no more are tried."""
+        kept, missed = _tried(path)
+        between = path.rungs[max(kept, default=-1) + 1 : min(missed, default=None)]
+        if not between or len(kept) + len(missed) == TRAINED_IN_FULL:
             return None
-        larger = path.rungs[: min(tried, default=len(path.rungs))]
-        if not larger or len(tried) == TRAINED_IN_FULL:
+        # it was trained for all the time that there was
+        if kept and self.job.models.context.time_limit is not None:
             return None
         gains = self._gains(path)
-        likely = [rung for rung in larger if _is_worth_it(rung, path.keep, gains)]
+        likely = [rung for rung in between if _is_worth_it(rung, path.keep, gains)]
         if likely:
             return likely[-1]
-        return larger[-1] if tried else larger[0]
+        if kept:
+            return None
+        return between[-1] if missed else between[0]
 
     def _gains(self, path: WalkedPath) -> dict[Training, float]:
         """Return what training in full adds to the share that a student keeps after
@@ -442,7 +458,31 @@ class Walk:
         context = self.job.models.context
         rows = self.evaluator.rows
         logits = metrics.logits(student, rows, context.collate, bf16=context.bf16)
-        return judge_kept(self.evaluator, logits, check.logits, self.path.keep)
+        target = self.recipe.target
+        assert target.keep is not None, "the phase is for this target"
+        return judge_kept(
+            self.evaluator, logits, check.logits, target.keep, target.confidence
+        )
+
+
+def _tried(path: WalkedPath) -> tuple[list[int], list[int]]:
+    """Return the places on the path of students that keep the share once they are
+    finished, and of those that do not."""
+    kept = list[int]()
+    missed = list[int]()
+    for place, rung in enumerate(path.rungs):
+        if "finished" in rung.looks:
+            (kept if rung.looks["finished"].keeps else missed).append(place)
+    return kept, missed
+
+
+def _best(path: WalkedPath) -> PathStudent:
+    """Return the smallest student that keeps the share, or else the likeliest to."""
+    kept, _ = _tried(path)
+    if kept:
+        return path.rungs[kept[-1]]
+    finished = path.looked_at("finished")
+    return max(finished, key=lambda rung: rung.looks["finished"].chance)
 
 
 def _floor(path: WalkedPath) -> float:

@@ -31,8 +31,9 @@ class KeptScore:
     share      of the teacher's score; low, high: the bounds that it is above, and
                below, with 90 % each
     chance     the probability that it keeps the share that was asked for
-    required   the chance that it must have: 75 %, or where so few examples cannot show
-               that, the chance of a student that scores as its teacher
+    required   the chance that it must have: the confidence that was asked for, or where
+               so few examples cannot show that, the chance of a student that scores as
+               its teacher
     examples   the number of examples; needed: how many could show with 90 % that a
                student that scores as its teacher keeps the share; None if no number can
     """

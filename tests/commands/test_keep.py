@@ -317,8 +317,10 @@ def rung(name: str, **looks: float) -> PathStudent:
     return PathStudent(name, {"layers": 1}, 1, 1.0, 1.0, {training: look(share) for training, share in looks.items()})  # type: ignore[misc]  # the names of trainings
 
 
-def choose(*rungs: PathStudent) -> str | None:
-    walk = walking.Walk(None, None, None)  # type: ignore[arg-type]  # no part of it is read
+def choose(*rungs: PathStudent, limit: TimeLimit | None = None) -> str | None:
+    context = SimpleNamespace(time_limit=limit)
+    job: Any = SimpleNamespace(models=SimpleNamespace(context=context))
+    walk = walking.Walk(job, None, None)  # type: ignore[arg-type]  # not read
     found = walk._choose(WalkedPath(0.98, "latency", "", 1.0, tuple(rungs)))
     return found and found.name
 
@@ -339,9 +341,28 @@ def test_a_larger_one_follows_one_that_misses() -> None:
     assert choose(missed) is None, "none is larger"
 
 
-def test_one_that_keeps_the_share_ends_the_search() -> None:
-    kept = replace(rung("middle", brief=0.97), looks={"finished": replace(look(0.99), chance=0.95)})
-    assert choose(rung("large", brief=0.99), kept) is None
+def finish(student: PathStudent, share: float, chance: float) -> PathStudent:
+    return replace(student, looks={**student.looks, "finished": replace(look(share), chance=chance)})
+
+
+def test_one_that_keeps_the_share_ends_the_search_if_smaller_ones_are_not_likely_to() -> None:
+    large, small = rung("large", brief=0.99), rung("small", brief=0.93, long=0.94)
+    kept = finish(rung("middle", brief=0.97, long=0.985), 0.99, chance=0.95)
+    assert choose(large, kept) is None
+    assert choose(large, kept, small) is None
+
+
+def test_a_smaller_one_follows_one_that_has_gained_more_than_was_expected() -> None:
+    small = rung("small", brief=0.95, long=0.97)
+    kept = finish(rung("middle", brief=0.97, long=0.98), 1.0, chance=1.0)
+    assert choose(rung("large", brief=0.99), kept, small) == "small"
+    limit = TimeLimit(time.monotonic() + 60, ("recover",), minutes=6)
+    assert choose(rung("large", brief=0.99), kept, small, limit=limit) is None, "its time is over"
+    missed = finish(small, 0.97, chance=0.1)
+    assert choose(rung("large", brief=0.99), kept, missed) is None
+    path = WalkedPath(0.98, "latency", "", 1.0, (rung("large", brief=0.99), kept, missed))
+    assert walking._best(path).name == "middle"
+    assert walking._best(replace(path, rungs=(kept, finish(small, 0.98, chance=0.91)))).name == "small"
 
 
 def test_the_path_leaves_time_for_training() -> None:

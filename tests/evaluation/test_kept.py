@@ -26,7 +26,7 @@ def logits(wrong: range | list[int], rows: int = ROWS) -> np.ndarray:
 
 
 def test_a_student_as_its_teacher_surely_keeps_everything() -> None:
-    kept = judge_kept(evaluator(), logits(range(40)), logits(range(40)), 0.985)
+    kept = judge_kept(evaluator(), logits(range(40)), logits(range(40)), 0.985, 0.75)
     assert (kept.score, kept.share, kept.low, kept.high) == (0.9, 1.0, 1.0, 1.0)
     assert kept.chance == pytest.approx(1.0)
     assert kept.keeps
@@ -34,7 +34,7 @@ def test_a_student_as_its_teacher_surely_keeps_everything() -> None:
 
 
 def test_ten_rows_show_nothing_even_if_all_answers_are_equal() -> None:
-    kept = judge_kept(evaluator(10), logits(range(1), 10), logits(range(1), 10), 0.985)
+    kept = judge_kept(evaluator(10), logits(range(1), 10), logits(range(1), 10), 0.985, 0.75)
     assert kept.chance == pytest.approx(kept.required)
     assert kept.required < 0.6
     assert kept.keeps
@@ -45,7 +45,7 @@ def test_ten_rows_show_nothing_even_if_all_answers_are_equal() -> None:
 
 def test_the_chance_is_that_of_the_paired_difference() -> None:
     """20 answers of 400 are lost and 12 won: against the normal approximation."""
-    kept = judge_kept(evaluator(), logits(range(20, 60)), logits([*range(40, 60), *range(100, 112)]), 0.97)
+    kept = judge_kept(evaluator(), logits(range(20, 60)), logits([*range(40, 60), *range(100, 112)]), 0.97, 0.75)
     assert kept.share == pytest.approx(0.9 / 0.92)
     margins = np.zeros(ROWS) + (1 - 0.97)
     margins[20:40] = -0.97
@@ -60,21 +60,21 @@ def test_the_chance_is_that_of_the_paired_difference() -> None:
 def test_rows_that_cannot_tell_ask_for_the_teachers_score() -> None:
     """Half of the errors differ: 400 rows are too few to show a loss of 1 %, and four times as many are not."""
     student, teacher = range(20, 60), range(40, 80)
-    few = judge_kept(evaluator(), logits(student), logits(teacher), 0.99)
+    few = judge_kept(evaluator(), logits(student), logits(teacher), 0.99, 0.75)
     assert few.needed is not None
     assert few.needed > ROWS
     assert not few.resolved
     assert few.required < 0.75
     assert few.chance == pytest.approx(few.required), "it scores as its teacher does"
     assert few.keeps
-    worse = judge_kept(evaluator(), logits(range(20, 61)), logits(teacher), 0.99)
+    worse = judge_kept(evaluator(), logits(range(20, 61)), logits(teacher), 0.99, 0.75)
     assert not worse.keeps
-    more = judge_kept(evaluator(few.needed), logits(student, few.needed), logits(teacher, few.needed), 0.99)
+    more = judge_kept(evaluator(few.needed), logits(student, few.needed), logits(teacher, few.needed), 0.99, 0.75)
     assert more.resolved, "fewer of the rows differ"
 
 
 def test_all_of_the_score_cannot_be_shown() -> None:
-    kept = judge_kept(evaluator(), logits(range(20, 60)), logits(range(40, 80)), 1.0)
+    kept = judge_kept(evaluator(), logits(range(20, 60)), logits(range(40, 80)), 1.0, 0.75)
     assert kept.needed is None
     assert kept.required == pytest.approx(0.5)
 
@@ -82,7 +82,7 @@ def test_all_of_the_score_cannot_be_shown() -> None:
 def test_metrics_that_are_no_mean_are_resampled() -> None:
     split = Dataset.from_dict({"label": [number % 2 for number in range(ROWS)], "text": ["a"] * ROWS})
     exam = Evaluator(Task("classification", ("text",), "label", ("no", "yes"), "f1"), split, split)
-    kept = judge_kept(exam, logits(range(44)), logits(range(40)), 0.9)
+    kept = judge_kept(exam, logits(range(44)), logits(range(40)), 0.9, 0.75)
     assert kept.share == pytest.approx(0.89 / 0.9)
     assert 0 < kept.low < kept.share < kept.high < 1
     assert kept.keeps
