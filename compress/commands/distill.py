@@ -92,8 +92,8 @@ def list_phases(
 ) -> list[Phase[Job]]:
     """List the phases of a distillation: of the teacher, then of the student."""
     if max_drop is None:
-        limits_time = job.models.recipe.target.limits_time
-        max_drop = BUDGETED_LIMIT if limits_time else INT8_LIMIT
+        for_time = job.models.recipe.target.needs_device
+        max_drop = BUDGETED_LIMIT if for_time else INT8_LIMIT
     student = (RunStages(), Ship(max_drop, request.vocabulary))
     keeps = job.models.recipe.target.keep is not None
     return [*teacher_phases, KeepScore(student) if keeps else KeepBudget(student)]

@@ -14,7 +14,8 @@ import yaml
 from safetensors.torch import load_file
 
 import compress
-from compress.config.recipe import Recipe
+from compress.commands.distill import list_phases
+from compress.config.recipe import Recipe, Target
 from compress.config.stages import Prune
 from compress.errors import PruneError
 from compress.jobs import far_end as far_end_module
@@ -22,6 +23,7 @@ from compress.jobs import measure as measuring
 from compress.jobs import path as walking
 from compress.jobs.job import Job
 from compress.jobs.path import PATH_FILE, read_path
+from compress.jobs.shipping import BUDGETED_LIMIT, INT8_LIMIT
 from compress.jobs.stages import StageModels
 from compress.latency.model import Estimate
 from compress.pruning import budget
@@ -407,3 +409,14 @@ def test_students_of_every_kind_walk(
     assert path.student is not None
     assert path.student.looks.keys() >= {"brief", "finished"}
     assert compress.Bundle.load(tmp_path / "run" / "bundle").task.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("target", "limit"), [({"keep": 0.9}, BUDGETED_LIMIT), ({"keep": 0.9, "least": "mb"}, INT8_LIMIT)]
+)
+def test_a_student_for_speed_keeps_fewer_products_in_float(target: dict[str, Any], limit: float) -> None:
+    recipe = SimpleNamespace(target=Target.model_validate(target))
+    job: Any = SimpleNamespace(models=SimpleNamespace(recipe=recipe))
+    request: Any = SimpleNamespace(vocabulary="auto")
+    phase: Any = list_phases(job, [], request)[-1]
+    assert phase.phases[-1].max_drop == limit
