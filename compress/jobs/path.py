@@ -10,6 +10,7 @@ path.json in the run holds the cuts that were decided, and what each student kee
 that a resumed run goes on as an uninterrupted one.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -255,8 +256,12 @@ class Walk:
             self.save(path)
         assert path.far is not None, "it was described"
         later = recovering_stages(self.recipe)
-        job = self._limit(self.job.with_recipe(recipe), [*recipe.training, *later])
-        done = training.run(job)
+        # the path needs the weights that training casts
+        teacher = self.job.teacher
+        teacher = replace(teacher, model=copy.deepcopy(teacher.model))
+        models = replace(self.job.models, recipe=recipe, task_teacher=teacher)
+        job = replace(self.job, models=models)
+        done = training.run(self._limit(job, [*recipe.training, *later]))
         assert done.student is not None, "the phase has trained it"
         look = self._judge(done.student)
         far = replace(path.far, looks={"finished": look})
