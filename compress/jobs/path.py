@@ -365,10 +365,17 @@ class Walk:
     def _gains(self, path: WalkedPath) -> dict[Training, float]:
         """Return what training in full adds to the share that a student keeps after
         each shorter recovery, learnt from the students that had more."""
-        by_long = max(0.0, _mean_gain(path, "brief", "long") or 0.0)
-        after_long = _mean_gain(path, "long", "finished")
-        if after_long is None:
-            after_long = FULL_GAIN * by_long
+        looks = [rung.looks for rung in path.rungs]
+        longer = [
+            each["long"].share - each["brief"].share for each in looks if "long" in each
+        ]
+        by_long = max(0.0, fmean(longer)) if longer else 0.0
+        in_full = [
+            each["finished"].share - _share_after_long(each, by_long)
+            for each in looks
+            if "finished" in each
+        ]
+        after_long = fmean(in_full) if in_full else FULL_GAIN * by_long
         return {"brief": by_long + after_long, "long": after_long}
 
     def _finish(self, done: Job, rung: PathStudent) -> Job:
@@ -496,15 +503,12 @@ def _floor(path: WalkedPath) -> float:
     return path.keep - max(LEAST_REACH, REACH * (1 - path.keep))
 
 
-def _mean_gain(path: WalkedPath, shorter: Training, longer: Training) -> float | None:
-    """Return what a longer training added to the share that students keep; None if none
-    has had it."""
-    gains = [
-        rung.looks[longer].share - rung.looks[shorter].share
-        for rung in path.looked_at(longer)
-        if shorter in rung.looks
-    ]
-    return fmean(gains) if gains else None
+def _share_after_long(looks: Mapping[Training, KeptScore], gain: float) -> float:
+    """Return the share after the longer recovery; without one, what it would be with
+    its usual gain."""
+    if "long" in looks:
+        return looks["long"].share
+    return looks["brief"].share + gain
 
 
 def _is_worth_it(

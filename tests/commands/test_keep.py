@@ -358,6 +358,8 @@ def test_a_smaller_one_follows_one_that_has_gained_more_than_was_expected() -> N
     small = rung("small", brief=0.95, long=0.97)
     kept = finish(rung("middle", brief=0.97, long=0.98), 1.0, chance=1.0)
     assert choose(rung("large", brief=0.99), kept, small) == "small"
+    briefly = finish(rung("middle", brief=0.97), 1.0, chance=1.0)
+    assert choose(rung("large", brief=0.99), briefly, small) == "small", "with no longer recovery of its own"
     limit = TimeLimit(time.monotonic() + 60, ("recover",), minutes=6)
     assert choose(rung("large", brief=0.99), kept, small, limit=limit) is None, "its time is over"
     missed = finish(small, 0.97, chance=0.1)
