@@ -28,11 +28,16 @@ def has_codebook(file: Path) -> bool:
 
 def pack_tables(graph: Graph) -> None:
     """Store the tables of bytes by codebooks that have one, where it is smaller."""
-    for node in list(graph.nodes):
+    found = []
+    for node in graph.nodes:
         table = _table_of_bytes(graph, node)
-        found = None if table is None else find_codebook(table)
-        if found is not None:
-            _look_up_parts(graph, node, *found)
+        codebook = None if table is None else find_codebook(table)
+        if codebook is not None:
+            found.append((node, codebook))
+    if not found:
+        return
+    for node, codebook in found:
+        _look_up_parts(graph, node, *codebook)
     graph.prune()
     graph.store()
 
