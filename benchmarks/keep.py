@@ -94,6 +94,7 @@ def digest(report: Mapping[str, Any]) -> dict[str, Any]:
         "speed": path["whole_measured"] / path["measured"],
         "file_mb": min(row["file_mb"] for row in files),
         "minutes": report["seconds"] / 60,
+        "date": report["date"],
         "path": path,
     }
 
