@@ -190,7 +190,7 @@ def write_products(file: Path, sizes: list[tuple[int, int]]) -> None:
         parts.append(part)
     nodes.append(helper.make_node("Concat", parts, ["logits"], axis=-1))
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "tokens"]) for name in INPUTS]
-    logits = [helper.make_tensor_value_info("logits", TensorProto.INT32, None)]
+    logits = [helper.make_tensor_value_info("logits", TensorProto.INT32, ["rows", "tokens", "parts"])]
     tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     graph = helper.make_graph(nodes, "products", inputs, logits, tensors)
     onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), file)
