@@ -151,6 +151,8 @@ def _arguments_of_training(request: QuantizeRequest) -> dict[str, Any]:
         "columns": DataOptions(
             text=columns.text, label=columns.label, kind=task.kind, metric=task.metric
         ),
+        # it is compared with the former model, token by token
+        "vocabulary": "full",
         "options": RunOptions(
             overrides=[*settings, *request.overrides], seed=request.seed
         ),

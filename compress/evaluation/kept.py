@@ -16,7 +16,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.records.path import KeptScore
 
 CONFIDENCE = 0.9
-"""How sure the bounds are that are told."""
+"""The probability with which the share is above `low`, and below `high`."""
 RESAMPLES = 1000
 """Draws of rows; 200 for metrics that are no mean over examples, each of which takes
 milliseconds."""

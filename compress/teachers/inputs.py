@@ -164,8 +164,6 @@ def open_job(
     request = replace(request, columns=replace(request.columns, kind=kind))
     source = open_teacher(request.teacher, chosen, request.prompt, options)
     given = source.resolve(chosen)
-    if request.vocabulary == "full":
-        given = given.with_full_tables()
     number_format = precisions.choose(options.precision)
     inputs = load_inputs(
         source.for_trial() if trial else source,

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from datasets import Dataset
 
-from compress.commands.quantize import quantize, train_for_int8
+from compress.commands.quantize import _arguments_of_training, quantize, train_for_int8
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
@@ -61,6 +61,12 @@ def test_the_bundle_itself_is_not_overwritten(places: tuple[Bundle, str]) -> Non
     for out in (None, bundle.path):
         with pytest.raises(BundleError, match="give --out another folder"):
             quantize(bundle, data, method="qat", out=out)
+
+
+def test_the_tokens_stay_those_of_the_former_model(places: tuple[Bundle, str], tmp_path: Path) -> None:
+    bundle, data = places
+    request = QuantizeRequest(bundle, data, method="qat", out=tmp_path / "new")
+    assert _arguments_of_training(request)["vocabulary"] == "full"
 
 
 def test_a_table_on_a_codebook_stays_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
