@@ -5,7 +5,7 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 510_600,
+    "tokens": 510_650,
     "tokens a line": 7.5,
     "packed assignments": 34,
     "decisions per 1,000 lines": 149,
