@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from compress.data import dialects, retrieval, schema, sources, squad
 from compress.data.corpus import Corpus, load_corpus, split_sentences
+from compress.data.held_out import SHARE_HELD_OUT, held_out_share
 from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS
 from compress.data.retrieval import Retrieval
 from compress.data.sources import Role
@@ -39,7 +40,6 @@ from compress.kinds import find
 
 QUERY_NAMES: Final = ("query", "anchor", "question")
 """Metrics of pairs; the others are those of retrieval."""
-PAIRS_HELD_OUT: Final = 0.1
 FEWEST_PAIRS: Final = 50
 MOST_HELD_OUT: Final = 1000
 """Texts alone to hold out: at least FEWEST_PAIRS, but not more than half, and at most
@@ -503,7 +503,7 @@ def _hold_out(
     return how many, in words."""
     if judged := part.scorable().judged:
         queries = rng.permutation(sorted(judged))
-        count = max(1, round(PAIRS_HELD_OUT * len(queries)))
+        count = max(1, round(held_out_share(len(queries)) * len(queries)))
         if len(queries) < 2:
             raise DataError(
                 f"{source}: a single judged text cannot be held out; add a validation "
@@ -514,7 +514,7 @@ def _hold_out(
     else:
         count = min(
             MOST_HELD_OUT,
-            max(FEWEST_PAIRS, round(PAIRS_HELD_OUT * len(part.texts))),
+            max(FEWEST_PAIRS, round(SHARE_HELD_OUT * len(part.texts))),
             len(part.texts) // 2,
         )
         chosen = sorted(rng.permutation(len(part.texts))[:count].tolist())

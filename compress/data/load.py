@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from compress.arguments import DataLike, SeedNumber, check_arguments
 from compress.data import cache, labels, schema, sources
 from compress.data.audit import audit
+from compress.data.held_out import describe_held_out, held_out_share
 from compress.data.labels import Coding, LabelColumn, Labels
 from compress.data.objects import data_path
 from compress.data.schema import ChosenColumns
@@ -25,10 +27,6 @@ from compress.data.task import Examples, Task, TaskData, UnsavedTask
 from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
-
-SHARE_HELD_OUT: Final = 0.1
-"""The share of the training rows that becomes the validation split of a source without
-one."""
 
 DETECTED: Final = ("ranking", "embedding", "qa", "tagging")
 """The kinds that a source shows, in the order in which they are looked for; others show
@@ -200,7 +198,7 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
                 f"{guide.place}: {len(held_out)} rows are too few to hold some out; "
                 "add a validation split."
             )
-        notes.append(_held_out_note(held_out, request.seed))
+        notes.append(describe_held_out(held_out, request.seed))
         masks = {"train": ~held_out, "validation": held_out}
         splits["validation"] = splits["train"]
         encoded["validation"] = encoded["train"]
@@ -323,7 +321,7 @@ def _batches(
 
 def hold_out(encoded: Labels, task: Task, seed: int) -> NDArray[np.bool_]:
     """Mask every tenth row in the order of the labels, ties in random order; no class
-    loses its only row."""
+    loses its only row. Of many rows, fewer are masked: see `held_out_share`."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(encoded))
     if not task.many_labels:
@@ -331,18 +329,11 @@ def hold_out(encoded: Labels, task: Task, seed: int) -> NDArray[np.bool_]:
     if task.one_label:
         _, classes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
         order = order[counts[classes[order]] > 1]
-    step = round(1 / SHARE_HELD_OUT)
+    step = math.ceil(1 / held_out_share(len(encoded)))
     mask = np.zeros(len(encoded), bool)
     if len(order) > 1:
         mask[order[rng.integers(min(step, len(order))) :: step]] = True
     return mask
-
-
-def _held_out_note(held_out: NDArray[np.bool_], seed: int) -> str:
-    return (
-        f"no validation split: held out {held_out.sum()} of {len(held_out)} training "
-        f"rows (seed {seed})"
-    )
 
 
 class AnnotatedSplits(NamedTuple):
@@ -479,20 +470,21 @@ def with_validation(
     seed: int,
 ) -> dict[Role, pa.Table]:
     """Return the tables of the splits; without a validation split, hold out every tenth
-    group of training rows."""
+    group of training rows, or fewer of many."""
     tables = {role: examples.table for role, examples in splits.items()}
     if "validation" in tables:
         return tables
-    numbers = np.random.default_rng(seed).permutation(np.unique(splits["train"].groups))
+    train = splits["train"]
+    numbers = np.random.default_rng(seed).permutation(np.unique(train.groups))
     if len(numbers) < 2:
         raise DataError(
             f"{place}: too few {groups} to hold some out; add a validation split."
         )
     held_out = np.isin(
-        np.asarray(splits["train"].groups),
-        numbers[: max(1, round(SHARE_HELD_OUT * len(numbers)))],
+        np.asarray(train.groups),
+        numbers[: max(1, round(held_out_share(len(train.groups)) * len(numbers)))],
     )
-    notes.append(_held_out_note(held_out, seed))
+    notes.append(describe_held_out(held_out, seed))
     tables["validation"] = tables["train"].filter(pa.array(held_out))
     tables["train"] = tables["train"].filter(pa.array(~held_out))
     return tables

@@ -87,6 +87,19 @@ class Evaluator:
         queries."""
         return self._select(self.task.subsample(self, count))[0]
 
+    def sample(
+        self, count: int, logits: Array | None
+    ) -> tuple[Evaluator, Array | None]:
+        """Keep the rows that `subsample` keeps, with their logits; None for logits that
+        are None, or of other rows."""
+        if len(self.rows) <= count:
+            return self, logits
+        part, rows = self._select(self.task.subsample(self, count))
+        known = int(self.lengths.sum()) if self.task.tokenwise else len(self.rows)
+        if logits is None or len(logits) != known:
+            return part, None
+        return part, self._logits_of(rows, logits)
+
     def leave_groups_out(
         self, logits: Array, groups: int, most: int
     ) -> list[tuple[Evaluator, Array]]:
@@ -100,11 +113,15 @@ class Evaluator:
             part, rows = self._select(
                 np.sort(np.delete(chosen, np.arange(group, len(chosen), groups)))
             )
-            mask = np.isin(np.arange(len(self.rows)), rows)
-            if self.task.tokenwise:
-                mask = np.repeat(mask, self.lengths)
-            parts.append((part, logits[mask]))
+            parts.append((part, self._logits_of(rows, logits)))
         return parts
+
+    def _logits_of(self, rows: Array, logits: Array) -> Array:
+        """Select the logits of these rows."""
+        mask = np.isin(np.arange(len(self.rows)), rows)
+        if self.task.tokenwise:
+            mask = np.repeat(mask, self.lengths)
+        return logits[mask]
 
     def _select(self, examples: Array) -> tuple[Evaluator, Array]:
         """Select examples, and return the numbers of their rows too."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from compress.config.reference import find
 from compress.config.stages import Stage
+from compress.data.held_out import DECIDING_ROWS
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import SEED, measure_perplexity
@@ -75,9 +76,10 @@ def choose_scoring(
         return None
     reads_logits = _reads_logits(step)
     if stage.data == "task" and stage.head == "task" and reads_logits:
-        evaluator = Evaluator.from_split(
+        whole = Evaluator.from_split(
             context.data.task, context.data.validation, context.tokenizer, stage.length
         )
+        evaluator, teacher_logits = whole.sample(DECIDING_ROWS, teacher_logits)
         return Scoring(
             scorer(context, evaluator, teacher_logits),
             len(evaluator),
