@@ -8,8 +8,9 @@ one line.
 
 On a terminal this is a bar, which disappears when the phase ends. In a log, a line is
 printed after EVERY seconds, and then whenever a tenth of the phase's time has passed,
-at intervals of at least EVERY seconds. Nothing is shown on a quiet console, or for a
-phase within another one. Only the standard library is imported: every command needs
+at intervals of at least EVERY seconds. A phase within another one has lines of its own
+in a log, and stands on the bar of the outer one. Nothing is shown on a quiet console.
+Only the standard library is imported: every command needs
 this.
 """
 
@@ -57,6 +58,10 @@ class Progress:
     """
 
     at_most = False
+    outer: "Progress | None" = None
+    """The phase that this one is a part of, if it is shown."""
+    inner = ""
+    """What a part of this phase shows."""
 
     def __init__(
         self,
@@ -101,12 +106,11 @@ class Progress:
         self.stop(ended=kind is None)
 
     def start(self) -> None:
-        """Start to show it, unless it is inside another phase."""
-        if _ACTIVE.get() is not None or (
-            self.always and self.screen is not None and self.screen().quiet
-        ):
+        """Start to show it."""
+        if self.always and self.screen is not None and self.screen().quiet:
             self.screen = None
         if self.screen is not None:
+            self.outer = _ACTIVE.get()
             _ACTIVE.set(self)
 
     def stop(self, *, ended: bool = True) -> None:
@@ -114,9 +118,11 @@ class Progress:
         of the phase to a log."""
         if self.screen is None:
             return
-        _ACTIVE.set(None)
+        _ACTIVE.set(self.outer)
         if self.bar is not None:
             self.bar.stop()
+        if self.outer is not None:
+            self.outer.inner = ""
         if (
             ended
             and (self.always or self.printed is not None)
@@ -137,7 +143,12 @@ class Progress:
             self._print()
 
     def _draw(self, console: "Console") -> None:
-        """Show the bar on the terminal."""
+        """Show the bar on the terminal, or what it would say on that of the outer
+        phase."""
+        if self.outer is not None:
+            self.outer.inner = f", {self.name} {self.line()}"
+            self.outer._draw(console)
+            return
         if self.bar is None:
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -154,9 +165,8 @@ class Progress:
             )
             self.task = self.bar.add_task(self.name, total=self.total, line="")
             self.bar.start()
-        self.bar.update(
-            self.task, completed=self.done, total=self.total, line=self.line()
-        )
+        line = self.line() + self.inner
+        self.bar.update(self.task, completed=self.done, total=self.total, line=line)
 
     def line(self) -> str:
         """Return the share done, the rate, the facts, and the time left."""

@@ -94,11 +94,22 @@ def test_a_terminal_shows_a_bar() -> None:
     assert "100/100 rows (100%), 2.0 rows/s" in "\n".join(lines(console))
 
 
-def test_quiet_consoles_and_inner_phases_show_nothing(printed: Console) -> None:
+def test_quiet_consoles_show_nothing(printed: Console) -> None:
     run(20.0, Console(file=printed.file, quiet=True), always=True)
-    with Progress("training", 2, "steps", console=printed):
-        run(20.0, printed)
     assert lines(printed) == []
+
+
+def test_a_long_phase_within_another_one_is_shown_too(printed: Console) -> None:
+    with Progress("training", 2, "steps", console=printed) as outer:
+        run(0.05, printed)
+        assert lines(printed) == [], "a short one is not"
+        run(20.0, printed)
+        assert lines(printed)[0] == "scoring: 1/100 rows (1%), 20 s each, 33.0 min left"
+        assert outer.inner == ""
+    terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Progress("training", 2, "steps", console=terminal):
+        run(20.0, terminal)
+    assert "0/2 steps (0%), scoring 100/100 rows (100%)" in "\n".join(lines(terminal)), "on the bar of the outer one"
 
 
 def test_a_failed_phase_has_no_last_line(printed: Console) -> None:
