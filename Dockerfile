@@ -15,6 +15,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY recipes recipes
 COPY compress compress
 RUN /venv/bin/pip install --no-deps --no-build-isolation .
+# in parallel, and once: a user without rights could not keep it
+RUN /venv/bin/python -m compileall -qq -j 0 /venv/lib || true
 
 FROM ${PYTHON}
 COPY --from=build /venv /venv

@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Byte code is compiled when first imported: most of torch never is, and installing takes half the time.
+# Byte code is compiled on all cores after installing: pip would do it on one, and later starts would have none where the
+# environment cannot be written.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -44,6 +46,7 @@ help: ## this list
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt
 	$(PIP) --no-deps --require-hashes -r requirements/dev.txt
+	$(COMPILE)
 	touch $@
 
 $(VENV)/base.stamp: requirements/base.txt requirements/torch.txt pyproject.toml
@@ -52,4 +55,5 @@ $(VENV)/base.stamp: requirements/base.txt requirements/torch.txt pyproject.toml
 	$(PIP) --no-deps --require-hashes -r requirements/base.txt
 	$(PIP) -r requirements/torch.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
+	$(COMPILE)
 	touch $@
