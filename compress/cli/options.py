@@ -387,6 +387,11 @@ def console(as_json: bool = False, *, answer: bool = False) -> "Screen":
     return screen if answer else output.screens.setdefault(as_json, screen)
 
 
+def announce(doing: str, out: Path, as_json: bool = False) -> None:
+    """Say what a run does and where, before it imports torch, which takes seconds."""
+    console(as_json).print(f"{doing}, in {out}: loading torch", soft_wrap=True)
+
+
 def printer(as_json: bool = False, *, answer: bool = False) -> Callable[[str], None]:
     """Return a function that prints a line to the console, however long."""
     return partial(console(as_json, answer=answer).print, soft_wrap=True)

@@ -8,6 +8,7 @@ import typer
 
 from compress.cli.options import (
     UNCERTIFIED,
+    announce,
     console,
     continuation,
     is_first,
@@ -66,7 +67,8 @@ def prune(
             ),
             out,
         )
-        from compress.commands import prune as command  # takes seconds: torch
+        announce(f"pruning {model} on {data}", out, shown.as_json)
+        from compress.commands import prune as command
 
         request = command.resolve_target(request, target, setting)
         if shown.plan:

@@ -10,6 +10,7 @@ import typer
 from compress.cli.options import (
     Command,
     CommandGroup,
+    announce,
     console,
     continuation,
     print_forecast,
@@ -143,7 +144,8 @@ def search(
             kind=columns.kind,
             options=options,
         )
-        from compress.commands import search as command  # takes seconds: torch
+        announce(f"searching for students of {teacher} on {data}", out, shown.as_json)
+        from compress.commands import search as command
 
         budget = asdict(limits)
         max_drop = budget.pop("max_drop") / 100

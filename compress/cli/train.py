@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from compress.cli.options import (
+    announce,
     console,
     continuation,
     is_first,
@@ -74,7 +75,8 @@ def distill(
             ),
             out,
         )
-        from compress.commands import distill as command  # takes seconds: torch
+        announce(f"distilling {teacher} on {data}", out, shown.as_json)
+        from compress.commands import distill as command
 
         if shown.plan:
             print_forecast(
@@ -126,7 +128,8 @@ def pretrain(
             ),
             out,
         )
-        from compress.commands import pretrain as command  # takes seconds: torch
+        announce(f"training on {corpus or data}", out, as_json)
+        from compress.commands import pretrain as command
 
         if plan:
             print_forecast(command.estimate_pretraining, as_json, request=request)
