@@ -47,12 +47,23 @@ class Forecast:
 
     @property
     def minutes(self) -> tuple[float, float]:
-        """Sum the minutes of all phases, at least and at most."""
-        least = sum(phase.seconds[0] for phase in self.phases) / 60
-        most = sum(phase.seconds[1] for phase in self.phases) / 60
-        if self.limit is None:
-            return least, most
-        return min(least, self.limit), min(most, self.limit)
+        """Sum the minutes of all phases, at least and at most. Only training is cut to
+        keep the limit."""
+        least, most = (self._sum_minutes(bound) for bound in (0, 1))
+        return least, most
+
+    @property
+    def keeps_limit(self) -> bool:
+        """Return True unless what cannot be cut takes longer than the limit."""
+        return self.limit is None or self.minutes[0] <= self.limit
+
+    def _sum_minutes(self, bound: int) -> float:
+        """Sum the least (0) or the most (1) minutes of all phases."""
+        training = sum(each.seconds[bound] for each in self.phases if each.steps[1])
+        others = sum(each.seconds[bound] for each in self.phases if not each.steps[1])
+        if self.limit is not None:
+            training = min(training, max(0.0, 60 * self.limit - others))
+        return (training + others) / 60
 
     @property
     def likely_minutes(self) -> float:

@@ -380,6 +380,11 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
     together = _span(*forecast.minutes, "{:.1f} min")
     likely = f", probably {forecast.likely_minutes:.1f}" if " to " in together else ""
     yield f"together {together}{likely}, {memory}, {forecast.disk_mb:,.0f} MB of disk"
+    if not forecast.keeps_limit:
+        yield (
+            f"out of reach: --minutes {forecast.limit:g}; what is not training takes "
+            f"{forecast.minutes[0]:.1f}"
+        )
     yield from (f"out of reach: {budget}" for budget in forecast.out_of_reach)
 
 

@@ -180,10 +180,14 @@ def test_a_time_limit_bounds_the_total() -> None:
     assert Forecast("", phases, 100.0).minutes == (1.5, 10.5)
     assert Forecast("", phases, 100.0, limit=3.0).minutes == (1.5, 3.0)
     assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
+    short = Forecast("", phases, 100.0, limit=0.25)
+    assert short.minutes == (0.5, 0.5), "only training can be cut"
+    assert "out of reach: --minutes 0.25; what is not training takes 0.5" in list(forecast_lines(short))
 
 
 def test_the_probable_time_is_between_the_least_and_the_most() -> None:
-    phases = (PhaseEstimate("one", seconds=(60.0, 600.0)), PhaseEstimate("two", seconds=(30.0, 150.0), likely=0.25))
+    one = PhaseEstimate("one", (10, 20), (60.0, 600.0))
+    phases = (one, PhaseEstimate("two", seconds=(30.0, 150.0), likely=0.25))
     found = Forecast("", phases, 100.0)
     assert found.likely_minutes == pytest.approx((330 + 60) / 60)
     assert json.loads(found.to_json())["likely_minutes"] == pytest.approx(6.5)
