@@ -65,12 +65,15 @@ from compress.records.forecast import PhaseEstimate, time_call
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.teachers.checkpoint import CheckTeacher, FineTune
 from compress.training.run import Run
+from compress.training.schedule import TimeLimit
 
 if TYPE_CHECKING:
     import optuna
 
 DEFAULT_TRIALS = {"supernet": 200, "plain": 24}
 """Number of shapes to score, if neither a number nor a time limit is given."""
+TEACHER_SHARE = 0.3
+"""The most of a search's time that its teacher is fine-tuned."""
 TIMED = 0.25
 """The share of the span between the seconds of the cheapest shape's file and those of
 the dearest's after which timing files mostly ends (docs/LOG.md)."""
@@ -88,7 +91,22 @@ class PrepareTeacher(Phase[SearchJob]):
 
     def run(self, job: SearchJob) -> SearchJob:
         with job.time_budget.part("preparation"):
-            return replace(job, teacher=run_phases(self.phases, job.teacher))
+            models = job.teacher.models
+            limited = replace(models.context, time_limit=self._limit(job))
+            teacher = replace(job.teacher, models=replace(models, context=limited))
+            teacher = run_phases(self.phases, teacher)
+            free = replace(teacher.models, context=models.context)
+            return replace(job, teacher=replace(teacher, models=free))
+
+    def _limit(self, job: SearchJob) -> TimeLimit | None:
+        """Return the time that fine-tuning may take, if that of the search is
+        limited."""
+        total = job.time_budget.total
+        if total is None:
+            return None
+        began = time.monotonic()
+        names = (job.teacher.models.recipe.teacher.name,)
+        return TimeLimit(began + TEACHER_SHARE * total, names, total / 60, began)
 
     def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         teacher, found = estimate_phases(self.phases, job.teacher)
