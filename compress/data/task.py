@@ -341,9 +341,11 @@ class Task:
 
         return spaced(len(exam), count)
 
-    def take_few(self, split: Dataset, count: int) -> Dataset:
-        """Take at most `count` rows of a split, the first ones."""
-        return split.select(range(min(len(split), count)))
+    def thin(self, split: Dataset, count: int) -> Dataset:
+        """Keep at most `count` rows of a split, evenly spaced."""
+        from compress.arrays import spaced
+
+        return split.select(spaced(len(split), count))
 
     def subsample(self, exam: Any, count: int) -> Array:
         """Choose examples of at most `count` rows, evenly spaced."""

@@ -17,6 +17,7 @@ from compress.jobs.checks import (
     measure_lengths,
 )
 from compress.jobs.job import Job
+from compress.jobs.pace import limit_time
 from compress.jobs.phase import Phase
 from compress.jobs.request import PretrainRequest
 from compress.jobs.stages import StageModels
@@ -85,7 +86,13 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
         context = TrainingContext(
             data, text, tokenizer, Collate(tokenizer), bf16, request.console
         )
-        context = context.limit(request.length.minutes, resolved.training, run.before)
+        context = limit_time(
+            context,
+            resolved.training,
+            run,
+            minutes=request.length.minutes,
+            began=request.began,
+        )
         models = StageModels(resolved, base_teacher, None, context, run)
         for note in models.check():
             warn(request.console, note)

@@ -1,7 +1,8 @@
 """Define the keywords of the training commands, and what they are asked for once names
 and paths stand for objects."""
 
-from dataclasses import astuple, dataclass
+import time
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,10 @@ class PretrainArguments(ForecastPretrainingArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """The checked keywords of a training command, with names and paths for objects."""
+    """The checked keywords of a training command, with names and paths for objects.
+
+    began  when the command began, by `time.monotonic`
+    """
 
     teacher: str
     data: str | None
@@ -115,6 +119,7 @@ class TrainRequest:
     length: LengthOptions
     options: RunOptions
     console: Console
+    began: float = field(default_factory=time.monotonic)
 
     def identify(self, recipe: Recipe, *, number_format: str) -> dict[str, Any]:
         """Return what identifies its run, besides the recipe."""

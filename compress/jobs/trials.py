@@ -249,7 +249,7 @@ class Trials:
             each.name: getattr(self.context, each.name) for each in fields(self.context)
         }
         if data := self.context.task_data:
-            scored = data.task.take_few(data.validation, SCORED)
+            scored = data.task.thin(data.validation, SCORED)
             values["task_data"] = replace(data, validation=scored)
             if teacher is not None:
                 teacher = teacher.with_first_answers(data.train, len(rows))
@@ -289,6 +289,5 @@ def _caches_outputs(
         return bool(stage.cache_teacher)
     shapes = (Shape.from_config(model.config) for model in (student, teacher.model))
     kind = context.kind if stage.head == "task" else None
-    return cache_pays(
-        stage, Objective(stage.objective, *shapes, kind=kind), teacher, rows
-    )
+    objective = Objective(stage.objective, *shapes, kind=kind)
+    return cache_pays(stage, objective, teacher, rows, context.time_limit)

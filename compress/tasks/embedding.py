@@ -140,8 +140,8 @@ class Embedding(Task):
     def choose_examples(self, exam: Evaluator, count: int) -> Array:
         return embedding.subsample(exam.split, count)
 
-    def take_few(self, split: Dataset, count: int) -> Dataset:
-        """Take queries with the texts that they are judged with, for texts refer to
+    def thin(self, split: Dataset, count: int) -> Dataset:
+        """Keep queries with the texts that they are judged with, for texts refer to
         each other by number."""
         return embedding.select(split, embedding.subsample(split, count))
 

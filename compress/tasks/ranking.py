@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compress.arrays import spaced
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import metrics
 from compress.evaluation.ranking import Candidates
@@ -87,6 +88,14 @@ class Ranking(Task):
 
     def count_examples(self, split: Dataset) -> int:
         return len(Candidates.from_split(split))
+
+    def thin(self, split: Dataset, count: int) -> Dataset:
+        """Keep whole queries of about `count` rows, evenly spaced."""
+        query_R = np.asarray(split["query"][:])
+        queries = np.unique(query_R)
+        few = max(1, count * len(queries) // len(split))
+        kept = queries[spaced(len(queries), few)]
+        return split.select(np.flatnonzero(np.isin(query_R, kept)))
 
     def subsample(self, exam: Evaluator, count: int) -> Array:
         """Choose whole queries."""

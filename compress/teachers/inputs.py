@@ -29,6 +29,7 @@ from compress.jobs.checks import (
     measure_lengths,
 )
 from compress.jobs.job import Job
+from compress.jobs.pace import limit_time
 from compress.jobs.phase import Phase
 from compress.jobs.request import DistillRequest
 from compress.jobs.stages import StageModels
@@ -188,7 +189,9 @@ def open_job(
             warn(console, unread)
         untrained = inputs.source.untrained(inputs.teacher, recipe)
         stages = (*untrained, *recipe.training)
-        context = context.limit(request.length.minutes, stages, run.before)
+        context = limit_time(
+            context, stages, run, minutes=request.length.minutes, began=request.began
+        )
         models = StageModels(recipe, inputs.teacher, None, context, run)
         notes = [*models.check(), *notes]
         for note in notes:

@@ -1,7 +1,7 @@
 """Share the data, tokenizer, precision and console among the stages of one command."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -50,19 +50,6 @@ class TrainingContext:
     masked_lm: Callable[[], Teacher] | None = None
     base_teacher: Teacher | None = None
     time_limit: TimeLimit | None = None
-
-    def limit(
-        self,
-        minutes: float | None,
-        stages: Iterable[Stage],
-        spent: float,
-    ) -> "TrainingContext":
-        """Return the context with a limit on the minutes of its run, if there is one;
-        see `TimeLimit.from_minutes`."""
-        if minutes is None:
-            return self
-        names = tuple(stage.name for stage in stages)
-        return replace(self, time_limit=TimeLimit.from_minutes(minutes, names, spent))
 
     def seconds(self, stage: str) -> float | None:
         """Return the seconds that the time limit leaves to this stage; None without a

@@ -191,38 +191,49 @@ class Length:
         )
 
 
-TRAINING_SHARE = 0.8
-"""The share of a run's minutes for training; exporting, certifying and measuring take
-the rest."""
+ANSWERING_SHARE = 0.15
+"""The most of a run's minutes in which a teacher answers rows before they are read."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Tell how fast a machine is at the time of a run.
+
+    seconds_per_row  of the teacher, in a forward of rows of the task
+    slowness         the time of plain Python, relative to a quiet machine; at least 1
+    """
+
+    seconds_per_row: float
+    slowness: float = 1.0
 
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """Limit the time of a run: what is left until `ends` (`time.monotonic`) is split
-    evenly over the stages to come."""
+    """Limit the time of a run: what is left until `ends` is split evenly over the
+    stages to come.
+
+    ends     when training must end, by `time.monotonic`
+    minutes  the limit that the user gave, for the whole run
+    began    when the command began
+    pace     None if the run has no task
+    """
 
     ends: float
     stages: tuple[str, ...]
     minutes: float
-    """The limit that the user gave, for the whole run."""
-
-    @staticmethod
-    def from_minutes(
-        minutes: float,
-        stages: tuple[str, ...],
-        spent: float,
-    ) -> "TimeLimit":
-        """Leave a share of the minutes of a run for exporting, certifying and
-        measuring. spent: seconds of its earlier sessions."""
-        return TimeLimit(
-            time.monotonic() + TRAINING_SHARE * 60 * minutes - spent, stages, minutes
-        )
+    began: float = 0.0
+    pace: Pace | None = None
 
     @property
     def spent(self) -> float:
-        """Return the share of the time that is over."""
-        total = TRAINING_SHARE * 60 * self.minutes
-        return 1 - (self.ends - time.monotonic()) / total
+        """Return the share of the time until the end of training that is over."""
+        return (time.monotonic() - self.began) / (self.ends - self.began)
+
+    def answers_in_time(self, rows: int) -> bool:
+        """Check whether a teacher answers so many rows in a small share of the time."""
+        if self.pace is None:
+            return False
+        return rows * self.pace.seconds_per_row < ANSWERING_SHARE * 60 * self.minutes
 
     def seconds(self, stage: str) -> float:
         """Return the seconds that this stage may take from now on."""

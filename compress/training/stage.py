@@ -50,7 +50,12 @@ from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
 from compress.training.run import Run, count_processes, from_first
-from compress.training.schedule import AutoLength, Length, learning_rate
+from compress.training.schedule import (
+    AutoLength,
+    Length,
+    TimeLimit,
+    learning_rate,
+)
 from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Score, Step
 from compress.training.teacher_cache import (
@@ -598,7 +603,8 @@ def _make_step(
                 known[rows["text"][:]] if "asker" in rows.column_names else known, rows
             )
         elif stage.cache_teacher is True or (
-            stage.cache_teacher and cache_pays(stage, objective, teacher, rows)
+            stage.cache_teacher
+            and cache_pays(stage, objective, teacher, rows, context.time_limit)
         ):
             cache = _open_cache(stage, objective, teacher, rows, context)
     if stage.step is not None:
@@ -665,12 +671,15 @@ def cache_pays(
     objective: Objective,
     teacher: Teacher,
     rows: Dataset,
+    limit: TimeLimit | None = None,
 ) -> bool:
-    """Return True if caching the teacher's outputs is likely to save time, and takes
-    less than MOST_CACHED bytes."""
+    """Return True if caching the teacher's outputs is likely to save time, leaves most
+    of the limit, and takes less than MOST_CACHED bytes."""
     if stage.head not in ("task", "encoder") or stage.corrupt or stage.tokens:
         return False
     if explain_uncacheable(teacher.model, objective.teacher_wants):
+        return False
+    if limit is not None and not limit.answers_in_time(len(rows)):
         return False
     if torch.cuda.is_available() and objective.teacher_wants - {"logits"}:
         return False  # a GPU computes hidden states sooner than it receives them

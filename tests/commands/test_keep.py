@@ -372,9 +372,9 @@ def test_a_smaller_one_follows_one_that_has_gained_more_than_was_expected() -> N
 def test_the_path_leaves_time_for_training() -> None:
     """Another cut is begun in the first third of the minutes; a tenth of an hour is over at 80 % of it."""
     now = time.monotonic()
-    assert TimeLimit(now + 0.8 * 60 * 6, ("recover",), minutes=6).spent == pytest.approx(0.0, abs=0.01)
+    assert TimeLimit(now + 288, ("recover",), minutes=6, began=now).spent == pytest.approx(0.0, abs=0.01)
     for over, stopped in ((0.3, False), (0.4, True)):
-        limit = TimeLimit(now + (1 - over) * 0.8 * 60 * 6, ("recover",), minutes=6)
+        limit = TimeLimit(now + (1 - over) * 288, ("recover",), minutes=6, began=now - over * 288)
         context = SimpleNamespace(time_limit=limit)
         job: Any = SimpleNamespace(models=SimpleNamespace(context=context))
         path = WalkedPath(0.7, "latency", "", 1.0, (rung("large", brief=0.9),))

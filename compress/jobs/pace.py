@@ -1,0 +1,151 @@
+"""Fit a run into its minutes: measure how fast teacher and machine are, and choose by
+that how many rows decide and are read, and how long shipping takes."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Final
+
+from accelerate import PartialState
+from rich.console import Console
+
+from compress.config.stages import Stage
+from compress.console import print_note
+from compress.data.held_out import DECIDING_ROWS, score_error
+from compress.data.task import TaskData
+from compress.errors import RecipeError
+from compress.evaluation import metrics
+from compress.evaluation.evaluator import Evaluator
+from compress.io import load_json, write_json
+from compress.models.flops import count_parameters
+from compress.models.teacher import Teacher
+from compress.records.forecast import time_call
+from compress.training.context import TrainingContext
+from compress.training.run import Run, from_first
+from compress.training.schedule import Pace, TimeLimit
+
+RECORD: Final = "pace.json"
+TIMED_ROWS: Final = 64
+LOOP: Final = 200_000
+LOOP_SECONDS: Final = 0.012
+"""Seconds that so many turns of a loop of Python take on a quiet Xeon."""
+SHIPPING_SECONDS: Final = 25.0
+SHIPPING_SECONDS_PER_MILLION: Final = 0.25
+"""Seconds in which files are written, quantised and raced on this machine, and for each
+million parameters of the teacher (docs/LOG.md)."""
+SCORING_SHARE: Final = 0.1
+"""The share of the minutes in which all models are scored."""
+FORWARDS: Final = 5
+"""Forwards of the teacher that scoring a row takes in a run: its own twice, and those
+of smaller files."""
+FEWEST_ROWS: Final = 200
+"""The fewest rows that decide, however short the time is."""
+TRAINING_SHARE: Final = 0.2
+"""The least share of the minutes that must be left to train."""
+
+
+def limit_time(
+    context: TrainingContext,
+    stages: Sequence[Stage],
+    run: Run,
+    *,
+    minutes: float | None,
+    began: float,
+) -> TrainingContext:
+    """Return the context with a limit on the time of its run, and with as many rows to
+    score as that leaves time for; unchanged without `minutes`.
+
+    began  when the command began, by `time.monotonic`
+
+    The pace is measured once, and kept in the run. Raises RecipeError if preparing and
+    shipping leave no time to train.
+    """
+    if minutes is None:
+        return context
+    names = tuple(stage.name for stage in stages)
+    if context.task_data is None:
+        ends = began + 60 * minutes - run.before
+        return replace(context, time_limit=TimeLimit(ends, names, minutes, began))
+    teacher = context.base_teacher
+    assert teacher is not None, "a task has a teacher"
+    length = max(stage.length for stage in stages)
+    pace = from_first(lambda: _read_pace(run, teacher, context, length))
+    data = context.data
+    if teacher.answers_any_rows:
+        data = _thin(data, pace, minutes, context.console)
+    shipping = _shipping_seconds(pace, teacher, data)
+    ends = began + 60 * minutes - run.before - shipping
+    left = ends - time.monotonic()
+    if left < TRAINING_SHARE * 60 * minutes and not run.before:
+        prepared = time.monotonic() - began
+        least = (prepared + shipping) / (1 - TRAINING_SHARE) / 60
+        raise RecipeError(
+            [
+                f"--minutes {minutes:g}: preparing took {prepared:.0f} s, and shipping "
+                f"takes about {shipping:.0f} s: no time is left to train; expected at "
+                f"least {least:.1f}"
+            ]
+        )
+    if run.main:
+        write_json(run.path / RECORD, asdict(pace))
+    limit = TimeLimit(ends, names, minutes, began, pace)
+    return replace(context, task_data=data, time_limit=limit)
+
+
+def _read_pace(
+    run: Run, teacher: Teacher, context: TrainingContext, length: int
+) -> Pace:
+    """Read the pace of a run that is resumed, or measure it."""
+    record = run.path / RECORD
+    if record.is_file():
+        return Pace(**load_json(record, f"Remove {record}: it is measured again"))
+    return measure_pace(teacher, context, length)
+
+
+def measure_pace(teacher: Teacher, context: TrainingContext, length: int) -> Pace:
+    """Time a forward of some validation rows by the teacher, and a loop of Python."""
+    task = context.data.task
+    few = task.thin(context.data.validation, TIMED_ROWS)
+    rows = Evaluator.from_split(task, few, context.tokenizer, length).rows
+    teacher.model.to(PartialState().device)
+
+    def score() -> None:
+        metrics.logits(teacher.model, rows, context.collate, bf16=context.bf16)
+
+    score()  # the first forward takes longer
+    seconds = time_call(score)
+    looping = time_call(lambda: sum(turn * turn for turn in range(LOOP)))
+    return Pace(seconds / len(rows), max(1.0, looping / LOOP_SECONDS))
+
+
+def _thin(data: TaskData, pace: Pace, minutes: float, console: Console) -> TaskData:
+    """Keep the rows that the minutes leave time for: as many to train on as the teacher
+    could answer, and as many to score as take a tenth of the time."""
+    seconds = 60 * minutes
+    read = math.ceil(seconds / pace.seconds_per_row)
+    scored = round(SCORING_SHARE * seconds / (FORWARDS * pace.seconds_per_row))
+    scored = min(DECIDING_ROWS, max(FEWEST_ROWS, scored))
+    limits = {"train": read, "validation": scored, "test": scored}
+    thinned = {}
+    for name, count in limits.items():
+        split = getattr(data, name)
+        if split is None or len(split) <= count:
+            continue
+        thinned[name] = data.task.thin(split, count)
+        known = f", which know an accuracy of 90 % to {score_error(count):.1f} points"
+        print_note(
+            console,
+            f"--minutes {minutes:g} leave time for {len(thinned[name]):,} of the "
+            f"{len(split):,} rows of {name}{'' if name == 'train' else known}",
+        )
+    return replace(data, **thinned)
+
+
+def _shipping_seconds(pace: Pace, teacher: Teacher, data: TaskData) -> float:
+    """Estimate the seconds from the end of training to the end of the run."""
+    _, measured = data.measured
+    millions = count_parameters(teacher.model) / 1e6
+    files = SHIPPING_SECONDS + SHIPPING_SECONDS_PER_MILLION * millions
+    rows = len(data.validation) + 2 * len(measured)
+    return pace.slowness * files + rows * pace.seconds_per_row

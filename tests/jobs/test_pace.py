@@ -1,0 +1,105 @@
+"""A run fits into its minutes: rows that decide and are read, the end of training, and what cannot fit."""
+
+import io
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from compress.data import load_task
+from compress.data.collate import Collate
+from compress.data.task import TaskData
+from compress.errors import RecipeError
+from compress.jobs import pace as paces
+from compress.jobs.pace import limit_time, measure_pace
+from compress.models.teacher import load
+from compress.training.context import TrainingContext
+from compress.training.run import Run
+from compress.training.schedule import Pace, TimeLimit
+from tests import learning, tiny
+
+
+@pytest.fixture
+def context(tmp_path: Path, home: Path) -> TrainingContext:
+    """A task with more rows than little time allows, and its teacher."""
+    data = load_task(tiny.reviews(tmp_path / "data", train=4000, dev=600))
+    teacher = load("tiny", Path(tiny.checkpoint(tmp_path / "teacher")), data.task)
+    console = Console(file=io.StringIO(), width=200)
+    tokenizer = teacher.tokenizer
+    return TrainingContext(data, None, tokenizer, Collate(tokenizer), False, console, base_teacher=teacher)
+
+
+def limited(context: TrainingContext, folder: Path, pace: Pace, monkeypatch: Any, **more: Any) -> TrainingContext:
+    monkeypatch.setattr(paces, "measure_pace", lambda *_: pace)
+    folder.mkdir(exist_ok=True)
+    run = Run(folder, seed=0, main=True, **more)
+    return limit_time(context, [learning.stage()], run, minutes=2, began=time.monotonic())
+
+
+def sizes(data: TaskData) -> tuple[int, ...]:
+    return tuple(len(split) for split in (data.train, data.validation))
+
+
+def test_without_minutes_nothing_changes(context: TrainingContext, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", seed=0, main=True)
+    assert limit_time(context, [learning.stage()], run, minutes=None, began=0.0) is context
+
+
+def test_rows_are_as_many_as_there_is_time_for(
+    context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 50 ms a row a teacher answers 2,400 rows in two minutes; 48 could be scored in a tenth, and 200 are."""
+    slow = limited(context, tmp_path / "run", Pace(0.05), monkeypatch)
+    assert sizes(slow.data) == (2400, 200)
+    assert set(slow.data.validation["label"]) == {0, 1}, "evenly spaced"
+    said = slow.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "--minutes 2 leave time for 2,400 of the 4,000 rows of train" in said
+    assert "200 of the 600 rows of validation, which know an accuracy of 90 % to 2.1 points" in said
+    fast = limited(context, tmp_path / "fast", Pace(0.001), monkeypatch)
+    assert sizes(fast.data) == (4000, 600)
+
+
+def test_training_ends_early_enough_to_ship(
+    context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, busy = (
+        limited(context, tmp_path / name, Pace(0.001, slowness), monkeypatch).time_limit
+        for name, slowness in (("quiet", 1.0), ("busy", 2.0))
+    )
+    assert quiet is not None and busy is not None
+    assert quiet.seconds("lesson") == pytest.approx(120 - 25 - 1.8, abs=1)
+    assert busy.seconds("lesson") == pytest.approx(120 - 50 - 1.8, abs=1)
+
+
+def test_a_time_that_leaves_none_to_train_is_refused(
+    context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RecipeError, match=r"--minutes 2: .* shipping takes about 102 s: .* expected at least 2\.1"):
+        limited(context, tmp_path / "run", Pace(0.001, 4.0), monkeypatch)
+    assert list((tmp_path / "run").iterdir()) == [], "the folder can be used again"
+
+
+def test_a_resumed_run_keeps_its_rows(
+    context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = limited(context, tmp_path / "run", Pace(0.05), monkeypatch)
+    again = limited(context, tmp_path / "run", Pace(0.001), monkeypatch, before=100.0)
+    assert sizes(again.data) == sizes(first.data)
+    assert again.data.train["text"] == first.data.train["text"]
+
+
+def test_the_pace_is_that_of_the_teacher(context: TrainingContext) -> None:
+    assert context.base_teacher is not None
+    found = measure_pace(context.base_teacher, context, 32)
+    assert 0 < found.seconds_per_row < 1
+    assert found.slowness >= 1
+
+
+def test_a_teacher_answers_first_only_what_it_can_early() -> None:
+    limit = TimeLimit(0.0, (), minutes=2, pace=Pace(0.01))
+    assert limit.answers_in_time(1799)
+    assert not limit.answers_in_time(1801)
+    assert not replace(limit, pace=None).answers_in_time(1)
