@@ -115,6 +115,22 @@ def test_parts_of_a_split_score_alone(exam: Evaluator, truth: np.ndarray) -> Non
     assert 0 < len(few.rows) < len(exam.rows) == len(exam.subsample(10_000).rows)
     for part, logits in exam.leave_groups_out(truth, 4, 40):
         assert part.scores(logits)[exam.task.metric] == pytest.approx(1.0)
+    sample, known = exam.sample(20, truth)
+    assert known is not None and len(sample.rows) == len(few.rows)
+    assert sample.scores(known)[exam.task.metric] == pytest.approx(1.0)
+    assert exam.sample(10_000, truth)[0] is exam
+    assert exam.sample(20, truth[:-1])[1] is None, "logits of other rows"
+
+
+def test_a_thinned_split_can_be_scored(data: TaskData, exam: Evaluator) -> None:
+    thin = Evaluator.from_split(
+        data.task, data.task.thin(data.train, 20), tiny.tokenizer(), CASES[data.task.kind].length
+    )
+    assert 0 < len(thin.split) < len(exam.split)
+    truth = np.asarray(CASES[data.task.kind].truth(thin), np.float64)
+    assert thin.scores(truth)[data.task.metric] == pytest.approx(
+        exam.scores(np.asarray(CASES[data.task.kind].truth(exam)))[data.task.metric]
+    )
 
 
 def test_invalid_logits_are_refused(exam: Evaluator, noise: np.ndarray) -> None:

@@ -1,0 +1,37 @@
+"""Many rows are not needed to decide: at most 10,000 are held out, of every class, and both numbers are said."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from compress.data.held_out import DECIDING_ROWS, describe_held_out, held_out_share
+from compress.data.load import hold_out
+from compress.tasks.classification import Classification
+
+TASK = Classification("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
+
+
+@pytest.mark.parametrize("rows", [99_990, 150_000, 1_000_000])
+def test_a_held_out_split_is_stratified_and_bounded(rows: int) -> None:
+    labels = np.random.default_rng(0).choice(3, rows, p=[0.7, 0.299, 0.001])
+    mask = hold_out(labels, TASK, seed=0)
+    assert mask.sum() == pytest.approx(min(rows / 10, DECIDING_ROWS), rel=0.02)
+    assert mask.sum() <= DECIDING_ROWS
+    whole, held_out = Counter(labels.tolist()), Counter(labels[mask].tolist())
+    for name, count in whole.items():
+        assert held_out[name] == pytest.approx(count * mask.sum() / rows, abs=1.01)
+
+
+def test_what_is_held_out_and_known_is_said() -> None:
+    mask = np.arange(1_000_000) % 100 == 0
+    assert describe_held_out(mask, 3) == (
+        "no validation split: held out 10,000 of 1,000,000 training rows (seed 3), which know an accuracy of 90 % to "
+        "0.3 points"
+    )
+    assert "know" not in describe_held_out(np.arange(100) % 10 == 0, 0)
+
+
+def test_the_share_is_a_tenth_of_few_rows() -> None:
+    assert held_out_share(100_000) == 0.1
+    assert held_out_share(1_000_000) == 0.01
