@@ -24,6 +24,7 @@ from compress.records.forecast import time_call
 from compress.training.context import TrainingContext
 from compress.training.run import Run, from_first
 from compress.training.schedule import Pace, TimeLimit
+from compress.training.stage import plan_steps
 
 RECORD: Final = "pace.json"
 TIMED_ROWS: Final = 64
@@ -39,8 +40,12 @@ SCORING_SHARE: Final = 0.1
 FORWARDS: Final = 5
 """Forwards of the teacher that scoring a row takes in a run: its own twice, and those
 of smaller files."""
-FEWEST_ROWS: Final = 200
+FEWEST_SCORED: Final = 200
 """The fewest rows that decide, however short the time is."""
+MANY_ROWS: Final = 100_000
+FORWARDS_TO_TRAIN: Final = 2.5
+"""Forwards of the teacher that take as long as learning from a row, its answer
+included (docs/LOG.md)."""
 TRAINING_SHARE: Final = 0.2
 """The least share of the minutes that must be left to train."""
 
@@ -62,15 +67,15 @@ def limit_time(
     shipping leave no time to train.
     """
     if minutes is None:
+        _announce_many_rows(context, stages)
         return context
     names = tuple(stage.name for stage in stages)
-    if context.task_data is None:
+    teacher = context.base_teacher
+    if teacher is None:  # it is not measured, and nothing is shipped
         ends = began + 60 * minutes - run.before
         return replace(context, time_limit=TimeLimit(ends, names, minutes, began))
-    teacher = context.base_teacher
-    assert teacher is not None, "a task has a teacher"
-    length = max(stage.length for stage in stages)
-    pace = from_first(lambda: _read_pace(run, teacher, context, length))
+    longest = max(stage.length for stage in stages)
+    pace = from_first(lambda: _read_pace(run, teacher, context, longest))
     data = context.data
     if teacher.answers_any_rows:
         data = _thin(data, pace, minutes, context.console)
@@ -91,6 +96,27 @@ def limit_time(
         write_json(run.path / RECORD, asdict(pace))
     limit = TimeLimit(ends, names, minutes, began, pace)
     return replace(context, task_data=data, time_limit=limit)
+
+
+def _announce_many_rows(context: TrainingContext, stages: Sequence[Stage]) -> None:
+    """Say about how long many rows take, and what is shorter."""
+    teacher = context.base_teacher
+    if teacher is None or len(context.data.train) < MANY_ROWS:
+        return
+    rows = len(context.data.train)
+    longest = max(stage.length for stage in stages)
+    pace = measure_pace(teacher, context, longest)
+    read = 0
+    for stage in stages:
+        per_epoch = max(1, rows // stage.batch)
+        read += plan_steps(stage, per_epoch) * stage.batch
+    hours = read * FORWARDS_TO_TRAIN * pace.seconds_per_row / 3600
+    print_note(
+        context.console,
+        f"{rows:,} rows take up to {hours:,.1f} hours: {read / rows:.1f} passes over "
+        "them. --effort quick takes at most 40 % of that, --minutes 60 reads as many "
+        "rows as fit into an hour",
+    )
 
 
 def _read_pace(
@@ -125,7 +151,7 @@ def _thin(data: TaskData, pace: Pace, minutes: float, console: Console) -> TaskD
     seconds = 60 * minutes
     read = math.ceil(seconds / pace.seconds_per_row)
     scored = round(SCORING_SHARE * seconds / (FORWARDS * pace.seconds_per_row))
-    scored = min(DECIDING_ROWS, max(FEWEST_ROWS, scored))
+    scored = min(DECIDING_ROWS, max(FEWEST_SCORED, scored))
     limits = {"train": read, "validation": scored, "test": scored}
     thinned = {}
     for name, count in limits.items():

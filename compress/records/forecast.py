@@ -49,8 +49,7 @@ class Forecast:
     def minutes(self) -> tuple[float, float]:
         """Sum the minutes of all phases, at least and at most. Only training is cut to
         keep the limit."""
-        least, most = (self._sum_minutes(bound) for bound in (0, 1))
-        return least, most
+        return self._sum_minutes(0), self._sum_minutes(1)
 
     @property
     def keeps_limit(self) -> bool:

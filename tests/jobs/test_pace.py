@@ -48,6 +48,19 @@ def test_without_minutes_nothing_changes(context: TrainingContext, tmp_path: Pat
     assert limit_time(context, [learning.stage()], run, minutes=None, began=0.0) is context
 
 
+def test_many_rows_are_announced_with_what_is_shorter(
+    context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 steps of 8 rows are twice the rows; each takes 2.5 forwards of 0.18 s."""
+    monkeypatch.setattr(paces, "MANY_ROWS", 4000)
+    monkeypatch.setattr(paces, "measure_pace", lambda *_: Pace(0.18))
+    run = Run(tmp_path / "run", seed=0, main=True)
+    limit_time(context, [learning.stage(steps=1000, batch=8)], run, minutes=None, began=0.0)
+    said = context.console.file.getvalue()
+    assert "4,000 rows take up to 1.0 hours: 2.0 passes over them" in said
+    assert "--effort quick" in said and "--minutes 60" in said
+
+
 def test_rows_are_as_many_as_there_is_time_for(
     context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
