@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from compress.data.collate import Collate
 from compress.training import stage as stages
 from compress.training.context import TrainingContext
 from compress.training.run import Run
+from compress.training.schedule import TimeLimit
 from compress.training.scoring import Scoring
 from compress.training.stage import Trained
 from compress.training.step import Distillation
@@ -89,8 +89,15 @@ def train(
     return stages.train(step, stage, data or rows(), context(**given), run(path), corrupt=corrupt, scoring=scoring)
 
 
+class Seconds(TimeLimit):
+    """Give each stage the whole time."""
+
+    def seconds(self, stage: str) -> float:
+        return 60 * self.minutes
+
+
 def context(*, seconds: float | None = None, console: Console | None = None, bf16: bool = False) -> TrainingContext:
-    limit: Any = None if seconds is None else SimpleNamespace(seconds=lambda _: seconds)
+    limit = None if seconds is None else Seconds(0.0, (), seconds / 60)
     console = console or Console(quiet=True)
     return TrainingContext(None, None, tiny.tokenizer(), collate(), bf16, console, time_limit=limit)
 

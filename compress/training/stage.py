@@ -229,6 +229,10 @@ def train(
                 shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
         spent = trainer.spent
         steps = trainer.state.global_step
+        if length is not None and context.time_limit is not None:
+            limit = context.time_limit
+            if short := limit.explain_short(steps, length.least, spent.seconds):
+                notify(f"{stage.name}: {short}")
         trainer.restore_best()
         message = step.finish()
         if message is not None:

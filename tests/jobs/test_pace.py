@@ -116,3 +116,9 @@ def test_a_teacher_answers_first_only_what_it_can_early() -> None:
     assert limit.answers_in_time(1799)
     assert not limit.answers_in_time(1801)
     assert not replace(limit, pace=None).answers_in_time(1)
+
+
+def test_a_stage_that_was_cut_short_says_how_long_it_needs() -> None:
+    limit = TimeLimit(0.0, (), minutes=4)
+    assert limit.explain_short(2, 1500, 6.0) == ("--minutes 4 left time for 2 of 1,500 steps; give about 79 minutes")
+    assert limit.explain_short(750, 1500, 6.0) == ""
