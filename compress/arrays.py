@@ -1,9 +1,12 @@
 """Name the arrays that functions take and return, and choose evenly from them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -15,3 +18,9 @@ def spaced(total: int, count: int) -> NDArray[np.int64]:
     the last among them."""
     few = max(0, min(count, total))
     return np.unique(np.linspace(0, total - 1, few, dtype=np.int64))
+
+
+def whole_numbers(rows: "Dataset", column: str) -> NDArray[np.int64]:
+    """Return a column without a Python object for each row."""
+    table = rows.select_columns(column).with_format("arrow")[:]
+    return np.asarray(table[column].to_numpy(), np.int64)

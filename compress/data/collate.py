@@ -200,7 +200,7 @@ class LengthGrouped(Sampler[int]):
         if full:
             longest = int(self.lengths[batches[order, 0]].argmax())
             order[[0, longest]] = order[[longest, 0]]
-        return iter([*batches[order].reshape(-1).tolist(), *rest.tolist()])
+        return map(int, np.append(batches[order].reshape(-1), rest))
 
 
 class BatchOrder(Sampler[list[int]]):

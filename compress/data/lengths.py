@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.arrays import whole_numbers
 from compress.data.encoder import encoder_of
 from compress.data.tokenize import encode
 
@@ -98,7 +99,7 @@ class RowLengths:
                 limit or MOST_COUNTED,
             )
         return RowLengths(
-            np.asarray(rows["length"][:]), longest, task.tokenwise, read, limit
+            whole_numbers(rows, "length"), longest, task.tokenwise, read, limit
         )
 
     @property

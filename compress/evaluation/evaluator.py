@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.arrays import Array
+from compress.arrays import Array, whole_numbers
 from compress.data.collate import Batching
 from compress.data.conll import OUTSIDE
 from compress.data.task import Task, Thresholds
@@ -300,7 +300,7 @@ class Evaluator:
 
     @cached_property
     def lengths(self) -> Array:
-        return np.asarray(self.rows["length"][:], dtype=np.int64)
+        return whole_numbers(self.rows, "length")
 
     @cached_property
     def examples(self) -> Array:
@@ -351,7 +351,7 @@ class EvaluationBatches:
         """Batch rows of similar length, so that little is padded."""
         import torch
 
-        order_R = np.argsort(-np.asarray(evaluator.rows["length"][:]), kind="stable")
+        order_R = np.argsort(-whole_numbers(evaluator.rows, "length"), kind="stable")
         rows = evaluator.rows.remove_columns("length")
         batches = []
         for start in range(0, len(order_R), batch):

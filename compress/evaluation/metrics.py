@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.arrays import Array
+from compress.arrays import Array, whole_numbers
 from compress.data.conll import Entity, entities
 from compress.errors import CompressError, DataError
 from compress.progress import Progress
@@ -91,7 +91,7 @@ def logits(
 
     from compress.models.signals import evaluating, logits_of
 
-    lengths = np.asarray(encoded["length"][:])
+    lengths = whole_numbers(encoded, "length")
     order = np.argsort(-lengths, kind="stable")
     if not len(order):
         raise DataError("logits: the split has no rows; evaluation needs at least one.")

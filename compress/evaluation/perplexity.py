@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from compress.arrays import spaced
+from compress.arrays import spaced, whole_numbers
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
 from compress.models.signals import evaluating, has_lm_head, read
@@ -67,7 +67,7 @@ def measure_perplexity(
     """
     language_model: nn.Module = getattr(model, "student", model)
     device = next(language_model.parameters()).device
-    lengths = np.asarray(rows["length"][:])
+    lengths = whole_numbers(rows, "length")
     chosen = spaced(len(rows), limit)
     # little padding, and the widest batch first
     chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compress.arrays import whole_numbers
 from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.config.stages import Stage
@@ -270,7 +271,7 @@ def sample_rows(rows: Dataset, count: int, longest: int) -> Dataset:
     """Sample rows, including the longest ones, which take the most memory."""
     drawn = np.random.default_rng(0).permutation(len(rows))[:count]
     drawn[: min(count, longest)] = np.argsort(
-        -np.asarray(rows["length"][:]), kind="stable"
+        -whole_numbers(rows, "length"), kind="stable"
     )[: min(count, longest)]
     return select_rows(rows, np.unique(drawn))
 

@@ -8,11 +8,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from compress.arrays import whole_numbers
 from compress.config.stages import Stage
 from compress.console import warn
 from compress.evaluation import metrics
@@ -202,7 +202,7 @@ class SearchContext:
     def mean_tokens(self) -> float:
         """Mean length of the training rows."""
         rows = self.training.rows(self.search.space.short, self.run.seed)
-        return float(fmean(rows["length"][:]))
+        return float(whole_numbers(rows, "length").mean())
 
     def student_run(self, number: int) -> Run:
         """Create the run of the student's own folder."""

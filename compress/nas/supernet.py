@@ -33,6 +33,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from compress.arrays import whole_numbers
 from compress.config.reference import options
 from compress.config.stages import Stage
 from compress.evaluation.evaluator import EvaluationBatches
@@ -465,7 +466,7 @@ def _flops_per_example(
 ) -> float:
     """Estimate the FLOPs of an example of mean length: the teacher's forward pass, and
     both passes of the subnets."""
-    tokens = fmean(training.rows(stage, 0)["length"][:])
+    tokens = whole_numbers(training.rows(stage, 0), "length").mean()
     subnets = [costs.cost(choice).flops_per_token for choice in among[:DRAWN]]
     step: Mapping[str, Any] = stage.step.options if stage.step else {}
     whole = model_cost(costs.shapes.teacher, kind=costs.kind).flops_per_token

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress import io
+from compress.arrays import whole_numbers
 from compress.config.reference import Call, check, find
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
@@ -209,7 +210,7 @@ class Batches:
     console: Console | None = None
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        order = np.argsort(np.asarray(self.rows["length"][:]), kind="stable")
+        order = np.argsort(whole_numbers(self.rows, "length"), kind="stable")
         state = PartialState()
         begins = range(0, len(order), self.size)
         for at in show_progress(

@@ -19,6 +19,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from compress.arrays import whole_numbers
 from compress.config.recipe import Recipe
 from compress.config.stages import Prune
 from compress.config.term import Term
@@ -128,7 +129,7 @@ def losses(
     shape = Shape.from_config(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
     # rows of like lengths together
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
+    order = np.argsort(whole_numbers(rows, "length"), kind="stable")
     parts = [
         collate([rows[int(i)] for i in order[at : at + COMPARED_BATCH]])
         for at in range(0, len(order), COMPARED_BATCH)

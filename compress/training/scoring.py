@@ -13,6 +13,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from compress.arrays import whole_numbers
 from compress.config.reference import find
 from compress.config.stages import Stage
 from compress.data.held_out import DECIDING_ROWS
@@ -149,7 +150,7 @@ def objective_scorer(
 
     Means run over all rows together. Rows are corrupted in the same way every time.
     """
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
+    order = np.argsort(whole_numbers(rows, "length"), kind="stable")
     chosen = [order[at : at + batch] for at in range(0, len(order), batch)]
     device = PartialState().device
 

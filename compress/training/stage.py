@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
+from compress.arrays import whole_numbers
 from compress.config.reference import options
 from compress.config.stages import Stage
 from compress.console import warn
@@ -267,7 +268,7 @@ def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
         return LanguageSampled(
             rows["part"][:],
             rows["paired"][:],
-            rows["length"][:],
+            whole_numbers(rows, "length"),
             budgets,
             power=stage.language_sampling,
             passes=passes,
@@ -282,13 +283,17 @@ def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
         else:
             relevant = np.asarray(rows["labels"][:]) > 0
         return QueryGrouped(
-            rows["query"][:], rows["length"][:], relevant, micro, seed=seed
+            rows["query"][:], whole_numbers(rows, "length"), relevant, micro, seed=seed
         )
     if stage.tokens is None:
-        return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
+        return LengthGrouped(
+            whole_numbers(rows, "length"), stage.batch, seed=seed, whole=True
+        )
     _, accumulation = shares(stage, count_processes())
     return TokenBudget(
-        rows["length"], stage.tokens // (accumulation * count_processes()), seed=seed
+        whole_numbers(rows, "length"),
+        stage.tokens // (accumulation * count_processes()),
+        seed=seed,
     )
 
 
@@ -332,7 +337,7 @@ def explain_repetition(stage: Stage, per_epoch: int, rows: Dataset) -> str:
         return ""
     text = (
         f"{stage.name}: {steps:,} steps are {steps / per_epoch:,.0f} passes over "
-        f"{sum(rows['length']):,} tokens"
+        f"{whole_numbers(rows, 'length').sum():,} tokens"
     )
     if total < steps:
         return (
@@ -693,7 +698,7 @@ def cache_pays(
         steps = Length.plan(stage, per_epoch, per_query=rows_per_query(rows)).least
     wants = objective.teacher_wants
     layers = len({n for pairs in objective.pairs for _, n in pairs})
-    lengths = np.asarray(rows["length"][:])
+    lengths = whole_numbers(rows, "length")
     shape = Shape.from_config(teacher.model.config)
     size = (
         2

@@ -27,6 +27,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compress.arrays import whole_numbers
 from compress.data.cache import load_or_create, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
@@ -147,7 +148,7 @@ class TeacherCache:
 def cache_logits(logits_NV: NDArray[Any], rows: Dataset) -> TeacherCache:
     """Make a cache of logits that are known already, one row for each of `rows` in
     order."""
-    lengths = np.asarray(rows["length"][:], dtype=np.int64)
+    lengths = whole_numbers(rows, "length")
     assert len(lengths) == len(logits_NV), "there is one row of logits for each row"
     shards = tuple(logits_NV[at : at + SHARD] for at in range(0, len(logits_NV), SHARD))
     return TeacherCache(lengths, _starts(lengths), shards, {}, states=1)
@@ -215,7 +216,7 @@ def teacher_cache(
         *(f"hidden{state}" for state in states),
         *(f"scores{layer}" for layer in scored),
     ]
-    lengths = np.asarray(rows["length"][:], dtype=np.int64)
+    lengths = whole_numbers(rows, "length")
     # of a row, by the dimensions of a batch: vectors, those of tokens, pairs per head
     counts = {2: np.ones_like(lengths), 3: lengths, 4: lengths**2}
     starts = {dimensions: _starts(count) for dimensions, count in counts.items()}
