@@ -510,6 +510,8 @@ class SlowEncoder(Encoder):
         return [self._make_row(ids, types) for ids, types in rows]
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
         with _explain_wrong_texts(texts):
             found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
         return list(found["input_ids"])

@@ -61,6 +61,14 @@ class TokenArrays:
         flat_types = None if types is None else _flatten(types, np.int8)
         return cls(_flatten(ids, np.uint32), _bounds(map(len, ids)), flat_types)
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[TokenArrays]) -> TokenArrays:
+        """Join rows without token types."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(
+            np.concatenate([part.ids for part in parts]), _bounds(lengths.tolist())
+        )
+
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
@@ -77,6 +85,15 @@ class TokenArrays:
         bounds = self.bounds.tolist()
         for begin, end in pairwise(bounds):
             yield ids[begin:end], types[begin:end]
+
+    def take(self, rows: NDArray[np.int64]) -> TokenArrays:
+        """Choose rows, in a new order."""
+        lengths = self.lengths[rows]
+        bounds = _bounds(lengths.tolist())
+        shift = np.repeat(self.bounds[:-1][rows] - bounds[:-1], lengths)
+        places = np.arange(len(shift)) + shift
+        types = None if self.types is None else self.types[places]
+        return TokenArrays(self.ids[places], bounds, types)
 
     def truncate(self, length: int, side: str) -> TokenArrays:
         """Keep at most `length` tokens of each row: the last ones if `side`, the end
@@ -141,6 +158,12 @@ class Surroundings:
     def size(self) -> int:
         """The number of special tokens."""
         return len(self.before) + len(self.after)
+
+    @property
+    def has_zero_types(self) -> bool:
+        """Whether all tokens of a row have the type 0."""
+        special = [type_ for _, type_ in (*self.before, *self.after)]
+        return not any([*special, self.text_type])
 
     def add(self, tokens: TokenArrays) -> TokenArrays:
         """Make rows with special tokens and token types of rows without them."""
@@ -308,8 +331,9 @@ def _open_gigatoken(state: str) -> EncodeBatch:
             library = gigatoken.Tokenizer.from_json(state)
             encoded = 0
         # its call for a batch returns arrays of another library, and is not faster
-        rows = [library.encode(text.encode()) for text in texts]
-        return _flatten(rows, np.uint32), _bounds(map(len, rows))
+        rows = list(map(library.backend.encode, texts))
+        ids = np.concatenate([np.empty(0, np.uint32), *rows])
+        return ids, _bounds(map(len, rows))
 
     return encode_batch
 
