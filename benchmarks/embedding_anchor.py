@@ -37,7 +37,8 @@ from sentence_transformers.sentence_transformer.losses import MSELoss
 from transformers import TrainerCallback
 
 from benchmarks.common import make_parser, write_result
-from compress.data.corpus import load_corpus, split_sentences
+from compress.data.corpus import load_corpus
+from compress.data.sentences import split_sentences
 
 PACKAGES = ("compress", "sentence-transformers", "model2vec", "transformers", "torch", "numpy", "scipy")
 PROBE = 10

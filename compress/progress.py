@@ -15,6 +15,7 @@ this.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -223,3 +224,9 @@ def show_progress(
         for item in items:
             yield item
             bar.advance()
+
+
+def note(message: str) -> None:
+    """Print a note on standard error, unless the running command is quiet."""
+    if (screen := SCREEN.get()) is None or not screen().quiet:
+        print(f"note: {message}", file=sys.stderr, flush=True)

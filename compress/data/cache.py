@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -26,7 +25,7 @@ import pyarrow as pa
 
 from compress import io
 from compress.errors import DamagedError, DataError
-from compress.progress import SCREEN
+from compress.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -78,12 +77,6 @@ def part(folder: Path, name: str) -> Iterator[Path]:
     with io.atomic_file(folder / name) as partial:
         yield partial
     io.seal(folder, [name])
-
-
-def note(message: str) -> None:
-    """Print a note on standard error, unless the running command is quiet."""
-    if (screen := SCREEN.get()) is None or not screen().quiet:
-        print(f"note: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager

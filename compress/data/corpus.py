@@ -3,15 +3,15 @@ streamed."""
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
-import re
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, groupby, islice, pairwise, takewhile
+from itertools import chain, count, groupby, islice, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,9 @@ import pyarrow.compute as pc
 
 from compress import io
 from compress.data import cache, documents, pydoc, sources
+from compress.data.blocks import divide_evenly, id_type, limit_batches, pack, to_batch
 from compress.data.masking import Frame, Template
+from compress.data.sentences import SentenceTokens, encode_sentences
 from compress.data.text_files import reading
 from compress.data.tokenize import RowMapping, fingerprint, row_batches
 from compress.errors import DataError, did_you_mean
@@ -30,10 +32,9 @@ from compress.progress import Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
-    from transformers.tokenization_utils_base import CharSpan
+    from transformers import PreTrainedTokenizerBase
 
-CORPUS_ENCODING: Final = "2"
+CORPUS_ENCODING: Final = "3"
 """Part of every cache key; raise it when `encode_corpus` or `build_rows` writes
 something else."""
 
@@ -41,26 +42,19 @@ TextBuilder = Callable[..., Iterator[dict[str, Any]]]
 """(documents, frame, *, max_length, rng, **options) -> rows of input_ids and other
 columns, ints per row or token."""
 
-WRITES_PER_PART: Final = 50
-"""Writes per file: about 40 MB of blocks of 128 tokens, which an interrupted process
-has to repeat."""
+BLOCKS_PER_PART: Final = 50_000
+"""Blocks of a file, 13 MB if each has 128 tokens, which an interrupted process has to
+repeat."""
+
+HASHED_BYTES: Final = 1 << 28
+"""Bytes of files up to which all of them are hashed: about a second."""
+SAMPLED_BLOCKS: Final = 1024
+"""Blocks of larger files that are hashed, at least one of each."""
+SAMPLED_BYTES: Final = 1 << 16
+"""Bytes of such a block."""
 
 HUB_SECONDS: Final = 10.0
 """Seconds that the hub may take to answer."""
-
-SENTENCES_PER_CALL: Final = 2000
-
-LONGEST_SENTENCE: Final = 10_000
-"""Characters after which text without an end of sentence is cut, at a space if there is
-one."""
-
-LONGEST_PASSAGE: Final = 20_000
-"""Characters of a document that are tokenised as one text, so that memory stays
-bounded."""
-
-_SENTENCE_END = re.compile(
-    r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])"
-)
 
 
 @dataclass(frozen=True)
@@ -176,7 +170,7 @@ def load_corpus(source: str) -> Corpus:
             for file in files
         ]
         with reading(path):
-            fingerprint = cache.digest("files", *names, *files)
+            fingerprint = _hash_files(names, files)
         read = documents.read_parallel if parallel else documents.read
         corpus = Corpus(
             path.name if parallel else path.resolve().name,
@@ -187,6 +181,26 @@ def load_corpus(source: str) -> Corpus:
     if not any(document.strip() for document in corpus.documents()):
         raise DataError(f"{source}: has no text.")
     return corpus
+
+
+def _hash_files(names: Sequence[str], files: Sequence[Path]) -> str:
+    """Hash files with their names. Of more than HASHED_BYTES, only the sizes, the times
+    of the last change and blocks at equal distances are hashed: a change of other bytes
+    is seen by its time."""
+    facts = [file.stat() for file in files]
+    if sum(fact.st_size for fact in facts) <= HASHED_BYTES:
+        return cache.digest("files", *names, *files)
+    words = []
+    blocks = max(1, SAMPLED_BLOCKS // len(files))
+    for path, fact in zip(files, facts, strict=True):
+        total = hashlib.sha256(f"{fact.st_size} {fact.st_mtime_ns}".encode())
+        last = max(0, fact.st_size - SAMPLED_BYTES)
+        with path.open("rb") as file:
+            for place in np.linspace(0, last, blocks).astype(int).tolist():
+                file.seek(place)
+                total.update(file.read(SAMPLED_BYTES))
+        words.append(total.hexdigest())
+    return cache.digest("sampled", *names, *words)
 
 
 def _hub(source: str) -> Corpus:
@@ -256,164 +270,16 @@ def iterate_documents(
     tokenizer call in memory.
 
     The tokens of a document's sentences, joined, are those of the document as running
-    text: see `tokenise`.
+    text: see `compress.data.sentences`.
     """
-    for number, group in groupby(tokenise(corpus, tokenizer), key=itemgetter(0)):
-        sentences = [ids for _, ids in group if ids]
+    found = chain.from_iterable(
+        zip(batch.documents.tolist(), batch.tokens.rows(), strict=True)
+        for batch in _encode(corpus, tokenizer)
+    )
+    for number, group in groupby(found, key=itemgetter(0)):
+        sentences = [ids for _, (ids, _) in group if ids]
         if len(sentences) > corpus.parallel:  # both, of a parallel document
             yield Document(number, sentences, corpus.parallel, corpus.languages)
-
-
-@dataclass(frozen=True)
-class Passage:
-    """Hold a part of a document that is tokenised as one text, and the characters
-    between which its sentences are.
-
-    A sentence begins where the one before it ends, so with the white space between
-    them. The text before the first bound and after the last is context: tokenizers may
-    join the characters on both sides of a bound.
-    """
-
-    document: int
-    text: str
-    bounds: list[int]
-
-
-def tokenise(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, start: int = 0
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield (document number, token ids) of each sentence of a corpus from the document
-    `start` on; ids may be empty.
-
-    A document is tokenised as running text, in which the end of a line is a space, and
-    its tokens are then divided among its sentences. So they are what the tokenizer
-    makes of that text, whatever it does with spaces and with the beginning of a text:
-    "Ġ" and "▁" stand where a space is, and not after every full stop of a text without
-    spaces.
-    """
-    passages = _passages(corpus, start)
-    no = {
-        "add_special_tokens": False,
-        "return_attention_mask": False,
-        "return_token_type_ids": False,
-        "verbose": False,
-    }
-    while batch := _take(passages, SENTENCES_PER_CALL):
-        # it does not report which characters its tokens come from
-        if not tokenizer.is_fast:
-            spans = [
-                (passage, *span)
-                for passage in batch
-                for span in pairwise(passage.bounds)
-            ]
-            tokens = tokenizer(
-                [passage.text[begin:end] for passage, begin, end in spans], **no
-            )["input_ids"]
-            for (passage, _, _), ids in zip(spans, tokens, strict=True):
-                yield passage.document, ids
-            continue
-        encoded = tokenizer([passage.text for passage in batch], **no)
-        for row, passage in enumerate(batch):
-            for first, end in pairwise(_token_bounds(encoded, row, passage)):
-                yield passage.document, encoded["input_ids"][row][first:end]
-
-
-def _passages(corpus: Corpus, start: int) -> Iterator[Passage]:
-    """Yield the passages of the documents from the document `start` on."""
-    for number, document in islice(enumerate(corpus.documents()), start, None):
-        if corpus.parallel:
-            yield from (
-                Passage(number, text, [0, len(text)]) for text in document.split("\n")
-            )
-        else:
-            yield from _divide(number, document)
-
-
-def _divide(number: int, document: str) -> Iterator[Passage]:
-    """Divide a document as running text into passages of whole sentences, with a
-    sentence of context on each side."""
-    lines = [line for line in map(str.strip, document.splitlines()) if line]
-    text = " ".join(lines)
-    bounds = [0]
-    before = 0
-    for line in lines:
-        bounds += [before + end for _, end in _find_sentences(line)]
-        before += len(line) + 1
-    first = 0
-    sentences = len(bounds) - 1
-    while first < sentences:
-        end = first + 1
-        while end < sentences and bounds[end] - bounds[first] < LONGEST_PASSAGE:
-            end += 1
-        begin = bounds[max(0, first - 1)]
-        context = text[begin : bounds[min(end + 1, sentences)]]
-        yield Passage(
-            number, context, [bound - begin for bound in bounds[first : end + 1]]
-        )
-        first = end
-
-
-def _take(passages: Iterator[Passage], count: int) -> list[Passage]:
-    """Take passages until they have `count` sentences."""
-    batch: list[Passage] = []
-    taken = 0
-    while taken < count and (passage := next(passages, None)) is not None:
-        batch.append(passage)
-        taken += len(passage.bounds) - 1
-    return batch
-
-
-def _token_bounds(encoded: BatchEncoding, row: int, passage: Passage) -> list[int]:
-    """Return the number of the first token from each bound on; a token across it counts
-    as after it."""
-    token = len(encoded["input_ids"][row])
-    bounds = []
-    for begin, end in reversed(list(pairwise([*passage.bounds, len(passage.text)]))):
-        found = (encoded.char_to_token(row, at) for at in range(begin, end))
-        token = min(token, next((each for each in found if each is not None), token))
-        while token > 0 and _is_space_after(
-            encoded.token_to_chars(row, token - 1), begin
-        ):
-            token -= 1
-        bounds.append(token)
-    bounds.reverse()
-    return bounds
-
-
-def _is_space_after(span: CharSpan | None, begin: int) -> bool:
-    """Return True for a token that covers no character from `begin` on: a space, of
-    which no offset is kept."""
-    return span is not None and begin <= span.start == span.end
-
-
-def split_sentences(document: str) -> Iterator[str]:
-    """Yield the sentences of a document; a line end always ends one."""
-    for line in map(str.strip, document.splitlines()):
-        for begin, end in _find_sentences(line):
-            yield line[begin:end]
-
-
-def _find_sentences(line: str) -> Iterator[tuple[int, int]]:
-    """Yield the first character of each sentence of a line, and the one after its
-    last."""
-    begin = 0
-    for end in [*(found.start() for found in _SENTENCE_END.finditer(line)), len(line)]:
-        begin = _skip_spaces(line, begin)
-        while end - begin > LONGEST_SENTENCE:
-            cut = line.rfind(" ", begin + 1, begin + LONGEST_SENTENCE)
-            if cut < 0:
-                cut = begin + LONGEST_SENTENCE
-            yield begin, cut
-            begin = _skip_spaces(line, cut)
-        if begin < end:
-            yield begin, end
-            begin = end
-
-
-def _skip_spaces(line: str, begin: int) -> int:
-    while begin < len(line) and line[begin].isspace():
-        begin += 1
-    return begin
 
 
 def encode_corpus(
@@ -424,7 +290,8 @@ def encode_corpus(
     limit_tokens: int | None = None,
 ) -> Dataset:
     """Write a corpus as blocks of at most `max_length` tokens, including special
-    tokens; columns as in `encode`.
+    tokens; columns as in `encode`, but without a mask, and without token types that are
+    all 0: both follow from the length.
 
     Whole sentences are packed greedily; only one longer than a block is cut. A block
     never crosses documents: the column `document` has its number in the corpus, and
@@ -432,13 +299,14 @@ def encode_corpus(
     last. Streamed to the cache once, keyed by the fingerprints of corpus and tokenizer,
     and memory-mapped; an interrupted attempt is resumed.
     """
-    template = Template.from_tokenizer(tokenizer, 1)
-    room = max_length - template.size
+    around = Template.from_tokenizer(tokenizer, 1).surroundings()
+    room = max_length - around.size
     if room < 1:
         raise DataError(
-            f"max_length {max_length}: too short for a block of {template.size} "
+            f"max_length {max_length}: too short for a block of {around.size} "
             "special tokens and text."
         )
+    kind = id_type(tokenizer)
 
     def make(folder: Path) -> None:
         """Write the first missing part of `folder`, and all after it."""
@@ -454,20 +322,22 @@ def encode_corpus(
             tokens = pc.sum(table["length"]).as_py()
             document = table["document"][-1].as_py()
             of_document = pc.sum(pc.equal(table["document"], document)).as_py()
-        rows = islice(
-            _blocks(corpus, tokenizer, template, room, document), of_document, None
-        )
+        found = pack(_encode(corpus, tokenizer, start=document), room)
+        batches = (to_batch(block, owners, around, kind) for block, owners in found)
         with closing(
-            _limit(rows, limit_tokens, f"encoding {corpus.name}", tokens)
+            limit_batches(
+                batches,
+                limit_tokens,
+                f"encoding {corpus.name}",
+                skip=of_document,
+                rows=blocks,
+                tokens=tokens,
+            )
         ) as limited:
-            batches = row_batches(limited, first=blocks)
-            for number in count(len(done)):
-                if not (first := list(islice(batches, 1))):
-                    break
+            parts = divide_evenly(limited, BLOCKS_PER_PART)
+            for number, part in enumerate(parts, start=len(done)):
                 with cache.part(folder, f"{number:05d}.arrow") as path:
-                    cache.write(
-                        path, chain(first, islice(batches, WRITES_PER_PART - 1))
-                    )
+                    cache.write(path, [part])
         if not (folder / "00000.arrow").exists():
             raise DataError(
                 f"{corpus.name}: no tokens; the tokenizer returns none for its text."
@@ -485,28 +355,12 @@ def encode_corpus(
     )
 
 
-def _blocks(
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    template: Template,
-    room: int,
-    start: int,
-) -> Iterator[RowMapping]:
-    """Yield blocks of at most `room` tokens and the special ones, from the document
-    `start` on."""
-    block: list[int] = []
-    owner = 0
-    for number, ids in tokenise(corpus, tokenizer, start=start):
-        if block and (number != owner or len(block) + len(ids) > room):
-            yield template.fill(block) | {"document": owner}
-            block = []
-        owner = number
-        cut = max(0, (len(ids) - 1) // room * room)
-        for first in range(0, cut, room):
-            yield template.fill(ids[first : first + room]) | {"document": number}
-        block = block + ids[cut:]
-    if block:
-        yield template.fill(block) | {"document": owner}
+def _encode(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, start: int = 0
+) -> Iterator[SentenceTokens]:
+    """Encode the sentences of a corpus from the document `start` on."""
+    documents = islice(enumerate(corpus.documents()), start, None)
+    return encode_sentences(documents, tokenizer, parallel=corpus.parallel)
 
 
 def build_rows(

@@ -34,8 +34,8 @@ from compress.errors import DataError, did_you_mean
 DocumentKind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
 
 ACCEPTED: Final = (
-    ".txt, .jsonl, .ndjson or wiki_NN (Wikipedia-extractor), each also .gz, .xz or "
-    ".bz2; .parquet; .tar, .tar.gz, .tar.xz"
+    ".txt, .jsonl, .ndjson or wiki_NN (Wikipedia-extractor), each also .gz, .xz, "
+    ".bz2 or .zst; .parquet; .tar, .tar.gz, .tar.xz, .tar.zst"
 )
 
 LONGEST_DOCUMENT: Final = 1_000_000
@@ -45,11 +45,20 @@ memory stays bounded."""
 LONGEST_PIECE: Final = 1 << 20
 """Characters of plain text read at once; a longer line is read in pieces."""
 
-_PACKED: Final = (".gz", ".xz", ".bz2")
+_PACKED: Final = (".gz", ".xz", ".bz2", ".zst")
+
+
+def _open_zstandard(stream: IO[bytes]) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd")
+
+
 _UNPACK: Final[dict[bytes, Callable[[Any], Any]]] = {
     b"\x1f\x8b": gzip.open,
     b"\xfd7zXZ\0": lzma.open,
     b"BZh": bz2.open,
+    b"\x28\xb5\x2f\xfd": _open_zstandard,
 }
 _TAR: Final = (".tar", ".tgz", ".txz", ".tbz2")
 _DAMAGE: Final = (
@@ -152,11 +161,18 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         with reading(path):
             refuse_special(path)
+            before = path.stat()
             yield
+            after = path.stat()
     except (*_DAMAGE, OSError) as error:
         raise DataError(
             f"{path}: damaged or truncated ({error}). Download it again."
         ) from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise DataError(
+            f"{path}: changed while it was read, from {before.st_size:,} to "
+            f"{after.st_size:,} bytes. Run the command again once it is complete."
+        )
 
 
 def _archive(path: Path) -> Iterator[str]:

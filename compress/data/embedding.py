@@ -27,10 +27,11 @@ import numpy as np
 import pyarrow as pa
 
 from compress.data import dialects, retrieval, schema, sources, squad
-from compress.data.corpus import Corpus, load_corpus, split_sentences
+from compress.data.corpus import Corpus, load_corpus
 from compress.data.held_out import SHARE_HELD_OUT, held_out_share
 from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS
 from compress.data.retrieval import Retrieval
+from compress.data.sentences import split_sentences
 from compress.data.sources import Role
 from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import Table

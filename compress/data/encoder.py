@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -24,6 +25,7 @@ from tokenizers.models import BPE
 
 from compress import io
 from compress.data import windows
+from compress.data.fast_tokens import FastTokens, TokenArrays, open_fast
 from compress.data.windows import QuestionWindow, Side, Window, WordWindow
 from compress.errors import BundleError, DataError
 
@@ -39,6 +41,9 @@ TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 UNLIMITED: Final = 10**6
 """A tokenizer without a limit has a `model_max_length` above this, in tokens."""
 LONGEST_FIRST: Final = "longest_first"
+MANY_TEXTS: Final = 256
+"""Texts of a call from which a fast library is worth the tenth of a second that opening
+it takes."""
 STRATEGIES: Final = (LONGEST_FIRST, "only_first", "only_second")
 """The ways in which `tokenizers` can truncate a pair of texts."""
 
@@ -192,6 +197,22 @@ class Encoder:
         """
         raise NotImplementedError
 
+    def arrays(
+        self,
+        texts: Sequence[Text],
+        max_length: int | None = None,
+    ) -> TokenArrays:
+        """Encode texts as `encode` does, as arrays instead of a list for each row."""
+        rows = self.encode(texts, max_length)
+        types = [row["token_type_ids"] for row in rows if "token_type_ids" in row]
+        with_types = self.settings.token_types
+        ids = [row["input_ids"] for row in rows]
+        return TokenArrays.from_rows(ids, types if with_types else None)
+
+    def piece_arrays(self, texts: Sequence[str]) -> TokenArrays:
+        """Return what `pieces` does, as arrays; without token types."""
+        return TokenArrays.from_rows(self.pieces(texts))
+
     def questions(
         self,
         questions: Sequence[str],
@@ -229,18 +250,23 @@ class Encoder:
 
     def _make_row(self, ids: list[int], types: list[int]) -> TextRow:
         if not ids:
-            if self.settings.pad_token_id is None:
-                raise DataError(
-                    f"{self.name}: a text has no tokens, and the tokenizer has no "
-                    "padding token to stand for it. Leave empty texts out, or set "
-                    f"pad_token in its {TOKENIZER_CONFIG}"
-                )
-            ids = [self.settings.pad_token_id]
+            ids = [self._stand_in()]
             types = [0]
         row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
         if self.settings.token_types:
             row["token_type_ids"] = types
         return row
+
+    def _stand_in(self) -> int:
+        """Return the token of a text without tokens. Raises DataError if the tokenizer
+        has no padding token."""
+        if self.settings.pad_token_id is None:
+            raise DataError(
+                f"{self.name}: a text has no tokens, and the tokenizer has no "
+                "padding token to stand for it. Leave empty texts out, or set "
+                f"pad_token in its {TOKENIZER_CONFIG}"
+            )
+        return self.settings.pad_token_id
 
     def _check_room(self, max_length: int, special: int, pair: bool) -> None:
         if max_length - special < 1 + pair:
@@ -317,10 +343,52 @@ class TextEncoder(Encoder):
     ) -> list[TextRow]:
         if not texts:
             return []
+        if (fast := self._encode_fast(texts, max_length)) is not None:
+            return [self._make_row(*row) for row in fast.rows()]
         self.truncate(max_length, pair=not isinstance(texts[0], str))
         with _explain_wrong_texts(texts):
             found = self.backend.encode_batch_fast(list(texts))
         return [self._make_row(each.ids, each.type_ids) for each in found]
+
+    def arrays(
+        self,
+        texts: Sequence[Text],
+        max_length: int | None = None,
+    ) -> TokenArrays:
+        fast = self._encode_fast(texts, max_length)
+        if fast is None:
+            return super().arrays(texts, max_length)
+        if (fast.lengths == 0).any():
+            fast = fast.fill_empty(self._stand_in())
+        return fast if self.settings.token_types else replace(fast, types=None)
+
+    def piece_arrays(self, texts: Sequence[str]) -> TokenArrays:
+        if len(texts) >= MANY_TEXTS and self.fast is not None:
+            with _explain_wrong_texts(texts):
+                fast = self.fast.encode(texts, special=False)
+            if fast is not None:
+                return fast
+        return super().piece_arrays(texts)
+
+    @cached_property
+    def fast(self) -> FastTokens | None:
+        """A fast library with the same rows, if there is one."""
+        return open_fast(self.backend, self.name)
+
+    def _encode_fast(
+        self, texts: Sequence[Text], max_length: int | None
+    ) -> TokenArrays | None:
+        if (
+            len(texts) < MANY_TEXTS
+            or not isinstance(texts[0], str)
+            or self.fast is None
+        ):
+            return None
+        if max_length is not None:
+            self.check_truncation(max_length, pair=False)
+        side = self.settings.truncation_side
+        with _explain_wrong_texts(texts):
+            return self.fast.encode(texts, max_length, side=side)
 
     def tokens(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the tokens of whole texts, special tokens included."""
@@ -442,6 +510,8 @@ class SlowEncoder(Encoder):
         return [self._make_row(ids, types) for ids, types in rows]
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
         with _explain_wrong_texts(texts):
             found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
         return list(found["input_ids"])

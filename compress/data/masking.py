@@ -14,6 +14,7 @@ import torch
 from torch import BoolTensor, LongTensor
 
 from compress.data.collate import require_pad_token
+from compress.data.fast_tokens import Surroundings
 from compress.errors import DataError
 
 if TYPE_CHECKING:
@@ -87,6 +88,15 @@ class Template:
     def size(self) -> int:
         """Count the special tokens."""
         return sum(map(len, self.ids))
+
+    def surroundings(self) -> Surroundings:
+        """Return the special tokens around one text; without token types, they are
+        0."""
+        types = self.types or tuple([0] * len(ids) for ids in self.ids)
+        before, after = (
+            tuple(zip(*pair, strict=True)) for pair in zip(self.ids, types, strict=True)
+        )
+        return Surroundings(before, after, (self.text_types or (0,))[0])
 
 
 def _interleave(

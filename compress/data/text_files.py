@@ -202,7 +202,6 @@ def check_line(
     start   the first bytes of the file, which show whether it is UTF-16
     before  bytes of the line before this piece of it
     """
-    name = shlex.quote(Path(place).name)
     if "\0" in line:
         endian = next(
             (
@@ -212,6 +211,7 @@ def check_line(
             ),
             None,
         )
+        name = shlex.quote(Path(place).name)
         command = (
             f"iconv -f UTF-16{endian} -t UTF-8 {name} > new"
             if endian
@@ -229,7 +229,8 @@ def check_line(
         raise DataError(
             f"{place}, line {number}, byte {byte}: "
             f"0x{ord(line[error.start]) - 0xDC00:02x} is not UTF-8. Save it as UTF-8, "
-            f"for example: iconv -f latin1 -t UTF-8 {name} > new"
+            "for example: iconv -f latin1 -t UTF-8 "
+            f"{shlex.quote(Path(place).name)} > new"
         ) from None
 
 

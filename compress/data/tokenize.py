@@ -14,6 +14,7 @@ from compress import io
 from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
 from compress.data.encoder import Encoder, encoder_of
+from compress.data.fast_tokens import TokenArrays
 from compress.data.text_preparation import (
     AS_IT_IS,
     TextPreparation,
@@ -215,11 +216,26 @@ def _record_batch(rows: Sequence[RowMapping], first: int) -> pa.RecordBatch:
             arrays[name] = _lists(lengths, values)
         else:
             arrays[name] = pa.array([int(row[name]) for row in rows], pa.int64())
+    return _complete(arrays, sizes, first)
+
+
+def _array_batch(tokens: TokenArrays, first: int) -> pa.RecordBatch:
+    sizes = tokens.lengths.astype(np.int32)
+    arrays = {"input_ids": _lists(sizes, tokens.ids.astype(np.int32))}
+    if tokens.types is not None:
+        arrays["token_type_ids"] = _lists(sizes, tokens.types)
+    return _complete(arrays, sizes, first)
+
+
+def _complete(
+    arrays: dict[str, pa.Array], sizes: NDArray[np.int32], first: int
+) -> pa.RecordBatch:
+    """Add attention_mask, length and index to the columns of rows of these sizes."""
     arrays["attention_mask"] = _lists(sizes, np.ones(sizes.sum(), np.int8))
     arrays["length"] = (
         arrays["length"].cast(pa.int32()) if "length" in arrays else pa.array(sizes)
     )
-    arrays["index"] = pa.array(np.arange(first, first + len(rows)))
+    arrays["index"] = pa.array(np.arange(first, first + len(sizes)))
     return pa.record_batch(arrays)
 
 
@@ -251,8 +267,7 @@ def _texts(
                 ]
             if "text_pair" in table.column_names:
                 texts = list(zip(texts, table["text_pair"].to_pylist(), strict=True))
-            rows = encoder.encode(texts, max_length)
-            batch = _record_batch(rows, first)
+            batch = _array_batch(encoder.arrays(texts, max_length), first)
             if chosen:
                 counts = pa.array(
                     [prompt_lengths[prompt] for prompt in chosen], pa.int64()
@@ -262,8 +277,8 @@ def _texts(
                 if column in table.column_names:
                     batch = batch.append_column(name, table[column].combine_chunks())
             yield batch
-            first += len(rows)
-            bar.advance(len(rows))
+            first += len(batch)
+            bar.advance(len(batch))
 
 
 def _count_prompts(

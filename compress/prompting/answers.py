@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 
 from compress import io as digest
-from compress.data.cache import explained, home, locked, note
+from compress.data.cache import explained, home, locked
 from compress.errors import TeacherError
 from compress.io import atomic_file, name_disk_errors
-from compress.progress import Progress
+from compress.progress import Progress, note
 
 FLUSH_SECONDS: Final = 1.0
 """The most seconds of answers that a power cut may lose."""

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress import io as digest
-from compress.data.cache import explained, home, locked, note
+from compress.data.cache import explained, home, locked
 from compress.data.vector_index import load_array, load_texts
 from compress.errors import TeacherError
 from compress.io import atomic_file, name_disk_errors
-from compress.progress import Progress
+from compress.progress import Progress, note
 from compress.terminal import one_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import numpy as np
 from datasets import Dataset
 
 from compress.benchmark.devices import open_device
-from compress.data.corpus import load_corpus, split_sentences
+from compress.data.corpus import load_corpus
+from compress.data.sentences import split_sentences
 from compress.evaluation.embedding import unit
 from compress.exporters.artifact import Bundle
 from compress.quantization.certify import Claim, attach_certificate, certify

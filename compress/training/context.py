@@ -1,5 +1,6 @@
 """Share the data, tokenizer, precision and console among the stages of one command."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -30,6 +31,10 @@ from compress.training.unlabelled import with_texts
 
 HELD_OUT_TOKENS: Final = 200_000
 """The most tokens of text that score a language model."""
+TOKENS_READ: Final = 8_000_000
+"""Tokens of a corpus that are encoded even if a stage reads fewer: a few seconds."""
+TOKENS_PER_SECOND: Final = {"cpu": 50_000, "cuda": 20_000_000}
+"""More tokens than a student reads in a second of training, by device."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ class TrainingContext:
             text = task_text(
                 self.data, self.data.validation if held_out else self.data.train
             )
-        limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
+        limit = HELD_OUT_TOKENS if held_out else self._count_tokens_read(stage)
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.length, limit_tokens=limit)
         builder = stage.rows.function
@@ -201,6 +206,28 @@ class TrainingContext:
             seed=seed,
             limit_tokens=limit,
         )
+
+    def _count_tokens_read(self, stage: Stage) -> int | None:
+        """Count the tokens of a corpus that a stage may read; None for all of them.
+
+        They depend on the settings of the run alone, so that a resumed stage has the
+        same rows.
+        """
+        limits = []
+        # rare languages are read again and again, others hardly
+        if stage.language_sampling is None:
+            if stage.steps is not None:
+                limits.append(
+                    stage.steps * (stage.tokens or stage.batch * stage.length)
+                )
+            if self.time_limit is not None:
+                rate = TOKENS_PER_SECOND.get(PartialState().device.type)
+                if rate is not None:
+                    limits.append(math.ceil(60 * self.time_limit.minutes * rate))
+        limits = [max(TOKENS_READ, min(limits))] if limits else []
+        if stage.limit_tokens is not None:
+            limits.append(stage.limit_tokens)
+        return min(limits, default=None)
 
 
 def use_bf16(

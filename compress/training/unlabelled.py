@@ -12,7 +12,8 @@ from datasets import Dataset
 from compress.config.recipe import Recipe
 from compress.data import cache
 from compress.data.constants import MISSING_TAG
-from compress.data.corpus import Corpus, split_sentences
+from compress.data.corpus import Corpus
+from compress.data.sentences import split_sentences
 from compress.data.task import TaskData
 from compress.data.windows import WORD_PATTERN
 from compress.errors import DataError

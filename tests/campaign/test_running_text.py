@@ -149,7 +149,7 @@ def test_rows_of_text_are_the_tokens_of_the_text(
 ) -> None:
     """Count documents whose tokens in rows, joined, are not those of the document."""
     if kind != WITHOUT_BOUNDS:
-        monkeypatch.setattr("compress.data.corpus.LONGEST_PASSAGE", 3000)
+        monkeypatch.setattr("compress.data.sentences.LONGEST_PASSAGE", 3000)
     tokenizer, rng = make(kind), draw("running text", kind)
     texts = [document(rng) for _ in range(DOCUMENTS)]
     corpus = Corpus("drawn", f"{SEED}/{kind}", lambda: iter(texts))

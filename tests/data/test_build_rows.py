@@ -107,7 +107,7 @@ def test_limit_tokens(limit: int, expected: int) -> None:
 
 
 def test_a_limit_reads_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 10)
+    monkeypatch.setattr("compress.data.sentences.SENTENCES_PER_CALL", 10)
     monkeypatch.setattr(module, "ROWS_PER_WRITE", 5)
     read = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from compress.data import cache, load_task, tokenize
+from compress.data import cache, load_task
 from compress.data import corpus as corpora
 from compress.data.corpus import Corpus, encode_corpus
 from compress.data.tokenize import encode
@@ -65,9 +65,8 @@ def test_damaged_entry_is_remade(
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 4)
-    monkeypatch.setattr(tokenize, "ROWS_PER_WRITE", 3)
-    monkeypatch.setattr(corpora, "WRITES_PER_PART", 2)
+    monkeypatch.setattr("compress.data.sentences.SENTENCES_PER_CALL", 4)
+    monkeypatch.setattr(corpora, "BLOCKS_PER_PART", 6)
 
 
 @pytest.mark.parametrize("limit", [None, 150, 250])

@@ -4,6 +4,7 @@ Parallel text: files of pairs, files of aligned lines.
 """
 
 import bz2
+import errno
 import gzip
 import io
 import json
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pytest
 from datasets import Dataset, IterableDataset
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from compress.data import documents, tokenize
+from compress.data import cache, documents
 from compress.data.corpus import Corpus, Document, build_rows, encode_corpus, iterate_documents, load_corpus
 from compress.errors import DataError
 from tests import tiny
@@ -71,7 +73,18 @@ def test_plain_text(folder: Folder) -> None:
     assert list(found.documents()) == list(found.documents()) == TWO_DOCUMENTS
 
 
-@pytest.mark.parametrize(("suffix", "squeeze"), [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)])
+def zstandard(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+SQUEEZE = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress, "zst": zstandard}
+
+
+@pytest.mark.parametrize(("suffix", "squeeze"), SQUEEZE.items())
 def test_compressed_text(suffix: str, squeeze: Any, folder: Folder) -> None:
     assert read(folder({f"a.txt.{suffix}": squeeze(TWO.encode())})) == TWO_DOCUMENTS
 
@@ -137,7 +150,74 @@ def test_fingerprint_depends_on_text_only(tmp_path: Path) -> None:
     assert one == two != three
 
 
+def test_fingerprint_of_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of them are hashed; a change elsewhere is seen by its time."""
+    monkeypatch.setattr("compress.data.corpus.HASHED_BYTES", 1000)
+    monkeypatch.setattr("compress.data.corpus.SAMPLED_BLOCKS", 4)
+    monkeypatch.setattr("compress.data.corpus.SAMPLED_BYTES", 10)
+    path = tmp_path / "a.txt"
+    content = bytearray(b"the film was good\n" * 100)
+
+    def fingerprint(second: int, *changed: int) -> str:
+        edited = bytearray(content)
+        for place in changed:
+            edited[place] = ord("x")
+        path.write_bytes(edited)
+        os.utime(path, (second, second))
+        return load_corpus(str(path)).fingerprint
+
+    first = fingerprint(1)
+    assert fingerprint(1) == first
+    others = {fingerprint(1, 0), fingerprint(1, len(content) - 1), fingerprint(2), fingerprint(2, 100)}
+    assert len(others | {first}) == 4, "between the samples, the time alone tells"
+    path.write_bytes(content + b"a\n")
+    os.utime(path, (1, 1))
+    assert load_corpus(str(path)).fingerprint not in {first, *others}
+
+
 # Bad input
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.parquet"])
+def test_a_file_that_changes_while_it_is_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "a.txt":
+        path.write_text("one film\n\n" * 50_000)
+    else:
+        Dataset.from_dict({"text": ["one film"] * 50}).to_parquet(path)
+    stream = load_corpus(str(path)).documents()
+    next(stream)
+    with path.open("ab") as file:
+        file.write(b"more\n")
+    with pytest.raises(DataError, match=rf"{name}: changed while it was read, from .* bytes"):
+        list(stream)
+
+
+def test_a_disk_that_fills_within_a_part(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names the folder and the remedy, and keeps the parts before it."""
+    monkeypatch.setattr("compress.data.corpus.BLOCKS_PER_PART", 10)
+    found = corpus(*["the film is good"] * 30)
+    write = cache.write
+    room = [None, None]
+
+    def fill(path: Path, batches: Any, **options: str) -> Path:
+        if not room:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        room.pop()
+        return write(path, batches, **options)
+
+    monkeypatch.setattr(cache, "write", fill)
+    with pytest.raises(DataError, match=r"cannot use the cache .*No space left.*COMPRESS_HOME"):
+        encode_corpus(found, tiny.tokenizer(), 16)
+    (partial,) = (home / "corpora").iterdir()
+    kept = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.arrow")}
+    assert sorted(kept) == ["00000.arrow", "00001.arrow"]
+    room.append(None)
+    encoded = encode_corpus(found, tiny.tokenizer(), 16)
+    assert encoded["document"][:] == list(range(30))
+    (entry,) = (home / "corpora").iterdir()
+    assert {name: (entry / name).stat().st_mtime_ns for name in kept} == kept
 
 
 @pytest.mark.parametrize(
@@ -219,14 +299,14 @@ def test_text_without_blank_lines_uses_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.97])
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz", "a.tar.gz", "a.tar.xz"])
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz", "a.txt.zst", "a.tar.gz", "a.tar.xz"])
 def test_truncated_download(name: str, cut: float, tmp_path: Path) -> None:
     content = b"".join(b"%d is a number\n\n" % (number * 7919) for number in range(20_000))
     path = tmp_path / name
     if "tar" in name:
         archive(path, {"a.txt": content}, "w:" + name[-2:])
     else:
-        path.write_bytes(gzip.compress(content) if name.endswith("gz") else lzma.compress(content))
+        path.write_bytes(SQUEEZE[name.rpartition(".")[2]](content))
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * cut)])
     with pytest.raises(DataError, match=rf"{name}: damaged or truncated"):
         list(load_corpus(str(path)).documents())
@@ -253,8 +333,7 @@ def test_blocks_pack_whole_sentences_of_a_document() -> None:
     assert encoded["document"][:] == [0, 0, 0, 1, 2]
     assert encoded["index"][:] == [0, 1, 2, 3, 4]
     assert encoded["length"][:] == [len(row) for row in encoded["input_ids"]]
-    assert encoded["attention_mask"][:] == [[1] * length for length in encoded["length"]]
-    assert encoded["token_type_ids"][:] == [[0] * length for length in encoded["length"]]
+    assert sorted(encoded.column_names) == ["document", "index", "input_ids", "length"], "others follow from these"
 
 
 def test_long_sentence_is_cut() -> None:
@@ -280,8 +359,8 @@ def test_blocks_keep_all_tokens() -> None:
 def test_call_and_write_sizes_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the film was good. so fun. " * (n % 7) + "a plot" for n in range(50)]
     whole = encode_corpus(corpus(*texts), tiny.tokenizer(), 16)
-    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 3)
-    monkeypatch.setattr(tokenize, "ROWS_PER_WRITE", 2)
+    monkeypatch.setattr("compress.data.sentences.SENTENCES_PER_CALL", 3)
+    monkeypatch.setattr("compress.data.corpus.BLOCKS_PER_PART", 2)
     again = encode_corpus(Corpus("other", "other", lambda: iter(texts)), tiny.tokenizer(), 16)
     assert again.to_list() == whole.to_list()
     assert again.features == whole.features
@@ -308,6 +387,24 @@ def test_blocks_are_cached(home: Path) -> None:
     assert written == sorted(encoded._fingerprint for encoded in (first, longer))
 
 
+def test_ids_take_two_bytes_where_the_vocabulary_fits(home: Path) -> None:
+    texts = ["the film was good. so fun. a plot"] * 2000
+    encoded = encode_corpus(corpus(*texts), tiny.tokenizer(), 128)
+    assert encoded.features["input_ids"].feature.dtype == "uint16"
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "a": 70_000}
+    encoded = encode_corpus(corpus("a a"), BertTokenizer(vocab=words), 128)
+    assert encoded.features["input_ids"].feature.dtype == "uint32"
+    assert encoded["input_ids"][:] == [[2, 70_000, 70_000, 3]]
+
+
+def test_token_types_are_kept_where_they_are_not_zero() -> None:
+    tokenizer = tiny.tokenizer()
+    template = processors.TemplateProcessing("[CLS]:2 $A:1 [SEP]:0", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.backend_tokenizer.post_processor = template
+    encoded = encode_corpus(corpus("the film"), tokenizer, 128)
+    assert encoded["token_type_ids"][:] == [[2, 1, 1, 0]]
+
+
 def test_blocks_without_tokens() -> None:
     with pytest.raises(DataError, match="max_length 2: too short for a block of 2 special tokens"):
         encode_corpus(corpus("a film"), tiny.tokenizer(), 2)
@@ -326,7 +423,7 @@ def test_iterate_documents() -> None:
 
 
 def test_documents_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 4)
+    monkeypatch.setattr("compress.data.sentences.SENTENCES_PER_CALL", 4)
     read = []
 
     def texts() -> Iterator[str]:

@@ -41,9 +41,10 @@ from compress.benchmark.browser.server import (
 )
 from compress.benchmark.race import Pass, PassTimes, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
-from compress.data.cache import home, load_or_create, note
+from compress.data.cache import home, load_or_create
 from compress.exporters.session import EncodedRow, read_model, vocabulary_size
 from compress.io import sha256
+from compress.progress import note
 from compress.provenance import install_command
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
 

@@ -1,0 +1,349 @@
+"""Divide documents into sentences, and encode these as parts of running text.
+
+A document is running text, in which the end of a line is a space. The tokens of its
+sentences, joined, are those that the tokenizer makes of that text, whatever it does
+with spaces and with the beginning of a text: "Ġ" and "▁" stand where a space is, and
+not after every full stop of a text without spaces.
+
+Most tokenizers never join the characters on both sides of a bound between sentences. If
+so, each sentence is encoded alone, with the space before it, which is many times as
+fast as dividing the tokens of the text by the characters that they cover.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC, BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from compress.data.encoder import Encoder, TextEncoder, encoder_of
+from compress.data.fast_tokens import TokenArrays
+from compress.progress import note
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+    from transformers.tokenization_utils_base import CharSpan
+
+SENTENCES_PER_CALL: Final = 2000
+
+LONGEST_SENTENCE: Final = 10_000
+"""Characters after which text without an end of sentence is cut, at a space if there is
+one."""
+
+LONGEST_PASSAGE: Final = 20_000
+"""Characters of a document that are tokenised as one text, so that memory stays
+bounded."""
+
+CHECKED_CHARACTERS: Final = 50_000
+"""Characters of a corpus whose sentences are encoded in both ways."""
+
+_SENTENCE_END = re.compile(r"[.!?。！？](?:(?<=[。！？])|[\"')\]”’]?(?=\s+(?![a-z])))")
+_MARKS: Final = frozenset(".!?。！？\"')]”’")
+"""Characters before a bound, all of which BERT's tokenizer takes as words."""
+_JOINING: Final = re.compile(r"\s|[。！？]")
+"""What an added token may not contain if no token crosses a bound."""
+
+
+def split_sentences(document: str) -> Iterator[str]:
+    """Yield the sentences of a document; a line end always ends one."""
+    for line in map(str.strip, document.splitlines()):
+        begin = 0
+        for end in _find_ends(line):
+            yield line[begin:end].lstrip()
+            begin = end
+
+
+def _find_ends(line: str) -> list[int]:
+    """Return the place after the last character of each sentence of a stripped line."""
+    ends = [found.end() for found in _SENTENCE_END.finditer(line)]
+    if line and (not ends or ends[-1] < len(line)):
+        ends.append(len(line))
+    if len(line) <= LONGEST_SENTENCE:
+        return ends
+    cut = []
+    begin = 0
+    for end in ends:
+        begin = _skip_spaces(line, begin)
+        while end - begin > LONGEST_SENTENCE:
+            at = line.rfind(" ", begin + 1, begin + LONGEST_SENTENCE)
+            cut.append(begin + LONGEST_SENTENCE if at < 0 else at)
+            begin = _skip_spaces(line, cut[-1])
+        cut.append(end)
+        begin = end
+    return cut
+
+
+def _skip_spaces(line: str, begin: int) -> int:
+    while begin < len(line) and line[begin].isspace():
+        begin += 1
+    return begin
+
+
+EndsTokens = Callable[[str, int], bool]
+"""(running text, bound) -> whether no token crosses the bound."""
+
+
+@dataclass(frozen=True)
+class RunningText:
+    """Hold a text of a document, and the characters between which its sentences are.
+
+    A sentence begins where the one before it ends, so with the white space between
+    them.
+    """
+
+    document: int
+    text: str
+    bounds: list[int]
+
+    @classmethod
+    def from_document(cls, number: int, document: str) -> RunningText:
+        """Join the lines of a document."""
+        lines = [line for line in map(str.strip, document.splitlines()) if line]
+        bounds = [0]
+        before = 0
+        for line in lines:
+            bounds += [before + end for end in _find_ends(line)]
+            before += len(line) + 1
+        return cls(number, " ".join(lines), bounds)
+
+    @property
+    def size(self) -> int:
+        """The number of sentences."""
+        return len(self.bounds) - 1
+
+    def sentences(self) -> list[str]:
+        """Return the text of each sentence."""
+        return [self.text[begin:end] for begin, end in pairwise(self.bounds)]
+
+    def pieces(self, ends_tokens: EndsTokens) -> Iterator[RunningText]:
+        """Divide the text at the bounds that no token crosses."""
+        first = 0
+        for at in range(1, self.size + 1):
+            if at == self.size or ends_tokens(self.text, self.bounds[at]):
+                begin = self.bounds[first]
+                yield RunningText(
+                    self.document,
+                    self.text[begin : self.bounds[at]],
+                    [bound - begin for bound in self.bounds[first : at + 1]],
+                )
+                first = at
+
+    def passages(self) -> Iterator[RunningText]:
+        """Divide a long text into whole sentences, with a sentence of context on each
+        side: the text before the first bound and after the last. Tokenizers may join
+        the characters on both sides of a bound."""
+        first = 0
+        while first < self.size:
+            end = first + 1
+            while (
+                end < self.size
+                and self.bounds[end] - self.bounds[first] < LONGEST_PASSAGE
+            ):
+                end += 1
+            begin = self.bounds[max(0, first - 1)]
+            yield RunningText(
+                self.document,
+                self.text[begin : self.bounds[min(end + 1, self.size)]],
+                [bound - begin for bound in self.bounds[first : end + 1]],
+            )
+            first = end
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceTokens:
+    """Hold the tokens of sentences, without special tokens, and the number of the
+    document of each."""
+
+    documents: NDArray[np.int64]
+    tokens: TokenArrays
+
+
+def encode_sentences(
+    documents: Iterable[tuple[int, str]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    parallel: bool = False,
+) -> Iterator[SentenceTokens]:
+    """Encode the sentences of numbered documents, about SENTENCES_PER_CALL at once;
+    some may have no tokens.
+
+    parallel   each line of a document is one sentence, and encoded alone
+    """
+    encoder = encoder_of(tokenizer)
+    batches = _take(_read_texts(documents, parallel), SENTENCES_PER_CALL)
+    first = next(batches, [])
+    ends_tokens = _find_rule(encoder)
+    checked = list(_take_first(first))
+    whole = _encode_whole(checked, tokenizer)
+    if not _equal(_encode(checked, ends_tokens, encoder, tokenizer), whole):
+        note(f"{encoder.name}: its tokens cross sentences, so that encoding is slower")
+        ends_tokens = _refuse
+    for texts in chain([first], batches):
+        numbers = np.array([text.document for text in texts], np.int64)
+        yield SentenceTokens(
+            np.repeat(numbers, [text.size for text in texts]),
+            _encode(texts, ends_tokens, encoder, tokenizer),
+        )
+
+
+def _read_texts(
+    documents: Iterable[tuple[int, str]], parallel: bool
+) -> Iterator[RunningText]:
+    for number, document in documents:
+        if parallel:
+            for line in document.split("\n"):
+                yield RunningText(number, line, [0, len(line)])
+        else:
+            yield RunningText.from_document(number, document)
+
+
+def _take(texts: Iterable[RunningText], count: int) -> Iterator[list[RunningText]]:
+    """Group texts that have `count` sentences, or a few more."""
+    batch: list[RunningText] = []
+    taken = 0
+    for text in texts:
+        batch.append(text)
+        taken += text.size
+        if taken >= count:
+            yield batch
+            batch = []
+            taken = 0
+    if batch:
+        yield batch
+
+
+def _equal(first: TokenArrays, second: TokenArrays) -> bool:
+    return np.array_equal(first.ids, second.ids) and np.array_equal(
+        first.bounds, second.bounds
+    )
+
+
+def _take_first(texts: Iterable[RunningText]) -> Iterator[RunningText]:
+    """Yield the texts that contain the first CHECKED_CHARACTERS."""
+    taken = 0
+    for text in texts:
+        if taken >= CHECKED_CHARACTERS:
+            return
+        yield text
+        taken += len(text.text)
+
+
+def _find_rule(encoder: Encoder) -> EndsTokens:
+    """Return which bounds no token crosses, as far as the tokenizer's settings show
+    it."""
+    if not isinstance(encoder, TextEncoder):
+        return _refuse
+    backend = encoder.backend
+    for token in backend.get_added_tokens_decoder().values():
+        if token.rstrip or _JOINING.search(token.content):
+            return _refuse
+    bert = backend.normalizer is None or isinstance(backend.normalizer, BertNormalizer)
+    plain = backend.normalizer is None or isinstance(backend.normalizer, NFC)
+    before = backend.pre_tokenizer
+    if isinstance(before, BertPreTokenizer) and bert:
+        return _ends_word
+    if isinstance(backend.model, BPE) and "ByteLevel" in repr(before) and plain:
+        return _is_at_space
+    return _refuse
+
+
+def _refuse(text: str, bound: int) -> bool:
+    return False
+
+
+def _ends_word(text: str, bound: int) -> bool:
+    """Check that a word of BERT's ends here: each punctuation mark is one."""
+    return text[bound] == " " or text[bound - 1] in _MARKS
+
+
+def _is_at_space(text: str, bound: int) -> bool:
+    """Check that a word of byte-level BPE begins here, with the space before it."""
+    return text[bound] == " "
+
+
+def _encode(
+    texts: list[RunningText],
+    ends_tokens: EndsTokens,
+    encoder: Encoder,
+    tokenizer: PreTrainedTokenizerBase,
+) -> TokenArrays:
+    """Encode each sentence alone, or with those that tokens may cross into."""
+    alone: list[str] = []
+    joined: list[RunningText] = []
+    order: list[int] = []
+    for text in texts:
+        bounds = text.bounds[1:-1]
+        if all(ends_tokens(text.text, bound) for bound in bounds):
+            alone += text.sentences()
+            order += [0] * text.size
+            continue
+        for piece in text.pieces(ends_tokens):
+            if piece.size == 1:
+                alone.append(piece.text)
+            else:
+                joined.append(piece)
+            order += [piece.size > 1] * piece.size
+    encoded = encoder.piece_arrays(alone)
+    if not joined:
+        return encoded
+    together = _encode_whole(joined, tokenizer)
+    # the place of each row after those of the sentences that are encoded alone
+    places = np.argsort(np.argsort(order, kind="stable"), kind="stable")
+    return TokenArrays.concatenate([encoded, together]).take(places)
+
+
+def _encode_whole(
+    texts: list[RunningText], tokenizer: PreTrainedTokenizerBase
+) -> TokenArrays:
+    """Encode texts as wholes, and divide their tokens among the sentences."""
+    no = {
+        "add_special_tokens": False,
+        "return_attention_mask": False,
+        "return_token_type_ids": False,
+        "verbose": False,
+    }
+    passages = list(chain.from_iterable(text.passages() for text in texts))
+    rows: list[list[int]] = []
+    if not tokenizer.is_fast:
+        # it does not report which characters its tokens come from
+        sentences = list(chain.from_iterable(each.sentences() for each in passages))
+        rows = tokenizer(sentences, **no)["input_ids"] if sentences else []
+    else:
+        for batch in _take(passages, SENTENCES_PER_CALL):
+            encoded = tokenizer([passage.text for passage in batch], **no)
+            for number, passage in enumerate(batch):
+                ids = encoded["input_ids"][number]
+                bounds = _token_bounds(encoded, number, passage)
+                rows += [ids[first:end] for first, end in pairwise(bounds)]
+    return TokenArrays.from_rows(rows)
+
+
+def _token_bounds(encoded: BatchEncoding, row: int, passage: RunningText) -> list[int]:
+    """Return the number of the first token from each bound on; a token across it counts
+    as after it."""
+    token = len(encoded["input_ids"][row])
+    bounds = []
+    for begin, end in reversed(list(pairwise([*passage.bounds, len(passage.text)]))):
+        found = (encoded.char_to_token(row, at) for at in range(begin, end))
+        token = min(token, next((each for each in found if each is not None), token))
+        while token > 0 and _is_space_after(
+            encoded.token_to_chars(row, token - 1), begin
+        ):
+            token -= 1
+        bounds.append(token)
+    bounds.reverse()
+    return bounds
+
+
+def _is_space_after(span: CharSpan | None, begin: int) -> bool:
+    """Return True for a token that covers no character from `begin` on: a space, of
+    which no offset is kept."""
+    return span is not None and begin <= span.start == span.end
