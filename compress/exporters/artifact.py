@@ -26,6 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
+from compress import families
 from compress.arguments import (
     BundleLike,
     DataLike,
@@ -228,6 +229,7 @@ class Bundle:
             max_length=self.manifest.max_length,
             threads=threads,
             threshold=math.inf if threshold is None else threshold,
+            layered=families.find(self.manifest.model_type).layered,
         )
 
     @overload
