@@ -12,7 +12,7 @@ number; the answer to a question; the entities), prediction_score (not for numbe
 entities), for answers prediction_start and prediction_end, in .jsonl and .parquet
 prediction_scores of all labels; and prediction_error where rows are skipped."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -36,6 +36,7 @@ from compress.exporters.predictor import (
     iterate_batches,
 )
 from compress.exporters.row_writers import open_writer, take
+from compress.exporters.shared_rows import RowShare
 from compress.outputs import check_output_file, output_file
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def predict_file(
     second: str | None = None,
     on_error: Literal["stop", "skip"] = "stop",
     vectors: StoredForm = "float32",
+    share: RowShare | None = None,
     say: Callable[[int, float], None] = lambda rows, share: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
@@ -65,6 +67,8 @@ def predict_file(
     on_error  stop, or skip, at a row that cannot be read, such as one that is not
               UTF-8; skip writes the error instead
     vectors   the form of the vectors of an .npy file
+    share     which rows this process answers, if there are several; the first one
+              writes the file, and the others return the numbers of their rows
     say       is called with the number of rows done, and their share of the file
     note      is called with what is guessed about the file, such as its delimiter
 
@@ -72,28 +76,18 @@ def predict_file(
     and columns that would be overwritten."""
     check_files(source, target)
     suffix = target.suffix.lower()
-    if suffix == ".npy" and (
-        not predictor.task.vectors or not hasattr(predictor, "logits")
-    ):
-        raise DataError(
-            f"--output {target}: holds vectors, which this model does not predict; "
-            "expected .jsonl"
-        )
-    if suffix != ".npy" and vectors != "float32":
-        raise DataError(
-            f"--vectors {vectors}: packs the vectors of an .npy file; the output is "
-            f"{target}"
-        )
-    if suffix == ".npy" and on_error == "skip":
-        raise DataError(
-            f"--output {target}: cannot hold rows without a vector; expected .jsonl "
-            "with --on-error skip"
-        )
+    _check_vectors(predictor, target, vectors, skips=on_error == "skip")
     added = _list_added(predictor.task, suffix, errors=on_error == "skip")
     table, chosen = _open(source, predictor.task, columns, pair=second is not None)
     for guess in table.notes:
         note(guess)
     position = Position()
+    reader = RowReader(table, chosen, second, predictor.rows_per_batch)
+    batches = enumerate(_check(reader.read(position), table, added, on_error))
+    if share is not None:
+        share.start()
+        if not share.writes:
+            return _answer_share(predictor, share, batches)
     header = list[str]()
     done = 0
     skipped = 0
@@ -101,27 +95,93 @@ def predict_file(
         output_file(target) as partial,
         open_writer(partial, suffix, vectors, predictor) as write,
     ):
-        reader = RowReader(table, chosen, second, predictor.rows_per_batch)
-        for batch in reader.read(position):
-            errors = [error for group in batch for error in group.errors]
-            if errors and on_error == "stop":
-                raise DataError(
-                    f"{errors[0]} (Nothing was written; --on-error skip skips such "
-                    "rows.)"
-                )
+        for number, batch in batches:
             if not header:
                 names = dict.fromkeys(name for group in batch for name in group.columns)
                 header = [*names, *added]
-            for group in batch:
-                group.check_names(added, table)
-            texts = [text for group in batch for text in group.texts]
-            answers = predictor.answer_columns(texts)
+            answers = None
+            if share is not None and not share.owns(number):
+                answers = share.collect(number)
+            if answers is None:
+                answers = predictor.answer_columns(_list_texts(batch))
             kept = {name: answers[name] for name in answers if name in added}
             write(_add_answers(batch, kept, f"{table.place}, "), header)
             done += sum(group.count for group in batch)
-            skipped += len(errors)
+            skipped += sum(len(group.errors) for group in batch)
             say(done, position.tell())
+    if share is not None:
+        share.finish()
     return done, skipped
+
+
+def _check_vectors(
+    predictor: Answering, target: Path, vectors: StoredForm, *, skips: bool
+) -> None:
+    """Raise DataError for a file of vectors that cannot be written, and for a form of
+    vectors that no other file has."""
+    if target.suffix.lower() != ".npy":
+        if vectors != "float32":
+            raise DataError(
+                f"--vectors {vectors}: packs the vectors of an .npy file; the output "
+                f"is {target}"
+            )
+        return
+    if not predictor.task.vectors or not hasattr(predictor, "logits"):
+        raise DataError(
+            f"--output {target}: holds vectors, which this model does not predict; "
+            "expected .jsonl"
+        )
+    if skips:
+        raise DataError(
+            f"--output {target}: cannot hold rows without a vector; expected .jsonl "
+            "with --on-error skip"
+        )
+
+
+def _check(
+    batches: "Iterator[list[RowGroup]]",
+    table: Table,
+    added: Sequence[str],
+    on_error: Literal["stop", "skip"],
+) -> "Iterator[list[RowGroup]]":
+    """Yield the batches. Raises DataError for columns that the output adds, and with
+    `stop` for rows that cannot be read."""
+    for batch in batches:
+        errors = [error for group in batch for error in group.errors]
+        if errors and on_error == "stop":
+            raise DataError(
+                f"{errors[0]} (Nothing was written; --on-error skip skips such rows.)"
+            )
+        for group in batch:
+            group.check_names(added, table)
+        yield batch
+
+
+def _answer_share(
+    predictor: Answering,
+    share: RowShare,
+    batches: "Iterable[tuple[int, list[RowGroup]]]",
+) -> tuple[int, int]:
+    """Answer the batches of this process for the first one; return the number of rows,
+    and of those skipped."""
+    from compress.exporters.arrow_columns import to_table
+
+    types = predictor.answer_schema()
+    done = 0
+    skipped = 0
+    for number, batch in batches:
+        if not share.owns(number):
+            continue
+        if not share.has(number):
+            answers = predictor.answer_columns(_list_texts(batch))
+            share.leave(number, to_table(answers, types))
+        done += sum(group.count for group in batch)
+        skipped += sum(len(group.errors) for group in batch)
+    return done, skipped
+
+
+def _list_texts(batch: "Sequence[RowGroup]") -> list[Text]:
+    return [text for group in batch for text in group.texts]
 
 
 def _add_answers(
