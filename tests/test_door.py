@@ -141,7 +141,7 @@ def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
     methods = [
         (bundle, {
             "load": {"path": place}, "check_has": {"precision": "int8"}, "open": {}, "predict": {"texts": ["a"]},
-            "logits": {"rows": []}, "embed": {"texts": ["a"]}, "complete": {"texts": ["a"]},
+            "arrow": {}, "logits": {"rows": []}, "embed": {"texts": ["a"]}, "complete": {"texts": ["a"]},
             "load_data": {"data": shelf.data}, "evaluator": {"split": []},
             "card": {"card": {"name": "x"}}, "copy_to": {"path": new},
             "write": {"path": new, "model": model, "tokenizer": tiny.tokenizer(), "task": bundle.task,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,6 +27,7 @@ from compress.terminal import printable
 if TYPE_CHECKING:
     from compress.exporters.manifest import Precision
     from compress.exporters.predictor import AnsweredLine, Answering
+    from compress.exporters.shared_rows import RowShare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class RowOptions:
     answers: Annotated[
         Path | None,
         opt.file_output(
-            "--output", help="Write answers here: .csv, .tsv, .jsonl, .npy."
+            "--output", help="Write answers here: .csv, .tsv, .jsonl, .parquet, .npy."
         ),
     ] = None
     text: opt.TextColumns = None
@@ -109,16 +110,15 @@ def predict(
                 raise DataError(
                     "predict: a file needs both --input and --output, and no texts"
                 )
-            predictor = _open(bundle, precision, vector, threads=os.cpu_count() or 1)
+            threads = max(
+                1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            )
+            predictor = _open(bundle, precision, vector, threads=threads)
+            settings = RowSettings(file.text, pair, on_error, vector.vectors)
+            decisive = {"settings": settings, "precision": precision, "vector": vector}
+            share = _find_share(bundle, file.rows, file.answers, decisive)
             _answer_rows(
-                predictor,
-                file.rows,
-                file.answers,
-                columns=file.text,
-                second=pair,
-                on_error=on_error,
-                vectors=vector.vectors,
-                as_json=as_json,
+                predictor, file.rows, file.answers, settings, share, as_json=as_json
             )
             return
         if vector.vectors != "float32":
@@ -198,15 +198,38 @@ def _answer_texts(
     return skipped
 
 
+@dataclass(frozen=True)
+class RowSettings:
+    """Hold how the rows of a file are answered: see `row_files.predict_file`."""
+
+    columns: list[str] | None
+    second: str | None
+    on_error: Literal["stop", "skip"]
+    vectors: Literal["float32", "int8", "binary"]
+
+
+def _find_share(
+    bundle: Path, rows: Path, answers: Path, decisive: dict[str, Any]
+) -> "RowShare | None":
+    """Return which rows this process answers, if torchrun has started several."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return None
+    from compress.exporters import row_files
+    from compress.exporters.artifact import Bundle
+    from compress.exporters.shared_rows import RowShare
+
+    row_files.check_files(rows, answers)
+    manifest = Bundle.load(bundle).manifest
+    return RowShare.from_environment(rows, answers, decisive | {"bundle": manifest})
+
+
 def _answer_rows(
     predictor: "Answering",
     rows: Path,
     answers: Path,
+    settings: RowSettings,
+    share: "RowShare | None",
     *,
-    columns: list[str] | None,
-    second: str | None,
-    on_error: Literal["stop", "skip"],
-    vectors: Literal["float32", "int8", "binary"],
     as_json: bool,
 ) -> None:
     """Answer the rows of a file into another file."""
@@ -224,13 +247,16 @@ def _answer_rows(
             predictor,
             rows,
             answers,
-            columns=columns,
-            second=second,
-            on_error=on_error,
-            vectors=vectors,
+            columns=settings.columns,
+            second=settings.second,
+            on_error=settings.on_error,
+            vectors=settings.vectors,
+            share=share,
             say=advance,
             note=lambda text: print(f"note: {text}", file=sys.stderr),
         )
+    if share is not None and not share.writes:
+        return
     seconds = time.monotonic() - began
     if as_json:
         print_json(

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.arrays import Doubles
 from compress.errors import BundleError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AnswerColumns = Mapping[str, Any]
+"""The answers to many texts, by the columns of a file of answers. A column is a list
+with a value for each text, an array of numbers (texts,) or of vectors (texts, width),
+or such arrays of numbers by label."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,16 @@ class Prediction:
             label = ", ".join(each for each in label if each)
         scores = dict(zip(labels, probabilities, strict=True))
         return Prediction(label, float(outputs["score"]), scores)
+
+    @staticmethod
+    def first(columns: AnswerColumns) -> Prediction:
+        """Return the answer to the first text of `label_columns`."""
+        scores = columns["prediction_scores"]
+        return Prediction(
+            columns["prediction"][0],
+            float(columns["prediction_score"][0]),
+            {label: float(values[0]) for label, values in scores.items()},
+        )
 
     def __str__(self) -> str:
         return f"{self.label}\t{self.score:.4f}" if self.label else f"{self.score:.4f}"
@@ -138,6 +157,41 @@ class Nearest:
 
 
 Outcome = Prediction | Answer | Marked | Vector | Nearest
+
+
+def label_columns(
+    answers: Sequence[str], scores_RV: Doubles, labels: Sequence[str]
+) -> AnswerColumns:
+    """Make the columns of answers with a probability for each label.
+
+    answers     the label, or the labels, of each text
+    scores_RV   the probabilities, in the order of `labels`
+    """
+    return {
+        "prediction": answers,
+        "prediction_score": scores_RV.max(axis=1),
+        "prediction_scores": dict(zip(labels, scores_RV.T, strict=True)),
+    }
+
+
+def label_schema(labels: Sequence[str]) -> pa.Schema:
+    """Return the Arrow types of `label_columns`."""
+    import pyarrow as pa
+
+    scores = pa.struct({label: pa.float64() for label in labels})
+    return pa.schema(
+        {
+            "prediction": pa.string(),
+            "prediction_score": pa.float64(),
+            "prediction_scores": scores,
+        }
+    )
+
+
+def join_columns(outcomes: Sequence[Outcome]) -> AnswerColumns:
+    """Join the columns of single answers; no columns without any answer."""
+    rows = [outcome.columns() for outcome in outcomes]
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 def check_finite(values: NDArray[np.float32], of: str = "") -> NDArray[np.float64]:

@@ -203,13 +203,11 @@ def _open_typed(
     }
 
     def flat(wanted: Sequence[str]) -> Iterator[pa.Table]:
-        return map(
-            _flatten, stream(list(dict.fromkeys(roots[name] for name in wanted)))
-        )
+        return map(flatten, stream(list(dict.fromkeys(roots[name] for name in wanted))))
 
     def cells(table: pa.Table, name: str) -> pa.ChunkedArray:
         try:
-            return _cells(table[name], classes.get(name))
+            return to_cells(table[name], classes.get(name))
         except pa.ArrowException as error:
             raise DataError(
                 f"{place}, column {name!r}: cannot be read: {error}"
@@ -221,19 +219,25 @@ def _open_typed(
                 {name: cells(table, name) for name in wanted}
             ).to_batches()
 
-    def rows(wanted: Sequence[str], position: Position | None) -> Iterator[Row]:
+    def tables(
+        wanted: Sequence[str], position: Position | None
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
         done = 0
         for whole in stream(schema.names):
-            table = _flatten(whole)
-            found = [cells(table, name).to_pylist() for name in wanted]
-            each = zip(*found, strict=True) if wanted else repeat((), len(whole))
-            for number, (values, row) in enumerate(
-                zip(whole.to_pylist(), each, strict=True), start=done + 1
-            ):
-                yield Row(number, values, row)
+            table = flatten(whole)
             done += len(whole)
             if position is not None:
                 position.tell = partial(truediv, done, total)
+            yield whole, pa.table({name: cells(table, name) for name in wanted})
+
+    def rows(wanted: Sequence[str], position: Position | None) -> Iterator[Row]:
+        number = 0
+        for whole, found in tables(wanted, position):
+            columns = [column.to_pylist() for column in found.columns]
+            each = zip(*columns, strict=True) if wanted else repeat((), len(whole))
+            for values, row in zip(whole.to_pylist(), each, strict=True):
+                number += 1
+                yield Row(number, values, row)
 
     first = next(flat(list(roots)), None) if roots else None
     sample: dict[str, list[CellValue]] = {}
@@ -256,6 +260,7 @@ def _open_typed(
         sample,
         rows,
         batches,
+        tables,
         kinds={
             name: kind
             for name in sample
@@ -277,7 +282,8 @@ def _fields(field: pa.Field) -> Iterator[pa.Field]:
         yield from _fields(part)
 
 
-def _flatten(table: pa.Table) -> pa.Table:
+def flatten(table: pa.Table) -> pa.Table:
+    """Replace structs by a column for each of their fields, also within structs."""
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     return table
@@ -331,7 +337,9 @@ def _kind(kind: pa.DataType) -> CellKind | None:
     return "text" if _is_text(kind) else None
 
 
-def _cells(column: pa.ChunkedArray, names: tuple[str, ...] | None) -> pa.ChunkedArray:
+def to_cells(
+    column: pa.ChunkedArray, names: tuple[str, ...] | None = None
+) -> pa.ChunkedArray:
     """Turn a typed Arrow column into cells: class ids become `names` (null for -1, no
     label), numbers decimals."""
     if pa.types.is_dictionary(column.type):

@@ -27,6 +27,7 @@ from compress.data.text_files import (
 from compress.errors import DataError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow import RecordBatch
 
 CellValue = str | list[str | None] | None
@@ -58,6 +59,11 @@ class Row(NamedTuple):
     error: str = ""
 
 
+ReadTables = Callable[
+    [Sequence[str], Position | None], "Iterator[tuple[pa.Table, pa.Table]]"
+]
+
+
 @dataclass(frozen=True)
 class Table:
     """Describe a table, of which only the first rows have been read.
@@ -69,6 +75,8 @@ class Table:
              read have an error
     batches  reads the given columns as Arrow batches, where that is faster than row by
              row
+    tables   reads all rows as Arrow tables: each as the file has it, and the cells of
+             the given columns; where that is faster than row by row
     kinds    the columns of numbers, and of strings, where the source tells them apart
     classes  the class names that the source declares for a column, in the order of
              their ids
@@ -84,6 +92,7 @@ class Table:
     sample: Mapping[str, Sequence[CellValue]]
     rows: Callable[[Sequence[str], Position | None], Iterator[Row]]
     batches: Callable[[Sequence[str]], Iterator[RecordBatch]] | None = None
+    tables: ReadTables | None = None
     kinds: Mapping[str, CellKind] = field(default_factory=dict)
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     first: int = 1

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
-    from compress.arrays import Array
-    from compress.data.answers import Outcome, Prediction
+    from compress.arrays import Array, Doubles
+    from compress.data.answers import AnswerColumns, Outcome, Prediction
 
 Thresholds = tuple[float | None, float | None]
 """The thresholds of two models: see `Task.scores`."""
@@ -267,13 +267,36 @@ class Task:
 
     def predict(self, predictor: Any, texts: Sequence[Any]) -> list[Outcome]:
         """Predict for each text, or pair of texts."""
+        return list(map(self.answer, self.finite_logits(predictor, texts)))
+
+    def finite_logits(self, predictor: Any, texts: Sequence[Any]) -> Doubles:
+        """Compute the logits of texts (rows, outputs). Raises BundleError, which names
+        the text, for logits that are not finite."""
+        import numpy as np
+
         from compress.data.answers import check_finite
 
-        logits = predictor.logits(predictor.encode(texts))
-        return [
-            self.answer(check_finite(row, f" for {text!r}"))
-            for text, row in zip(texts, logits, strict=True)
-        ]
+        logits = predictor.text_logits(texts)
+        for row in np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist():
+            check_finite(logits[row], f" for {texts[row]!r}")
+        return logits.astype(np.float64)
+
+    def answer_columns(self, predictor: Any, texts: Sequence[Any]) -> AnswerColumns:
+        """Predict for texts as `predict` does, and return the columns of a file of
+        answers."""
+        from compress.data.answers import join_columns
+
+        return join_columns(self.predict(predictor, texts))
+
+    def answer_schema(self) -> pa.Schema:
+        """Return the Arrow types of `answer_columns`."""
+        import pyarrow as pa
+
+        from compress.data.answers import label_schema
+
+        if self.has_labels:
+            return label_schema(self.labels)
+        return pa.schema({"prediction": pa.float64()})
 
     def answer(self, logits: NDArray[np.float64]) -> Prediction:
         """Turn the logits of a text into an answer."""

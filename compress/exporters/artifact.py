@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
+from compress import families
 from compress.arguments import (
     BundleLike,
     DataLike,
@@ -43,7 +44,7 @@ from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters import manifest as manifests
 from compress.exporters.manifest import BUNDLE_FILES, Manifest, Precision, Stamp
-from compress.io import atomic_file, atomic_folder
+from compress.io import atomic_file, atomic_folder, hash_files
 from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from compress.data.encoder import Text
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
+    from compress.exporters.arrow import ArrowPredictor
     from compress.exporters.predictor import Predictor
     from compress.exporters.session import EncodedRow
     from compress.models.sentence_settings import SentenceSettings
@@ -228,6 +230,7 @@ class Bundle:
             max_length=self.manifest.max_length,
             threads=threads,
             threshold=math.inf if threshold is None else threshold,
+            layered=families.find(self.manifest.model_type).layered,
         )
 
     @overload
@@ -271,6 +274,37 @@ class Bundle:
         if isinstance(given, Iterator):
             return chain.from_iterable(map(predictor.predict, iterate_batches(given)))
         return predictor.predict(given)
+
+    @check_arguments
+    def arrow(
+        self,
+        precision: Precision = "int8",
+        *,
+        text: Sequence[str] | None = None,
+        threads: ThreadCount = 1,
+        prompt_name: str | None = None,
+    ) -> "ArrowPredictor":
+        """Return a function that adds the answers to Arrow tables and batches, for
+        engines that send it to their workers: see docs/engines.md.
+
+        text         the columns of the one or two texts; None: those named like the
+                     bundle's, or the only one
+        threads      how many rows to run at a time in each worker
+        prompt_name  for vectors: the model's prompt to put before each text
+
+        Raises BundleError for a bundle without a task, where there is no file of this
+        precision, and for a prompt that the model does not have."""
+        from compress.exporters.arrow import ArrowPredictor
+
+        tried = self.open(precision)  # what is wrong shows here, not on a cluster
+        if prompt_name is not None:
+            tried.with_prompt(prompt_name)
+        folder = self.path.resolve()
+        digest = hash_files([folder / manifests.MANIFEST_FILE])
+        return ArrowPredictor(
+            partial(_open_once, folder, digest, precision, threads, prompt_name),
+            None if text is None else tuple(text),
+        )
 
     @check_arguments
     def logits(
@@ -560,6 +594,26 @@ class Bundle:
         )
         complete.write(self.path)
         return replace(self, manifest=complete)
+
+
+@lru_cache(maxsize=4)
+def _open_once(
+    folder: Path,
+    digest: str,
+    precision: Precision,
+    threads: int,
+    prompt_name: str | None,
+) -> "Predictor":
+    """Open a bundle that stays open in this process. Raises BundleError unless its
+    manifest has this digest."""
+    bundle = Bundle.load(folder)
+    if hash_files([folder / manifests.MANIFEST_FILE]) != digest:
+        raise BundleError(
+            f"{folder}: is another bundle on this machine; expected the same files for "
+            "every worker: share the folder, or copy it again"
+        )
+    predictor = bundle.open(precision, threads=threads)
+    return predictor if prompt_name is None else predictor.with_prompt(prompt_name)
 
 
 def _describe(task: Task) -> str:

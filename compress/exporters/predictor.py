@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
@@ -15,7 +16,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.arguments import read_texts
-from compress.data.answers import Nearest, Outcome, check_finite
+from compress.data.answers import (
+    AnswerColumns,
+    Nearest,
+    Outcome,
+    check_finite,
+    join_columns,
+)
 from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Task
 from compress.data.text_files import LONGEST_LINE
@@ -27,6 +34,7 @@ from compress.data.text_preparation import (
 )
 from compress.data.vector_index import find_nearest
 from compress.errors import ArgumentError, BundleError, DataError
+from compress.exporters.batch_session import BatchSession
 from compress.exporters.session import (
     UNOPENED,
     EncodedRow,
@@ -36,7 +44,12 @@ from compress.exporters.session import (
 from compress.progress import show_progress
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from compress.models.sentence_settings import SentenceSettings
+
+ROWS_PER_BATCH = 256
+"""Rows of a stream that are read at a time."""
 
 
 class Answering(Protocol):
@@ -45,7 +58,14 @@ class Answering(Protocol):
     @property
     def task(self) -> Task: ...
 
+    @property
+    def rows_per_batch(self) -> int: ...
+
     def predict(self, texts: Sequence[Text]) -> Sequence[Outcome]: ...
+
+    def answer_columns(self, texts: Sequence[Text]) -> AnswerColumns: ...
+
+    def answer_schema(self) -> "pa.Schema": ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +77,8 @@ class Predictor:
     device computes. (Batches of 16 were 15 % faster in int8, 6 layers x 384, 27
     tokens.) `threads` rows run in parallel. `threshold`: qa, the margin over the best
     span from which "no answer" is returned. `sentence`: the settings of a model that
-    computes vectors.
+    computes vectors. `lookups`: the ONNX file, if the model only looks up tokens; many
+    rows of such a model are run in batches, with the same logits (`batch_session`).
     """
 
     task: Task
@@ -67,6 +88,19 @@ class Predictor:
     threads: int
     threshold: float = math.inf
     sentence: "SentenceSettings | None" = None
+    lookups: Path | None = None
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Return how many rows of a file to answer at a time."""
+        return ROWS_PER_BATCH if self.lookups is None else 32 * ROWS_PER_BATCH
+
+    @cached_property
+    def batches(self) -> BatchSession | None:
+        """A session for batches, where rows are answered in one as alone."""
+        if self.lookups is None:
+            return None
+        return BatchSession.open(self.lookups, self.task.answer_outputs, self.logits)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -79,6 +113,15 @@ class Predictor:
         otherwise."""
         checked = list(read_texts(texts, self.task.text, where="Predictor.predict"))
         return self.task.predict(self, checked)
+
+    def answer_columns(self, texts: Sequence[Text]) -> AnswerColumns:
+        """Predict for texts as `predict` does; return the columns of a file of answers,
+        without an object for each text."""
+        return self.task.answer_columns(self, texts)
+
+    def answer_schema(self) -> "pa.Schema":
+        """Return the Arrow types of `answer_columns`."""
+        return self.task.answer_schema()
 
     def embed(
         self,
@@ -103,12 +146,14 @@ class Predictor:
                 f"embed: prompt_name {prompt_name!r} and a prompt were given; expected "
                 "one of them"
             )
-        rows: Sequence[EncodedRow] = self.encode(prepend(prompt, texts))
+        prompted = prepend(prompt, texts)
         if prompt:
             (alone,) = self.encode([prompt])
             length = count_prompt_tokens(alone["input_ids"], self.encoder.special_ids())
-            rows = [{**row, "prompt_length": length} for row in rows]
-        vectors = self.logits(rows)
+            rows = self.encode(prompted)
+            vectors = self.logits([{**row, "prompt_length": length} for row in rows])
+        else:
+            vectors = self.text_logits(prompted)
         check_finite(vectors)
         return vectors
 
@@ -127,6 +172,15 @@ class Predictor:
         """Encode texts, or pairs of texts, for tasks that read a text as one row: see
         `Encoder.encode`."""
         return self.encoder.encode(texts, self.max_length)
+
+    def text_logits(self, texts: Sequence[Text]) -> NDArray[np.float32]:
+        """Compute the logits (rows, outputs) of texts, or pairs of texts, for tasks
+        that read a text as one row."""
+        if len(texts) < ROWS_PER_BATCH or self.batches is None:
+            return self.logits(self.encode(texts))
+        return self.batches.run(
+            self.encoder.arrays(texts, self.max_length), self.threads
+        )
 
     def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
         """Compute the logits (rows, outputs) of encoded rows, in order; columns that
@@ -241,13 +295,25 @@ def open_predictor(
     max_length: int,
     threads: int,
     threshold: float = math.inf,
+    layered: bool = True,
 ) -> Predictor:
-    """Open the ONNX file with the tokenizer of the folder."""
+    """Open the ONNX file with the tokenizer of the folder.
+
+    layered   False for a model that only looks up tokens, which can answer in batches
+    """
     encoder = TextEncoder.from_folder(folder)
     if not task.tokenwise:  # long texts are read in several rows there
         encoder.truncate(max_length, pair=task.pair)
     session = open_session(onnx_file, threads=1)
-    predictor = Predictor(task, encoder, session, max_length, threads, threshold)
+    predictor = Predictor(
+        task,
+        encoder,
+        session,
+        max_length,
+        threads,
+        threshold,
+        lookups=None if layered else onnx_file,
+    )
     if not task.vectors:
         return predictor
     from compress.models.sentence_folder import SentenceFolder
@@ -271,6 +337,10 @@ class NearestTexts:
     @property
     def task(self) -> Task:
         return self.predictor.task
+
+    @property
+    def rows_per_batch(self) -> int:
+        return self.predictor.rows_per_batch
 
     @staticmethod
     def from_texts(
@@ -308,6 +378,15 @@ class NearestTexts:
             for numbers, row in zip(nearest.tolist(), cosines.tolist(), strict=True)
         ]
 
+    def answer_columns(self, texts: Sequence[Text]) -> AnswerColumns:
+        return join_columns(self.predict(texts))
+
+    def answer_schema(self) -> "pa.Schema":
+        import pyarrow as pa
+
+        nearest = pa.struct({"text": pa.string(), "score": pa.float64()})
+        return pa.schema({"prediction": pa.list_(nearest)})
+
 
 def sentence_of(predictor: Predictor) -> "SentenceSettings":
     """Return the settings of a model that computes vectors. Raises BundleError for
@@ -315,7 +394,7 @@ def sentence_of(predictor: Predictor) -> "SentenceSettings":
     if predictor.sentence is None:
         raise BundleError(
             f"this bundle is for {predictor.task.kind}; expected one for embedding, to "
-            "compare texts by vectors"
+            "compare texts by vectors, or to give a prompt_name"
         )
     return predictor.sentence
 
@@ -382,8 +461,6 @@ def answer_lines(
         yield AnsweredLine(text, answer)
 
 
-ROWS_PER_BATCH = 256
-"""Rows of a stream that are read at a time."""
 T = TypeVar("T")
 
 

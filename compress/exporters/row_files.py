@@ -3,52 +3,46 @@ the file.
 
     input   any table that can be trained on, read by the same reader (`data.tables`); a
             .txt file of one text per line
-    output  .csv, .tsv or .jsonl; .npy, with the vector of each text as a row, packed as
-            `data.vector_index` says
+    output  .csv, .tsv, .jsonl or .parquet; .npy, with the vector of each text as a
+            row, packed as `data.vector_index` says
 
 In the rows of BEIR's corpus.jsonl, the title precedes the text, as it does in training.
 All columns are kept, and these are added: prediction (a label; labels joined by ", "; a
 number; the answer to a question; the entities), prediction_score (not for numbers and
-entities), for answers prediction_start and prediction_end, in .jsonl prediction_scores
-of all labels; and prediction_error where rows are skipped."""
+entities), for answers prediction_start and prediction_end, in .jsonl and .parquet
+prediction_scores of all labels; and prediction_error where rows are skipped."""
 
-import csv
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-from numpy.lib.format import write_array_header_1_0
+from typing import TYPE_CHECKING, Any, Literal
 
 from compress.data import schema
-from compress.data.answers import Outcome
+from compress.data.answers import AnswerColumns
 from compress.data.encoder import Text
 from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import Row, Table
 from compress.data.task import Task
 from compress.data.text_files import Position, stripped_lines
-from compress.data.vector_index import (
-    VECTOR_TYPES,
-    StoredForm,
-    load_texts,
-    pack,
-    read_index,
-)
+from compress.data.vector_index import StoredForm, load_texts, read_index
 from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import (
+    ROWS_PER_BATCH,
     Answering,
     NearestTexts,
     Predictor,
     check_search,
     iterate_batches,
 )
+from compress.exporters.row_writers import open_writer, take
+from compress.exporters.shared_rows import RowShare
 from compress.outputs import check_output_file, output_file
 
-WRITTEN = (".csv", ".tsv", ".jsonl", ".npy")
-Values = dict[str, Any]
-WriteRow = Callable[[Values, Sequence[str]], None]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WRITTEN = (".csv", ".tsv", ".jsonl", ".parquet", ".npy")
 
 
 def predict_file(
@@ -60,6 +54,7 @@ def predict_file(
     second: str | None = None,
     on_error: Literal["stop", "skip"] = "stop",
     vectors: StoredForm = "float32",
+    share: RowShare | None = None,
     say: Callable[[int, float], None] = lambda rows, share: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
@@ -72,6 +67,8 @@ def predict_file(
     on_error  stop, or skip, at a row that cannot be read, such as one that is not
               UTF-8; skip writes the error instead
     vectors   the form of the vectors of an .npy file
+    share     which rows this process answers, if there are several; the first one
+              writes the file, and the others return the numbers of their rows
     say       is called with the number of rows done, and their share of the file
     note      is called with what is guessed about the file, such as its delimiter
 
@@ -79,69 +76,128 @@ def predict_file(
     and columns that would be overwritten."""
     check_files(source, target)
     suffix = target.suffix.lower()
-    if suffix == ".npy" and (
-        not predictor.task.vectors or not hasattr(predictor, "logits")
-    ):
-        raise DataError(
-            f"--output {target}: holds vectors, which this model does not predict; "
-            "expected .jsonl"
-        )
-    if suffix != ".npy" and vectors != "float32":
-        raise DataError(
-            f"--vectors {vectors}: packs the vectors of an .npy file; the output is "
-            f"{target}"
-        )
-    if suffix == ".npy" and on_error == "skip":
-        raise DataError(
-            f"--output {target}: cannot hold rows without a vector; expected .jsonl "
-            "with --on-error skip"
-        )
+    _check_vectors(predictor, target, vectors, skips=on_error == "skip")
     added = _list_added(predictor.task, suffix, errors=on_error == "skip")
     table, chosen = _open(source, predictor.task, columns, pair=second is not None)
     for guess in table.notes:
         note(guess)
     position = Position()
+    reader = RowReader(table, chosen, second, predictor.rows_per_batch)
+    batches = enumerate(_check(reader.read(position), table, added, on_error))
+    if share is not None:
+        share.start()
+        if not share.writes:
+            return _answer_share(predictor, share, batches)
     header = list[str]()
     done = 0
     skipped = 0
     with (
         output_file(target) as partial,
-        _open_writer(partial, suffix, vectors) as write,
+        open_writer(partial, suffix, vectors, predictor) as write,
     ):
-        for batch in iterate_batches(table.rows(chosen, position)):
-            rows = [_refuse_lists(row, chosen, table) for row in batch]
-            error = next((row.error for row in rows if row.error), "")
-            if error and on_error == "stop":
-                raise DataError(
-                    f"{error} (Nothing was written; --on-error skip skips such rows.)"
-                )
+        for number, batch in batches:
             if not header:
-                header = [
-                    *dict.fromkeys(name for row in rows for name in table.values(row)),
-                    *added,
-                ]
-            texts = [
-                _to_text(row.cells, chosen, second) for row in rows if not row.error
-            ]
-            answers: Iterator[Any] = iter(predictor.predict(texts))
-            for row in rows:
-                values = table.values(row)
-                if taken := [name for name in added if name in values]:
-                    raise DataError(
-                        f"{table.place}, {table.unit} {row.number}: has {taken[0]!r}, "
-                        "which the output adds; rename that column"
-                    )
-                if row.error:
-                    skipped += 1
-                    answer: Values = {
-                        "prediction_error": row.error.removeprefix(f"{table.place}, ")
-                    }
-                else:
-                    answer = _to_columns(next(answers), added)
-                write({**values, **answer}, header)
-            done += len(rows)
+                names = dict.fromkeys(name for group in batch for name in group.columns)
+                header = [*names, *added]
+            answers = None
+            if share is not None and not share.owns(number):
+                answers = share.collect(number)
+            if answers is None:
+                answers = predictor.answer_columns(_list_texts(batch))
+            kept = {name: answers[name] for name in answers if name in added}
+            write(_add_answers(batch, kept, f"{table.place}, "), header)
+            done += sum(group.count for group in batch)
+            skipped += sum(len(group.errors) for group in batch)
             say(done, position.tell())
+    if share is not None:
+        share.finish()
     return done, skipped
+
+
+def _check_vectors(
+    predictor: Answering, target: Path, vectors: StoredForm, *, skips: bool
+) -> None:
+    """Raise DataError for a file of vectors that cannot be written, and for a form of
+    vectors that no other file has."""
+    if target.suffix.lower() != ".npy":
+        if vectors != "float32":
+            raise DataError(
+                f"--vectors {vectors}: packs the vectors of an .npy file; the output "
+                f"is {target}"
+            )
+        return
+    if not predictor.task.vectors or not hasattr(predictor, "logits"):
+        raise DataError(
+            f"--output {target}: holds vectors, which this model does not predict; "
+            "expected .jsonl"
+        )
+    if skips:
+        raise DataError(
+            f"--output {target}: cannot hold rows without a vector; expected .jsonl "
+            "with --on-error skip"
+        )
+
+
+def _check(
+    batches: "Iterator[list[RowGroup]]",
+    table: Table,
+    added: Sequence[str],
+    on_error: Literal["stop", "skip"],
+) -> "Iterator[list[RowGroup]]":
+    """Yield the batches. Raises DataError for columns that the output adds, and with
+    `stop` for rows that cannot be read."""
+    for batch in batches:
+        errors = [error for group in batch for error in group.errors]
+        if errors and on_error == "stop":
+            raise DataError(
+                f"{errors[0]} (Nothing was written; --on-error skip skips such rows.)"
+            )
+        for group in batch:
+            group.check_names(added, table)
+        yield batch
+
+
+def _answer_share(
+    predictor: Answering,
+    share: RowShare,
+    batches: "Iterable[tuple[int, list[RowGroup]]]",
+) -> tuple[int, int]:
+    """Answer the batches of this process for the first one; return the number of rows,
+    and of those skipped."""
+    from compress.exporters.arrow_columns import to_table
+
+    types = predictor.answer_schema()
+    done = 0
+    skipped = 0
+    for number, batch in batches:
+        if not share.owns(number):
+            continue
+        if not share.has(number):
+            answers = predictor.answer_columns(_list_texts(batch))
+            share.leave(number, to_table(answers, types))
+        done += sum(group.count for group in batch)
+        skipped += sum(len(group.errors) for group in batch)
+    return done, skipped
+
+
+def _list_texts(batch: "Sequence[RowGroup]") -> list[Text]:
+    return [text for group in batch for text in group.texts]
+
+
+def _add_answers(
+    batch: "Sequence[RowGroup]", answers: AnswerColumns, place: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each group with those of its answers, or with its errors,
+    which do not repeat the place."""
+    start = 0
+    for group in batch:
+        end = start + len(group.texts)
+        added = {name: take(column, start, end) for name, column in answers.items()}
+        if group.errors:
+            errors = [error.removeprefix(place) for error in group.errors]
+            added = {"prediction_error": errors}
+        yield {**group.columns, **added}
+        start = end
 
 
 def _open(
@@ -169,36 +225,132 @@ def _open(
             f"{', '.join(map(repr, first))[:200]}. Name the column of the text: --text "
             f"{first[0]!r} if it is, --text 1 if it is not."
         )
-    chosen = choose_columns(
+    return table, choose_columns(
         task, table.columns, source, columns, pair=pair, remedy=remedy
     )
-    titled = chosen == ["text"] and {"_id", "title"} <= set(table.columns)
-    return table, [*chosen, *(["title"] if titled else [])]
 
 
-def _refuse_lists(row: Row, chosen: Sequence[str], table: Table) -> Row:
-    """Return the row, with an error if it has a list in the place of a text."""
-    for name, cell in zip(chosen, row.cells, strict=False):
-        if isinstance(cell, list):
-            error = (
-                f"{table.place}, {table.unit} {row.number}: has a list in {name!r}; "
-                "expected text."
+@dataclass(frozen=True)
+class RowGroup:
+    """Hold rows that follow each other in a file and have the same columns.
+
+    first    the number of the first row in the file
+    count    of the rows
+    columns  what the file has in each column, by name: Python values, or an Arrow array
+    texts    what is predicted for; none if the rows cannot be read
+    errors   why each row cannot be read; none if they can
+    """
+
+    first: int
+    count: int
+    columns: Mapping[str, Any]
+    texts: Sequence[Text]
+    errors: Sequence[str] = ()
+
+    def check_names(self, added: Sequence[str], table: Table) -> None:
+        """Raise DataError for a column that the output adds."""
+        if taken := [name for name in added if name in self.columns]:
+            raise DataError(
+                f"{table.place}, {table.unit} {self.first}: has {taken[0]!r}, which "
+                "the output adds; rename that column"
             )
-            return row._replace(cells=(), error=error)
-    return row
 
 
-def _to_text(
-    cells: Sequence[Any], chosen: Sequence[str], second: str | None = None
-) -> Text:
-    """Return the text, or the pair of texts, of a row; a title precedes its text, and a
-    missing text is empty."""
-    texts = [cell or "" for cell in cells]
+@dataclass(frozen=True)
+class RowReader:
+    """Read the rows of a table for prediction.
+
+    chosen          the columns of the one or two texts, and that of BEIR's titles
+    second          the second text of every pair, where the rows have only the first
+    rows_per_batch  how many rows to read at a time
+    """
+
+    table: Table
+    chosen: Sequence[str]
+    second: str | None
+    rows_per_batch: int
+
+    def read(self, position: Position | None) -> Iterator[list[RowGroup]]:
+        """Yield the rows in batches, each divided into groups."""
+        if self.table.tables is not None and not any(
+            map(self.table.has_lists, self.chosen)
+        ):
+            return self._read_arrow(self.table.tables(self.chosen, position))
+        rows = self.table.rows(self.chosen, position)
+        return map(self._group, iterate_batches(rows, self.rows_per_batch))
+
+    def _read_arrow(
+        self, tables: "Iterator[tuple[pa.Table, pa.Table]]"
+    ) -> Iterator[list[RowGroup]]:
+        number = 1
+        for whole, cells in tables:
+            for start in range(0, len(whole), self.rows_per_batch):
+                part = whole.slice(start, self.rows_per_batch)
+                found = cells.slice(start, self.rows_per_batch)
+                columns = dict(zip(part.column_names, part.columns, strict=True))
+                listed = [each.to_pylist() for each in found.columns]
+                texts = to_texts(listed, self.chosen, self.second)
+                yield [RowGroup(number, len(part), columns, texts)]
+                number += len(part)
+
+    def _group(self, rows: Sequence[Row]) -> list[RowGroup]:
+        """Divide rows where their columns change, or whether they can be read."""
+        checked = [self._refuse_lists(row) for row in rows]
+        return [
+            self._join(names, list(part))
+            for (names, _), part in groupby(checked, self._shape)
+        ]
+
+    def _shape(self, row: Row) -> tuple[Sequence[str], bool]:
+        record = row.record
+        names = (
+            tuple(record)
+            if isinstance(record, Mapping)
+            else self.table.columns[: len(record)]
+        )
+        return names, bool(row.error)
+
+    def _join(self, names: Sequence[str], rows: Sequence[Row]) -> RowGroup:
+        values = [
+            row.record.values() if isinstance(row.record, Mapping) else row.record
+            for row in rows
+        ]
+        columns = dict(zip(names, zip(*values, strict=False), strict=False))
+        errors = [row.error for row in rows if row.error]
+        cells = [] if errors else list(zip(*(row.cells for row in rows), strict=True))
+        texts = to_texts(cells, self.chosen, self.second)
+        return RowGroup(rows[0].number, len(rows), columns, texts, errors)
+
+    def _refuse_lists(self, row: Row) -> Row:
+        """Return the row, with an error if it has a list in the place of a text."""
+        if list not in map(type, row.cells):
+            return row
+        name = next(
+            name
+            for name, cell in zip(self.chosen, row.cells, strict=False)
+            if isinstance(cell, list)
+        )
+        error = (
+            f"{self.table.place}, {self.table.unit} {row.number}: has a list in "
+            f"{name!r}; expected text."
+        )
+        return row._replace(cells=(), error=error)
+
+
+def to_texts(
+    cells: Sequence[Sequence[Any]], chosen: Sequence[str], second: str | None = None
+) -> Sequence[Text]:
+    """Return the texts, or the pairs of texts, of the chosen columns; a title precedes
+    its text, and a missing text is empty."""
+    if not cells:
+        return []
+    columns = [[cell or "" for cell in column] for column in cells]
     if chosen[-1] == "title" and chosen[:-1] == ["text"]:
-        texts = [f"{texts[1]} {texts[0]}".strip()]
+        pairs = zip(*columns, strict=True)
+        columns = [[f"{title} {text}".strip() for text, title in pairs]]
     if second is not None:
-        texts.append(second)
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+        columns.append([second] * len(columns[0]))
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts:
@@ -238,11 +390,11 @@ def read_texts(source: Path, task: Task) -> list[str]:
         source, task, None, remedy="Rename the column of the texts to 'text'"
     )
     texts = list[str]()
-    for row in table.rows(chosen, None):
-        checked = _refuse_lists(row, chosen, table)
-        if checked.error:
-            raise DataError(checked.error)
-        texts.append(str(_to_text(checked.cells, chosen)).strip())
+    for batch in RowReader(table, chosen, None, ROWS_PER_BATCH).read(None):
+        for group in batch:
+            if group.errors:
+                raise DataError(group.errors[0])
+            texts += [str(text).strip() for text in group.texts]
     return texts
 
 
@@ -265,17 +417,17 @@ def check_files(source: Path, target: Path) -> None:
 def choose_columns(
     task: Task,
     names: Sequence[str],
-    source: Path,
+    source: Path | str,
     columns: Sequence[str] | None,
     *,
     pair: bool = False,
     remedy: str = "",
 ) -> list[str]:
-    """Choose the columns of the one or two texts. Raises DataError, with the existing
-    columns, where that fails."""
+    """Choose the columns of the one or two texts, and that of BEIR's titles. Raises
+    DataError, with the existing columns, where that fails."""
     wanted = list(columns or (task.text[:1] if pair else task.text))
     count = len(task.text) - pair
-    if not columns and len(names) == count:
+    if not columns and len(names) == count and not set(wanted) <= set(names):
         return list(names)
     if not columns and count == 1 and wanted[0] not in names and "text" in names:
         wanted = ["text"]
@@ -288,100 +440,13 @@ def choose_columns(
             f"{source}: has the columns {', '.join(names)}; expected "
             f"{' and '.join(wanted)}.{hint} {remedy}"
         )
+    if wanted == ["text"] and {"_id", "title"} <= set(names):
+        wanted.append("title")
     return wanted
 
 
 def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
     names = ["prediction", *task.columns]
-    if suffix == ".jsonl":
+    if suffix in (".jsonl", ".parquet"):
         names += task.json_columns
     return [*names, *(["prediction_error"] if errors else [])]
-
-
-def _to_columns(answer: Outcome, added: Sequence[str]) -> Values:
-    return {name: value for name, value in answer.columns().items() if name in added}
-
-
-def _open_writer(
-    path: Path, suffix: str, form: StoredForm
-) -> AbstractContextManager[WriteRow]:
-    """Return a context with a function that writes a row, given the columns of the
-    first one."""
-    if suffix == ".npy":
-        return _write_vectors(path, form)
-    return _write_table(path, suffix)
-
-
-@contextmanager
-def _write_table(path: Path, suffix: str) -> Iterator[WriteRow]:
-    """Write .csv, .tsv or .jsonl. The first two have room for no other columns than
-    those of the first row, and raise DataError for them."""
-    table: Any = None
-
-    def write(row: Values, names: Sequence[str]) -> None:
-        nonlocal table
-        if suffix == ".jsonl":
-            out.write(json.dumps(row, ensure_ascii=False, default=_to_json) + "\n")
-            return
-        if table is None:
-            table = csv.DictWriter(
-                out, names, delimiter="\t" if suffix == ".tsv" else ","
-            )
-            table.writeheader()
-        if more := row.keys() - set(table.fieldnames):
-            raise DataError(
-                f"--output: a later row has the column {min(more)!r}, the first "
-                "ones have none; write a .jsonl file, whose rows may differ"
-            )
-        table.writerow({name: _to_csv(value) for name, value in row.items()})
-
-    with path.open("w", encoding="utf-8", newline="") as out:
-        yield write
-
-
-@contextmanager
-def _write_vectors(path: Path, form: StoredForm) -> Iterator[WriteRow]:
-    """Write .npy: a header, whose length does not depend on the number of rows, and the
-    packed vectors."""
-    rows = 0
-    width = 0
-
-    def write_header() -> None:
-        kind = VECTOR_TYPES[form]
-        shape = (rows, width)
-        write_array_header_1_0(
-            file, {"descr": kind, "fortran_order": False, "shape": shape}
-        )
-
-    def write(row: Values, _: Sequence[str]) -> None:
-        nonlocal rows, width
-        (packed,) = pack(np.array([row["prediction"]], np.float32), form)
-        if not rows:
-            width = len(packed)
-            write_header()
-        file.write(packed.tobytes())
-        rows += 1
-
-    with path.open("wb") as file:
-        yield write
-        file.seek(0)
-        write_header()
-
-
-def _to_csv(value: object) -> object:
-    """Write lists and objects as JSON; csv writes anything else as a string."""
-    if isinstance(value, bytes):
-        return _to_json(value)
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, default=_to_json)
-    return value
-
-
-def _to_json(value: object) -> str:
-    """Write a value that JSON does not have, as parquet files have them: a time, a
-    decimal number, bytes."""
-    return (
-        value.decode(errors="backslashreplace")
-        if isinstance(value, bytes)
-        else str(value)
-    )

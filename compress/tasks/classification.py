@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.data.answers import Prediction
+from compress.data.answers import AnswerColumns, Prediction, label_columns
 from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
 from compress.kinds import find
@@ -15,7 +16,7 @@ from compress.records.class_scores import ClassScore
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from compress.arrays import Array
+    from compress.arrays import Array, Doubles
     from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
@@ -71,11 +72,17 @@ class Classification(Task):
 
     def answer(self, logits: Array) -> Prediction:
         """Answer with the most probable label."""
-        powers = np.exp(logits - logits.max())
-        values = (powers / powers.sum()).tolist()
-        scores = dict(zip(self.labels, values, strict=True))
-        best = max(scores, key=lambda label: scores[label])
-        return Prediction(best, scores[best], scores)
+        return Prediction.first(self.answer_logits(logits[None]))
+
+    def answer_columns(self, predictor: Any, texts: Sequence[Any]) -> AnswerColumns:
+        return self.answer_logits(self.finite_logits(predictor, texts))
+
+    def answer_logits(self, logits_RV: Doubles) -> AnswerColumns:
+        """Answer with the most probable label of each row."""
+        powers = np.exp(logits_RV - logits_RV.max(axis=1, keepdims=True))
+        scores = powers / powers.sum(axis=1, keepdims=True)
+        best = [self.labels[number] for number in scores.argmax(axis=1).tolist()]
+        return label_columns(best, scores, self.labels)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.data.answers import Outcome, Vector
+from compress.data.answers import AnswerColumns, Outcome, Vector
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import embedding
 from compress.evaluation.ranking import MEASURES
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
     from compress.arrays import Array
@@ -117,6 +118,14 @@ class Embedding(Task):
 
     def predict(self, predictor: Any, texts: Sequence[Text]) -> list[Outcome]:
         return [Vector(tuple(each)) for each in predictor.embed(texts).tolist()]
+
+    def answer_columns(self, predictor: Any, texts: Sequence[Text]) -> AnswerColumns:
+        return {"prediction": predictor.embed(texts)}
+
+    def answer_schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema({"prediction": pa.list_(pa.float32())})
 
     @classmethod
     def read_graph(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.answers import Prediction
+from compress.data.answers import AnswerColumns, Prediction, label_columns
 from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
 
-    from compress.arrays import Array
+    from compress.arrays import Array, Doubles
     from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
 
@@ -58,12 +60,19 @@ class Multilabel(Task):
 
     def answer(self, logits: Array) -> Prediction:
         """Answer with all labels of a probability of 0.5 or more."""
-        values = 0.5 * (
-            1.0 + np.tanh(0.5 * logits)
-        )  # a sigmoid; exp(-x) would overflow
-        scores = dict(zip(self.labels, values.tolist(), strict=True))
-        likely = ", ".join(label for label in scores if scores[label] >= 0.5)
-        return Prediction(likely, max(scores.values()), scores)
+        return Prediction.first(self.answer_logits(logits[None]))
+
+    def answer_columns(self, predictor: Any, texts: Sequence[Any]) -> AnswerColumns:
+        return self.answer_logits(self.finite_logits(predictor, texts))
+
+    def answer_logits(self, logits_RV: Doubles) -> AnswerColumns:
+        """Answer with the labels of a probability of 0.5 or more of each row."""
+        # a sigmoid; exp(-x) would overflow
+        scores = 0.5 * (1.0 + np.tanh(0.5 * logits_RV))
+        likely = [
+            ", ".join(compress(self.labels, row)) for row in (scores >= 0.5).tolist()
+        ]
+        return label_columns(likely, scores, self.labels)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from sklearn.metrics import f1_score

@@ -15,6 +15,7 @@ from compress.data.windows import LONGEST_QUESTION
 from compress.evaluation import qa
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
     from torch import Tensor
 
@@ -151,6 +152,18 @@ class Qa(Task):
                 score = float(np.exp(log_p_T2[none].sum(1).max()))
                 answers.append(Answer("", score, 0, 0))
         return answers
+
+    def answer_schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema(
+            {
+                "prediction": pa.string(),
+                "prediction_start": pa.int64(),
+                "prediction_end": pa.int64(),
+                "prediction_score": pa.float64(),
+            }
+        )
 
     @classmethod
     def longest_question(cls, max_length: int) -> int:

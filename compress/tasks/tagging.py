@@ -17,6 +17,7 @@ from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
     from compress.arrays import Array
@@ -134,6 +135,18 @@ class Tagging(Task):
                 at = end
             answers.append(find_entities(text, spans, tags, shares))
         return answers
+
+    def answer_schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        mark = {
+            "text": pa.string(),
+            "label": pa.string(),
+            "score": pa.float64(),
+            "start": pa.int64(),
+            "end": pa.int64(),
+        }
+        return pa.schema({"prediction": pa.list_(pa.struct(mark))})
 
     @classmethod
     def graph_row(

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compress.data import load_task
-from compress.data.answers import Prediction
+from compress.data.answers import AnswerColumns, Prediction, join_columns, label_schema
 from compress.data.encoder import Text
 from compress.data.task import Task, TaskData
 from compress.exporters.row_files import predict_file
@@ -47,10 +47,17 @@ class Echo:
 
     task: Task
     texts: list[Text]
+    rows_per_batch = 10
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction]:
         self.texts.extend(texts)
         return [Prediction("x", 1.0, {"x": 1.0}) for _ in texts]
+
+    def answer_columns(self, texts: Sequence[Text]) -> AnswerColumns:
+        return join_columns(self.predict(texts))
+
+    def answer_schema(self) -> pa.Schema:
+        return label_schema(["x"])
 
 
 def draw_texts(rng: random.Random, marks: Sequence[str]) -> list[str]:

@@ -71,6 +71,16 @@ def test_jsonl_keeps_what_is_nested_and_has_every_score(opened: Predictor, tmp_p
     assert sum(found[0]["prediction_scores"].values()) == pytest.approx(1.0)
 
 
+def test_parquet_has_the_same_rows_as_jsonl(opened: Predictor, tmp_path: Path) -> None:
+    source = table(tmp_path / "rows.csv")
+    predict_file(opened, source, tmp_path / "answers.jsonl")
+    predict_file(opened, source, tmp_path / "answers.parquet")
+    expected = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = pq.read_table(tmp_path / "answers.parquet")
+    assert found.to_pylist() == expected
+    assert found.schema.field("stars").type == pa.string(), "what is a string stays one"
+
+
 def test_lines_of_text_become_rows(opened: Predictor, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("a good film\r\n\nbad", encoding="utf-8")
     assert predict_file(opened, tmp_path / "rows.txt", tmp_path / "answers.csv") == (3, 0)
@@ -81,8 +91,10 @@ def test_a_file_is_read_as_it_is_answered(opened: Predictor, tmp_path: Path, mon
     rows = 5 * ROWS_PER_BATCH + 3
     (tmp_path / "rows.txt").write_text("good\n" * rows, encoding="utf-8")
     sizes, shares = list[int](), list[float]()
-    answer = Predictor.predict
-    monkeypatch.setattr(Predictor, "predict", lambda self, texts: sizes.append(len(texts)) or answer(self, texts))
+    answer = Predictor.answer_columns
+    monkeypatch.setattr(
+        Predictor, "answer_columns", lambda self, texts: sizes.append(len(texts)) or answer(self, texts)
+    )
     done = predict_file(
         opened, tmp_path / "rows.txt", tmp_path / "answers.csv", say=lambda _, share: shares.append(share)
     )
@@ -147,6 +159,8 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
     assert choose_columns(single, ["id", "comment"], source, ["comment"], pair=False) == ["comment"]
     assert choose_columns(pair, ["id", "claim", "premise"], source, None, pair=False) == ["premise", "claim"]
     assert choose_columns(pair, ["id", "premise"], source, None, pair=True) == ["premise"]
+    assert choose_columns(pair, ["claim", "premise"], source, None, pair=False) == ["premise", "claim"]
+    assert choose_columns(pair, ["x", "y"], source, None, pair=False) == ["x", "y"]
     with pytest.raises(DataError, match=r"columns id, sentense; expected sentence\. Did you mean 'sentense'"):
         choose_columns(single, ["id", "sentense"], source, None, pair=False)
     with pytest.raises(DataError, match="both text columns"):
@@ -157,7 +171,7 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
     ("source", "target", "message"),
     [
         ("rows.xlsx", "a.csv", "--input .*ends in .tsv, .csv, .txt, .jsonl, .ndjson, .json, .parquet"),
-        ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl"),
+        ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl, .parquet, .npy"),
         ("none.csv", "a.csv", "no such file"),
         ("rows.csv", "rows.csv", "--output .*is read"),
         ("rows.csv", "nowhere/a.csv", "there is no folder"),
@@ -178,6 +192,8 @@ def test_columns_are_not_overwritten(opened: Predictor, tmp_path: Path) -> None:
 
 def test_a_file_without_rows_gives_a_file_without_rows(opened: Predictor, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
+    assert predict_file(opened, tmp_path / "rows.jsonl", tmp_path / "answers.parquet") == (0, 0)
+    assert pq.read_table(tmp_path / "answers.parquet").num_rows == 0
     assert predict_file(opened, tmp_path / "rows.jsonl", tmp_path / "answers.jsonl") == (0, 0)
     assert (tmp_path / "answers.jsonl").read_text() == ""
 
@@ -236,6 +252,25 @@ def test_a_parquet_file_keeps_its_values(opened: Predictor, tmp_path: Path) -> N
     assert (rows[0]["at"], rows[0]["raw"], rows[3]["n"]) == ("2020-01-02 00:00:00", "\\xff", 4)
 
 
+def test_parquet_keeps_its_types(opened: Predictor, tmp_path: Path) -> None:
+    rows = 2 * ROWS_PER_BATCH + 5
+    columns = {
+        "sentence": pa.array((TEXTS * rows)[:rows]),
+        "at": pa.array([datetime.datetime(2020, 1, 2)] * rows),
+        "meta": pa.array([{"n": n, "tags": [str(n)]} for n in range(rows)]),
+        "group": pa.array(["x", None, "y"] * rows)[:rows].dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=100)
+    given = pq.read_table(tmp_path / "rows.parquet")
+    predict_file(opened, tmp_path / "rows.parquet", tmp_path / "answers.parquet")
+    found = pq.read_table(tmp_path / "answers.parquet")
+    assert found.select(given.column_names[:3]).equals(given.select(given.column_names[:3]))
+    assert found["group"].to_pylist() == given["group"].to_pylist()
+    answers = [each.columns() for each in opened.predict(given["sentence"].to_pylist())]
+    assert found.select(list(answers[0])).to_pylist() == answers
+    assert found.schema.names == [*columns, "prediction", "prediction_score", "prediction_scores"]
+
+
 def test_a_file_without_a_header_is_not_guessed(opened: Predictor, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a good film\nso bad\n")
     with pytest.raises(DataError, match=r"cannot tell whether its first row is a header: 'a good film'.*--text 1"):
@@ -264,8 +299,9 @@ def test_a_row_that_cannot_be_read_takes_no_other_with_it(opened: Predictor, tmp
 def test_later_columns_are_not_left_out_of_a_table(opened: Predictor, tmp_path: Path) -> None:
     rows = [{"sentence": "fun"}] * (ROWS_PER_BATCH + 1) + [{"sentence": "fun", "more": 1}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(DataError, match="a later row has the column 'more'"):
-        predict_file(opened, tmp_path / "rows.jsonl", tmp_path / "answers.csv")
+    for name in ("answers.csv", "answers.parquet"):
+        with pytest.raises(DataError, match="a later row has the column 'more'"):
+            predict_file(opened, tmp_path / "rows.jsonl", tmp_path / name)
     assert outputs(opened, tmp_path / "rows.jsonl")[-1]["more"] == 1
 
 

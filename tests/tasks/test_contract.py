@@ -1,9 +1,11 @@
 """What holds for every kind of task."""
 
+import pickle
 import re
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -169,6 +171,39 @@ def test_predict_equals_the_evaluator(exam: Evaluator, model: Any, bundle: Bundl
     for text, answer, other in zip(given, found, expected, strict=True):
         _check_places(text, answer.columns())
         _check_equal(answer.columns()["prediction"], other)
+
+
+def test_arrow_batches_are_answered_as_predict_answers(exam: Evaluator, bundle: Bundle) -> None:
+    given = [text if len(text) > 1 else text[0] for text in texts(exam.split)]
+    names = bundle.task.text if bundle.task.pair else ("text",)
+    columns = zip(*given, strict=True) if bundle.task.pair else [given]
+    table = pa.table({"n": range(len(given)), **dict(zip(names, map(list, columns), strict=True))})
+    answer = pickle.loads(pickle.dumps(bundle.arrow("fp32", text=names)))
+    found = answer(table)
+    assert found.schema.equals(answer.schema(table.schema))
+    assert found.select(table.column_names).equals(table)
+    expected = [each.columns() for each in bundle.predict(given, precision="fp32")]
+    assert found.drop_columns(table.column_names).to_pylist() == expected
+    (batch,) = answer.map_batches(iter(table.to_batches()))
+    assert isinstance(batch, pa.RecordBatch)
+    assert pa.Table.from_batches([batch]).equals(found)
+    assert answer(table.slice(0, 0)).schema.equals(found.schema)
+
+
+def test_many_logits_are_answered_as_single_ones(exam: Evaluator) -> None:
+    task = exam.task
+    if not hasattr(task, "answer_logits"):
+        pytest.skip("answers are made one by one")
+    for scale in (1e-3, 1.0, 30.0, 1e3):
+        logits = scale * np.random.default_rng(0).normal(size=(200, task.outputs)).astype(np.float32).astype(np.float64)
+        columns = task.answer_logits(logits)
+        for row, values in enumerate(logits):
+            scores = np.exp(values - values.max()) / np.exp(values - values.max()).sum()
+            if not task.one_label:
+                scores = 0.5 * (1.0 + np.tanh(0.5 * values))
+            assert [each[row] for each in columns["prediction_scores"].values()] == scores.tolist()
+            assert task.answer(values).columns()["prediction"] == columns["prediction"][row]
+            assert columns["prediction_score"][row] == scores.max()
 
 
 def _answers(exam: Evaluator, logits: np.ndarray) -> list[Any]:

@@ -1,0 +1,130 @@
+"""Share the rows of a file between processes, as `torchrun` starts them.
+
+Each process reads the whole file and answers every WORLD_SIZE-th batch of it. The first
+process writes the output, in order. The others leave their answers, an Arrow file for
+each batch, in a hidden folder beside the output, which the processes must share. There
+is no other message between them, so that a batch is never lost: the first process
+answers it itself if nobody does. Nor is it there twice, since its number is its name.
+
+Answers that an interrupted command left are used by the next one that asks for the
+same.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.data.answers import AnswerColumns
+from compress.errors import DataError
+from compress.io import atomic_file, hash_value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EDGE_BYTES = 2**20
+"""Bytes at the beginning and the end of the input that are compared."""
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """Hold which batches a process answers.
+
+    rank      the number of this process, from 0
+    count     of processes
+    folder    for the answers of the others
+    digest    of everything that decides the answers: that of each process must be the
+              same
+    patience  seconds after which the first process answers a batch itself
+    """
+
+    rank: int
+    count: int
+    folder: Path
+    digest: str
+    patience: float = 60.0
+
+    @classmethod
+    def from_environment(
+        cls, source: Path, target: Path, decisive: Mapping[str, Any]
+    ) -> "RowShare":
+        """Read RANK and WORLD_SIZE.
+
+        decisive   what decides the answers, besides the input
+        """
+        with source.open("rb") as file:
+            first = file.read(EDGE_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - EDGE_BYTES))
+            last = file.read()
+        digest = hash_value([dict(decisive), size, first.hex(), last.hex()])
+        folder = target.with_name(f".{target.name}.answers")
+        rank = int(os.environ["RANK"])
+        return cls(rank, int(os.environ["WORLD_SIZE"]), folder, digest)
+
+    @property
+    def writes(self) -> bool:
+        """Return True for the process that writes the output."""
+        return self.rank == 0
+
+    def start(self) -> None:
+        """Make the folder, and leave there what this process answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(self._sign(self.rank)) as partial:
+            partial.write_text(self.digest, encoding="utf-8")
+
+    def owns(self, number: int) -> bool:
+        """Check whether this process answers the batch of this number."""
+        return number % self.count == self.rank
+
+    def has(self, number: int) -> bool:
+        """Check whether a batch was answered before."""
+        return self._file(number).exists()
+
+    def leave(self, number: int, answers: "pa.Table") -> None:
+        """Leave the answers to a batch for the first process."""
+        import pyarrow as pa
+
+        with (
+            atomic_file(self._file(number)) as partial,
+            pa.ipc.new_file(str(partial), answers.schema) as file,
+        ):
+            file.write_table(answers)
+
+    def collect(self, number: int) -> AnswerColumns | None:
+        """Wait for the batch of another process, and return its answers; None if it
+        does not come.
+
+        Raises DataError if that process answers something else."""
+        import pyarrow as pa
+
+        ends = time.monotonic() + self.patience
+        while not self.has(number):
+            if time.monotonic() > ends:
+                self._check_sign(number % self.count)
+                return None
+            time.sleep(0.02)
+        with pa.ipc.open_file(pa.memory_map(str(self._file(number)))) as file:
+            table = file.read_all()
+        return dict(zip(table.column_names, table.columns, strict=True))
+
+    def finish(self) -> None:
+        """Remove the answers."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _check_sign(self, rank: int) -> None:
+        sign = self._sign(rank)
+        if sign.exists() and sign.read_text(encoding="utf-8") != self.digest:
+            raise DataError(
+                f"process {rank} has another input, bundle or options than process 0; "
+                "expected the same command and the same files on every machine"
+            )
+
+    def _sign(self, rank: int) -> Path:
+        return self.folder / f"process-{rank}"
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{self.digest[:16]}-{number}.arrow"
