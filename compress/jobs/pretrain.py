@@ -25,6 +25,7 @@ from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.training import finetune
 from compress.training.context import TrainingContext, use_bf16
+from compress.training.processes import node_first
 
 RESULT = "student"
 """The folder of the checkpoint in the run's folder."""
@@ -61,7 +62,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
     state = join_processes()
     given = load_functions(request.recipe, state.num_processes, options.allow_code)
     number_format = precisions.choose(options.precision)
-    with state.main_process_first():
+    with node_first():
         folder = checkpoints.resolve(name, allow_pickle=options.allow_pickle)
         base_teacher = finetune.load_with_head(
             name, folder, "encoder", allow_pickle=options.allow_pickle

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 
-from accelerate import PartialState
 from rich.console import Console
 
 from compress.config import user_code
@@ -41,6 +40,7 @@ from compress.teachers.opening import choose_recipe, open_teacher
 from compress.teachers.source import TeacherSource
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import with_pretrained_head
+from compress.training.processes import node_first
 from compress.training.run import Run
 
 
@@ -77,10 +77,10 @@ def load_inputs(
     columns: DataOptions = DataOptions(),
     bf16: bool = False,
 ) -> Inputs:
-    """Load data, text and teacher. The first process fetches. Raises TeacherError,
-    DataError."""
+    """Load data, text and teacher. The first process of a node fetches. Raises
+    TeacherError, DataError."""
     allow_pickle = source.allow_pickle
-    with PartialState().main_process_first():
+    with node_first():
         folder = checkpoints.resolve(source.start, allow_pickle=allow_pickle)
         columns = replace(columns, kind=columns.kind or kind_of_bundle(folder))
         task_data = load_task(
@@ -90,7 +90,7 @@ def load_inputs(
             source.start, folder, task_data.task, allow_pickle=allow_pickle
         )
         texts = load_corpus(corpus) if corpus else None
-        task_data, teacher, digests = source.teach(task_data, start, bf16=bf16)
+    task_data, teacher, digests = source.teach(task_data, start, bf16=bf16)
     digests["data"] = task_data.fingerprint
     if texts is not None:
         digests["corpus"] = texts.fingerprint

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from compress.kinds import Kind
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augment_split, task_text
 from compress.training.objective import compares_queries
+from compress.training.processes import node_first, share_rows
 from compress.training.schedule import TimeLimit
 from compress.training.unlabelled import with_texts
 
@@ -105,16 +107,19 @@ class TrainingContext:
                 else self.base_teacher
             )
             lm.model.to(PartialState().device)
-        with PartialState().main_process_first():  # the others read from the cache
-            if stage.data == "text":
+        if stage.data == "text":
+            with node_first():  # the others read from the cache
                 return self._text_rows(stage, seed, held_out)
-            split = self.data.validation if held_out else self.data.train
-            if isinstance(stage.augment, Call) and lm is not None:
-                self.console.print(
-                    f"{stage.name}: augmenting the rows by {stage.augment.by}; they "
-                    "are cached"
-                )
-                split = augment_split(
+        split = self.data.validation if held_out else self.data.train
+        if isinstance(stage.augment, Call) and lm is not None:
+            self.console.print(
+                f"{stage.name}: augmenting the rows by {stage.augment.by}; they are "
+                "cached"
+            )
+            # other machines round otherwise, and would choose other words
+            split = share_rows(
+                partial(
+                    augment_split,
                     split,
                     stage.augment,
                     lm.model,
@@ -122,6 +127,8 @@ class TrainingContext:
                     lm_digest=lm.digest,
                     seed=seed,
                 )
+            )
+        with node_first():
             if stage.corpus and not held_out:
                 without = len(split)
                 split = with_texts(split, self.data, self.corpus, seed=seed)
@@ -165,7 +172,7 @@ class TrainingContext:
         there are fewer: a fine-tuned model knows its training rows by heart, and the
         gradients of its loss there are noise (docs/LOG.md).
         """
-        with PartialState().main_process_first():
+        with node_first():
             if data == "text":
                 parts = [
                     encode_corpus(

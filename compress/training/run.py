@@ -24,12 +24,12 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from compress.config.stages import AnyStage
 from compress.console import warn
@@ -45,22 +45,10 @@ from compress.io import (
 )
 from compress.outputs import check_name
 from compress.provenance import resume_command
+from compress.training.processes import from_first
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-T = TypeVar("T")
-
-
-def from_first(compute: Callable[[], T]) -> T:
-    """Compute a value in the main process only, and return it in all processes."""
-    from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list
-
-    shared: list[Any] = [compute() if PartialState().is_main_process else None]
-    value: T = broadcast_object_list(shared)[0]
-    return value
-
 
 _IDENTITY = (
     "teacher",
@@ -255,11 +243,8 @@ class Run:
         # part of another run, such as one student of a search
         if self.main and self._lock is None:
             return
-        from accelerate import PartialState
-
-        # the others read what the first one has written when it opened the run
-        PartialState().wait_for_everyone()
-        facts = load_json(self.path / _FACTS, _NO_FACTS)
+        # other nodes may not see the folder
+        facts = from_first(lambda: load_json(self.path / _FACTS, _NO_FACTS))
         known = facts.get("digests", {})
         differences = [
             f"the {name} ({facts.get(name, 'which it begins as')}) has changed since "

@@ -27,7 +27,7 @@ from transformers import (
 from compress.config.reference import Call
 from compress.config.stages import Stage
 from compress.io import make_folder, write_json
-from compress.training.run import from_first
+from compress.training.processes import from_first
 
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
 """Factors on the least and the most steps."""

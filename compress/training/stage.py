@@ -49,7 +49,13 @@ from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
-from compress.training.run import Run, count_processes, from_first
+from compress.training.processes import (
+    forget_received,
+    from_first,
+    share_folder,
+    wait_for_all,
+)
+from compress.training.run import Run, count_processes
 from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Score, Step
@@ -192,6 +198,7 @@ def train(
         if length is not None:
             trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
         checkpoint = from_first(lambda: find_checkpoint(folder, notify))
+        received = None if checkpoint is None else share_folder(checkpoint)
         journal = None
         if run.main:
             # the rest of an interrupted checkpoint
@@ -215,9 +222,11 @@ def train(
             trainer.on_save = run.save_seconds
         try:
             with report_to_tracker(trainer, stage.name, run, context.console):
-                trainer.train_from(checkpoint)
+                trainer.train_from(received)
             # other processes read the folder that is removed next
-            trainer.accelerator.wait_for_everyone()
+            wait_for_all()
+            if checkpoint is not None and received is not None:
+                forget_received(received, checkpoint)
         finally:
             if journal is not None:
                 journal.close()

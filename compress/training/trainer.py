@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ from compress.training.optimizer import (
     scale_rate,
     set_group_rates,
 )
+from compress.training.processes import copy_weights, from_first, gather, wait_for_all
 from compress.training.schedule import AutoLength
 from compress.training.step import Score, Step
 
@@ -275,6 +277,7 @@ class StepTrainer(Trainer):
         """Train from the start or a checkpoint. The library would add a step to a
         checkpoint of the last step."""
         self.before = Spent.load(checkpoint)
+        wait_for_all()
         self.began = time.perf_counter()
         if checkpoint is None:
             self.train()
@@ -438,10 +441,11 @@ class StepTrainer(Trainer):
         """Score the student, and save its weights if they are the best so far."""
         if self.score is None:
             return {}
-        metrics = {
-            f"eval_{name}": float(value)
-            for name, value in self.score(self.student).items()
-        }
+        scores = self.score(self.student)
+        # other machines round otherwise, and all must decide alike
+        metrics = from_first(
+            lambda: {f"eval_{name}": float(value) for name, value in scores.items()}
+        )
         best = self.state.best_metric
         if self.args.should_save and metrics["eval_score"] > (
             -math.inf if best is None else best
@@ -465,9 +469,13 @@ class StepTrainer(Trainer):
         """
         with name_disk_errors(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if not self.args.should_save:
-            return
+        if self.args.should_save:
+            self._keep_checkpoint()
+        wait_for_all()
+
+    def _keep_checkpoint(self) -> None:
+        """Complete the checkpoint that the library has written, and move it into
+        place."""
         partial = Path(
             str(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         )
@@ -487,6 +495,20 @@ class StepTrainer(Trainer):
                 shutil.rmtree(old)
         self.on_save()
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Let the first process write the random states of all: others may not see the
+        folder, and the library has no public hook."""
+        if self.args.world_size == 1:
+            super()._save_rng_state(output_dir)
+            return
+        with TemporaryDirectory() as folder:
+            super()._save_rng_state(folder)
+            own = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        states = gather(own)
+        for state in states if self.args.should_save else ():
+            for name, content in state.items():
+                Path(output_dir, name).write_bytes(content)
+
     def save_model(
         self, output_dir: str | None = None, _internal_call: bool = False
     ) -> None:
@@ -494,7 +516,6 @@ class StepTrainer(Trainer):
         library's pickled arguments."""
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
-            # another process may have written its random state first
             folder.mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
 
@@ -523,7 +544,8 @@ class StepTrainer(Trainer):
                 super()._load_rng_state(checkpoint)
 
     def restore_best(self) -> None:
-        self.accelerator.wait_for_everyone()
         best = self.folder / BEST
-        if self.state.best_global_step and best.is_file():
-            load_model(self.student, best)
+        if self.state.best_global_step:
+            if self.args.should_save and best.is_file():
+                load_model(self.student, best)
+            copy_weights(self.student)

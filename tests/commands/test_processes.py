@@ -28,8 +28,8 @@ def command(folder: Path, *, dropout: bool) -> list[str]:
     return ["distill", "--teacher", teacher, "--recipe", recipe, "--data", data, "--precision", "fp32"]
 
 
-def together(arguments: list[str], out: Path) -> None:
-    started = children.start_together(arguments, out, children.does_not_ship, processes=2)
+def together(arguments: list[str], out: Path, accident: children.Accident = children.does_not_ship) -> None:
+    started = children.start_together(arguments, out, accident, processes=2)
     ended = [children.finish(child) for child in started]
     assert ended == [0, 0], children.said(out)
 
