@@ -25,7 +25,7 @@ from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.training import finetune
 from compress.training.context import TrainingContext, use_bf16
-from compress.training.processes import node_first
+from compress.training.processes import check_same, node_first
 
 RESULT = "student"
 """The folder of the checkpoint in the run's folder."""
@@ -60,6 +60,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
     options = request.options
     name = request.teacher
     state = join_processes()
+    request.check_launch()
     given = load_functions(request.recipe, state.num_processes, options.allow_code)
     number_format = precisions.choose(options.precision)
     with node_first():
@@ -80,6 +81,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
     check_lengths(resolved, base_teacher)
     run = request.open_run(resolved, given, state, number_format)
     with closing(run):
+        check_same(digests)
         run.confirm(**digests)
         bf16 = use_bf16(number_format, resolved, base_teacher, request.console)
         tokenizer = base_teacher.tokenizer

@@ -40,7 +40,7 @@ from compress.teachers.opening import choose_recipe, open_teacher
 from compress.teachers.source import TeacherSource
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import with_pretrained_head
-from compress.training.processes import node_first
+from compress.training.processes import check_same, node_first
 from compress.training.run import Run
 
 
@@ -120,6 +120,7 @@ def make_context(
     console: Console,
 ) -> TrainingContext:
     """Make what the stages share, after the run has confirmed its inputs."""
+    check_same(inputs.digests)
     run.confirm(**inputs.digests)
     for note in inputs.data.notes:
         print_note(console, note)
@@ -155,6 +156,7 @@ def open_job(
     options = request.options
     console = request.console
     state = join_processes()
+    request.check_launch()
     chosen = request.recipe
     if isinstance(chosen, CandidateRecipes):
         chosen = choose_recipe(chosen, request)

@@ -11,6 +11,7 @@ by the first process of the launch, and sent to the nodes that lack it.
 """
 
 import datetime
+import hashlib
 import shutil
 import socket
 import time
@@ -114,18 +115,50 @@ def check_same(facts: Mapping[str, str]) -> None:
     everywhere = gather((socket.gethostname(), dict(facts)))
     host, expected = everywhere[0]
     problems = [
-        f"{name}: {found.get(name)} in process {rank} on {where}, {value} in process 0 "
-        f"on {host}"
-        for name, value in expected.items()
+        f"{name}: {found.get(name, 'missing')} in process {rank} on {where}, "
+        f"{expected.get(name, 'missing')} in process 0 on {host}"
         for rank, (where, found) in enumerate(everywhere)
-        if found.get(name) != value
+        for name in sorted(expected | found)
+        if found.get(name) != expected.get(name)
     ]
+    shown = 4
     if problems:
+        more = f"; and {len(problems) - shown:,} more" if len(problems) > shown else ""
         raise RunError(
-            f"the processes of this launch differ: {'; '.join(problems)}. All of them "
-            "need the same files, options and versions: copy or mount these where they "
-            "differ"
+            f"the processes of this launch differ: {'; '.join(problems[:shown])}{more}"
+            ". All need the same files, options and versions: copy or mount them where "
+            "they differ"
         )
+
+
+def glance(name: str, source: str | None) -> dict[str, str]:
+    """Return a line for each file of what a user has named, in a moment: its bytes, and
+    a hash of the first and the last ones of some files.
+
+    name  what it is; nothing is returned for a source that is no file or folder
+    """
+    path = Path(source or "").expanduser()
+    if source is None or not path.exists():
+        return {}
+    files = {name: path}
+    if path.is_dir():
+        found = sorted(each.relative_to(path).as_posix() for each in path.rglob("*"))
+        visible = [each for each in found if "/." not in f"/{each}"]
+        files = {f"{name} {each}": path / each for each in visible}
+    sizes = {
+        each: file.stat().st_size for each, file in files.items() if file.is_file()
+    }
+    hashed = 100
+    size_of_end = 1 << 16
+    lines = {each: f"{size:,} bytes" for each, size in sizes.items()}
+    for each in list(sizes)[:hashed]:
+        ends = hashlib.sha256()
+        with files[each].open("rb") as file:
+            ends.update(file.read(size_of_end))
+            file.seek(max(0, sizes[each] - size_of_end))
+            ends.update(file.read(size_of_end))
+        lines[each] += f" ({ends.hexdigest()[:8]})"
+    return lines
 
 
 def share_folder(folder: Path) -> Path:

@@ -7,12 +7,14 @@ folder alone.
 import datetime
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import distributed
 
 from tests import children
@@ -102,3 +104,29 @@ def test_preparation_may_outlast_the_timeout_of_collectives(tmp_path: Path) -> N
     arguments += [f"--set={stage}.steps=2" for stage in ("teacher", "stages.0", "stages.1")]
     together([*arguments, "--gate", "warn"], tmp_path / "run", prepares_and_ships_slowly)
     assert (tmp_path / "run" / "stages" / "prediction" / "model").is_dir()
+
+
+@pytest.mark.parametrize("lacking", [True, False], ids=["lacking", "changed"])
+def test_machines_with_other_data_are_refused_by_name(tmp_path: Path, lacking: bool) -> None:
+    """In the first seconds, by every process that has come, with the rank and the machine that differ."""
+    machines = nodes(tmp_path, command(tmp_path / "given", dropout=True), "run")
+    file = tmp_path / "node1" / "data" / "train.tsv"
+    text = file.read_text(encoding="utf-8")
+    if lacking:
+        (tmp_path / "node1" / "data" / "dev.tsv").unlink()
+    file.write_text(text.replace("a", "b", 1), encoding="utf-8")
+    ended = [children.finish(child) for child in children.start_nodes(machines)]
+    assert ended == [2, 2]
+    for node in machines:
+        assert f"in process 1 on {socket.gethostname()}" in children.said(node.out)
+        assert "data train.tsv: " in children.said(node.out)
+    assert not machines[0].out.exists()
+
+
+def test_a_machine_without_the_data_says_which_it_is(tmp_path: Path) -> None:
+    machines = nodes(tmp_path, command(tmp_path / "given", dropout=True), "run")
+    shutil.rmtree(tmp_path / "node1" / "data")
+    first, second = children.start_nodes(machines)
+    assert children.finish(second) == 2
+    first.kill()  # as torchrun does
+    assert f"error: process 1 on {socket.gethostname()}: " in children.said(machines[1].out)
