@@ -90,6 +90,6 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
         )
         context = context.limit(request.length.minutes, resolved.training, run.before)
         models = StageModels(resolved, base_teacher, None, context, run)
-        for note in models.check():
+        for note in [*models.check(), *([run.note] if run.note else [])]:
             warn(request.console, note)
         yield Job(models)

@@ -193,6 +193,8 @@ def open_job(
         context = context.limit(request.length.minutes, stages, run.before)
         models = StageModels(recipe, inputs.teacher, None, context, run)
         notes = [*models.check(), *notes]
+        if run.note:
+            notes.append(run.note)
         for note in notes:
             warn(console, note)
         yield Job(models, tuple(notes)), inputs.source.phases(options)

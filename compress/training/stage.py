@@ -34,7 +34,7 @@ from compress.data.collate import (
     TokenBudget,
 )
 from compress.data.masking import Words, count_tokens
-from compress.errors import DamagedError, ObjectiveError, RecipeError
+from compress.errors import DamagedError, ObjectiveError, RecipeError, RunError
 from compress.io import atomic_folder, verify
 from compress.kinds import Kind
 from compress.models.checkpoints import save_tokenizer
@@ -198,7 +198,10 @@ def train(
         if length is not None:
             trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
         checkpoint = from_first(lambda: find_checkpoint(folder, notify))
-        received = None if checkpoint is None else share_folder(checkpoint)
+        received = None
+        if checkpoint is not None:
+            received = share_folder(checkpoint)
+            check_processes(stage.name, order, received)
         journal = None
         if run.main:
             # the rest of an interrupted checkpoint
@@ -225,7 +228,7 @@ def train(
                 trainer.train_from(received)
             # other processes read the folder that is removed next
             wait_for_all()
-            if checkpoint is not None and received is not None:
+            if received is not None and checkpoint is not None:
                 forget_received(received, checkpoint)
         finally:
             if journal is not None:
@@ -254,6 +257,19 @@ def train(
             spent.peak_rss_mb,
             message,
             measure=scoring.measure if scoring and score is not None else None,
+        )
+
+
+def check_processes(stage: str, order: Order, checkpoint: Path) -> None:
+    """Raise RunError for a checkpoint of another number of processes, if the rows of a
+    batch depend on that."""
+    began = len(list(checkpoint.glob("rng_state*.pth")))
+    now = count_processes()
+    if began != now and not isinstance(order, LengthGrouped):
+        raise RunError(
+            f"stage {stage}: {began} process{'es' * (began > 1)} began it and "
+            f"{now} would continue it, but which rows its batches have depends on that "
+            f"number: expected {began} until this stage is done"
         )
 
 
