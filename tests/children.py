@@ -139,8 +139,10 @@ class Waits:
     after: int
 
     def __call__(self) -> None:
+        from compress.training import stopping
         from compress.training.trainer import StepTrainer
 
+        stopping.GRACE_SECONDS = 1.0
         compute_loss = StepTrainer.compute_loss
 
         def waiting(trainer: StepTrainer, *args: Any, **kwargs: Any) -> Any:
@@ -149,6 +151,19 @@ class Waits:
             return compute_loss(trainer, *args, **kwargs)
 
         StepTrainer.compute_loss = waiting  # type: ignore[method-assign]
+
+
+def trains_slowly() -> None:
+    """Steps of a twentieth of a second, to be told to end between them."""
+    from compress.training.trainer import StepTrainer
+
+    compute_loss = StepTrainer.compute_loss
+
+    def slow(trainer: StepTrainer, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.05)
+        return compute_loss(trainer, *args, **kwargs)
+
+    StepTrainer.compute_loss = slow  # type: ignore[method-assign]
 
 
 def dies_after_half_an_optimiser() -> None:

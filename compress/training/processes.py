@@ -62,17 +62,39 @@ def wait_for_all() -> None:
 
     if PartialState().num_processes == 1:
         return
-    try:
+    with _name_lost_processes():
         barrier = distributed.barrier(_group(), async_op=True)
         pause = 1e-4
         while not barrier.is_completed():
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
         barrier.wait()
+
+
+@contextmanager
+def _name_lost_processes() -> Iterator[None]:
+    """Raise RunError for what the group raises once a process has ended."""
+    try:
+        yield
     except RuntimeError as error:
         raise RunError(
             "another process of this launch has ended; its own output says why"
         ) from error
+
+
+def any_process(flag: bool) -> bool:
+    """Return True if the flag is set in any process of this launch. All of them come
+    here at about the same time."""
+    import torch
+    from accelerate import PartialState
+    from torch import distributed
+
+    if PartialState().num_processes == 1:
+        return flag
+    count = torch.tensor(int(flag))
+    with _name_lost_processes():
+        distributed.all_reduce(count, group=_group())
+    return bool(count)
 
 
 @contextmanager

@@ -61,6 +61,7 @@ from compress.training.optimizer import (
 from compress.training.processes import copy_weights, from_first, gather, wait_for_all
 from compress.training.schedule import AutoLength
 from compress.training.step import Score, Step
+from compress.training.stopping import StopRequest
 
 Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's
@@ -69,18 +70,21 @@ BEST = "best.safetensors"
 
 
 class _Hooks(TrainerCallback):
-    """Update the order of rows and the step, clip groups of gradients, and log before
-    every checkpoint.
+    """Update the order of rows and the step, clip groups of gradients, log before every
+    checkpoint, and stop after one if that was asked for.
 
     accelerate does not update the order of rows in an epoch that several processes
     resume. A resumed process lacks the sum of the losses since the last line of the
     log, so that sum is logged before a checkpoint is saved.
     """
 
-    def __init__(self, order: Order, step: Step, clip: float) -> None:
+    def __init__(
+        self, order: Order, step: Step, clip: float, stop: StopRequest
+    ) -> None:
         self.order = order
         self.step = step
         self.clip = clip
+        self.stop = stop
 
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
@@ -104,7 +108,13 @@ class _Hooks(TrainerCallback):
     def on_step_end(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
+        control.should_save = self.stop.agree() or control.should_save
         control.should_log = control.should_log or control.should_save
+
+    def on_save(
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
+        self.stop.end()
 
 
 COSTS = "costs.json"
@@ -262,7 +272,8 @@ class StepTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        self.add_callback(_Hooks(order, step, stage.clip))
+        self.stop = StopRequest()
+        self.add_callback(_Hooks(order, step, stage.clip, self.stop))
 
     def open_end(self, length: AutoLength) -> None:
         """Let the evaluations decide the length of this stage."""
@@ -274,8 +285,13 @@ class StepTrainer(Trainer):
         return self.step.student
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from the start or a checkpoint. The library would add a step to a
-        checkpoint of the last step."""
+        """Train from the start or a checkpoint. A SIGTERM ends this with another
+        checkpoint."""
+        with self.stop.listening():
+            self._train_from(checkpoint)
+
+    def _train_from(self, checkpoint: Path | None) -> None:
+        """Train; the library would add a step to a checkpoint of the last step."""
         self.before = Spent.load(checkpoint)
         wait_for_all()
         self.began = time.perf_counter()

@@ -108,6 +108,28 @@ def test_batches_of_tokens_need_as_many_processes_as_began(tmp_path: Path, monke
     check_processes("text", TokenBudget(lengths, 16, seed=0), tmp_path)
 
 
+@pytest.mark.parametrize("told", [[1], [0, 1]], ids=["second", "both"])
+def test_sigterm_ends_all_processes_with_a_checkpoint(told: list[int], tmp_path: Path) -> None:
+    """Of the step at which it comes, though none is due; a second signal, as torchrun's, changes nothing."""
+    arguments = [
+        *command(tmp_path / "given", dropout=True),
+        "--set=stages.1.steps=40",
+        "--set=stages.1.checkpoint=1000",
+    ]
+    together(arguments, tmp_path / "whole")
+    out = tmp_path / "run"
+    started = children.start_together(arguments, out, children.trains_slowly, processes=2)
+    children.wait_for(started[0], out, "prediction", 5)
+    for rank in [*told, *told]:
+        started[rank].terminate()
+    assert [children.finish(child) for child in started] == [143, 143], children.said(out)
+    (checkpoint,) = (out / "stages" / "prediction" / "checkpoints").iterdir()
+    assert 5 <= int(checkpoint.name.rpartition("-")[2]) < 40
+    assert "Traceback" not in children.said(out)
+    together([*arguments, "--resume"], out)
+    assert difference(out, tmp_path / "whole", STAGES[1:]) == 0
+
+
 @pytest.mark.slow
 def test_torchrun_ships_a_bundle(tmp_path: Path) -> None:
     """The command of the README, measured and shipped by the first process: few steps, and times at one length."""
