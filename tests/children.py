@@ -40,15 +40,43 @@ def start_together(
     arguments: Sequence[str], out: Path, accident: Accident | None = None, *, processes: int
 ) -> list[BaseProcess]:
     """As torchrun would start them, on the processor."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    shared |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    shared = _meeting(processes)
     return [
         start(arguments, out, accident, environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(processes)
     ]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of one process: its own command, folder of the run, and caches."""
+
+    arguments: Sequence[str]
+    out: Path
+    home: Path
+
+
+def start_nodes(nodes: Sequence[Node], accident: Accident | None = None) -> list[BaseProcess]:
+    """As torchrun would start them on machines that share nothing, with one process each."""
+    shared = _meeting(len(nodes)) | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return [
+        start(
+            node.arguments,
+            node.out,
+            accident,
+            environment=shared | {"RANK": str(rank), "COMPRESS_HOME": str(node.home)},
+        )
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def _meeting(processes: int) -> dict[str, str]:
+    """The variables that all processes of a launch have."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    return shared | {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def finish(child: BaseProcess) -> int:
@@ -111,8 +139,10 @@ class Waits:
     after: int
 
     def __call__(self) -> None:
+        from compress.training import stopping
         from compress.training.trainer import StepTrainer
 
+        stopping.GRACE_SECONDS = 1.0
         compute_loss = StepTrainer.compute_loss
 
         def waiting(trainer: StepTrainer, *args: Any, **kwargs: Any) -> Any:
@@ -121,6 +151,19 @@ class Waits:
             return compute_loss(trainer, *args, **kwargs)
 
         StepTrainer.compute_loss = waiting  # type: ignore[method-assign]
+
+
+def trains_slowly() -> None:
+    """Steps of a twentieth of a second, to be told to end between them."""
+    from compress.training.trainer import StepTrainer
+
+    compute_loss = StepTrainer.compute_loss
+
+    def slow(trainer: StepTrainer, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.05)
+        return compute_loss(trainer, *args, **kwargs)
+
+    StepTrainer.compute_loss = slow  # type: ignore[method-assign]
 
 
 def dies_after_half_an_optimiser() -> None:
@@ -185,11 +228,12 @@ def does_not_ship() -> None:
     """Ends well when the last stage is done: export and measuring take longer than a tiny training."""
     import compress.commands.distill
     import compress.jobs.shipping
+    from compress.training.processes import from_first
 
     class NoBundle:
         @staticmethod
         def write(*_: Any, **__: Any) -> None:
-            compress.commands.distill.PartialState().wait_for_everyone()
+            from_first(lambda: None)  # as its bundle
             sys.exit(0)
 
         @staticmethod

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import socket
 import sys
 import time
 from collections import Counter
@@ -403,6 +404,13 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _place() -> str:
+    """Name this process, if its command has several; '' if it has one."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return ""
+    return f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}: "
+
+
 def run_folder(
     out: Path | None,
     recipe: str,
@@ -507,7 +515,7 @@ def user_errors(hint: str = "") -> Iterator[None]:
         named = (
             error.renamed(output.options) if isinstance(error, ArgumentError) else error
         )
-        message = f"error: {named}"
+        message = f"error: {_place()}{named}"
         code = USER_ERROR
     except OSError as error:
         # a library's own error, or a reader that has read enough
@@ -517,7 +525,8 @@ def user_errors(hint: str = "") -> Iterator[None]:
         name = error.filename2 or error.filename
         where = f"{name}: " if name else ""
         message = (
-            f"error: {where}{error.strerror}. Nothing half-written is left. {hint}"
+            f"error: {_place()}{where}{error.strerror}. Nothing half-written is left. "
+            f"{hint}"
         ).rstrip()
         code = USER_ERROR
     except KeyboardInterrupt as interrupt:

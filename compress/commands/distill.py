@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from accelerate import PartialState
-
 from compress.arguments import with_keywords_of
 from compress.commands import preflight
 from compress.console import print_note
@@ -22,6 +20,7 @@ from compress.jobs.shipping import BUDGETED_LIMIT, INT8_LIMIT, Ship
 from compress.jobs.train import RunStages
 from compress.records.forecast import Forecast
 from compress.teachers.inputs import open_job
+from compress.training.processes import from_first
 from compress.training.trainer import peak_rss_mb
 
 
@@ -48,8 +47,8 @@ def distill(arguments: DistillArguments) -> Bundle:
                recipe's student names the checkpoint to start from
     goal       the share of the teacher's score that the student must keep, from which
                its sizes are found: see `GoalOptions`
-    out        the run's directory; `options.resume` continues an interrupted run, to
-               the same final weights
+    out        the run's directory, which the first process of a launch writes;
+               `options.resume` continues an interrupted run, to the same final weights
     vocabulary auto: the student leaves out tokens that neither the training texts nor
                the corpus have and that are not frequent, if that keeps its score; full:
                it keeps all
@@ -80,8 +79,7 @@ def run_distillation(request: DistillRequest, max_drop: float | None = None) -> 
         run_phases(phases, replace(job, started=started))
         if run.main:
             run.finish()
-        PartialState().wait_for_everyone()
-    return Bundle.load(run.path / "bundle")
+        return from_first(lambda: Bundle.load(run.path / "bundle"))
 
 
 def list_phases(

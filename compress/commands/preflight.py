@@ -43,7 +43,7 @@ from compress.models import checkpoints
 from compress.prompting import vectors
 from compress.prompting.prompt import Prompt
 from compress.provenance import find_missing, install_command
-from compress.training.run import Run, check_processes, is_finished
+from compress.training.run import Run, is_finished
 
 
 def load_recipe(
@@ -134,8 +134,6 @@ def check(
     # the other processes of a launch see the run that the first one has created
     if os.environ.get("RANK", "0") == "0":
         Run.check(Path(out), resume=options.resume)
-    elif options.resume:
-        check_processes(Path(out))
 
 
 def distill_request(arguments: ForecastArguments, out: PathName) -> DistillRequest:

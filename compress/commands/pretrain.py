@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from accelerate import PartialState
-
 from compress.arguments import (
     with_keywords_of,
 )
@@ -20,6 +18,7 @@ from compress.jobs.request import (
 )
 from compress.records.forecast import Forecast
 from compress.training import scoring
+from compress.training.processes import wait_for_all
 from compress.training.stage import Trained, load_trained
 from compress.training.trainer import peak_rss_mb
 
@@ -59,7 +58,7 @@ def run_pretraining(request: PretrainRequest) -> Path:
                 highlight=False,
             )
         console.print(f"checkpoint: {run.path / RESULT}", highlight=False)
-        PartialState().wait_for_everyone()
+        wait_for_all()
     return run.path / RESULT
 
 

@@ -20,6 +20,7 @@ from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
 from compress.training.augment import reads_corpus, trains_language_model
 from compress.training.objective import check_terms, find_loss
+from compress.training.processes import node_first, wait_for_all
 from compress.training.stage import shares
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def join_processes() -> PartialState:
     state = PartialState(
         cpu=not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
     )
-    state.wait_for_everyone()
+    wait_for_all()
     return state
 
 
@@ -151,7 +152,7 @@ def check_kind(recipe: Recipe, kind: "Kind") -> None:
 def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths:
     """Measure the lengths of the training rows, which decide what `max_length: auto`
     is."""
-    with PartialState().main_process_first():
+    with node_first():
         return RowLengths.measure(
             data.train,
             data.task,

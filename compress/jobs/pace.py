@@ -22,7 +22,8 @@ from compress.models.flops import count_parameters
 from compress.models.teacher import Teacher
 from compress.records.forecast import time_call
 from compress.training.context import TrainingContext
-from compress.training.run import Run, from_first
+from compress.training.processes import from_first
+from compress.training.run import Run
 from compress.training.schedule import Pace, TimeLimit
 from compress.training.stage import plan_steps
 

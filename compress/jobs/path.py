@@ -48,7 +48,7 @@ from compress.reporting.walk import (
     explain_unresolved,
     path_table,
 )
-from compress.training.run import from_first
+from compress.training.processes import from_first
 from compress.training.schedule import EFFORTS
 
 PATH_FILE = "path.json"

@@ -26,6 +26,7 @@ from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.training import finetune
 from compress.training.context import TrainingContext, use_bf16
+from compress.training.processes import check_same, node_first
 
 RESULT = "student"
 """The folder of the checkpoint in the run's folder."""
@@ -60,9 +61,10 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
     options = request.options
     name = request.teacher
     state = join_processes()
+    request.check_launch()
     given = load_functions(request.recipe, state.num_processes, options.allow_code)
     number_format = precisions.choose(options.precision)
-    with state.main_process_first():
+    with node_first():
         folder = checkpoints.resolve(name, allow_pickle=options.allow_pickle)
         base_teacher = finetune.load_with_head(
             name, folder, "encoder", allow_pickle=options.allow_pickle
@@ -80,6 +82,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
     check_lengths(resolved, base_teacher)
     run = request.open_run(resolved, given, state, number_format)
     with closing(run):
+        check_same(digests)
         run.confirm(**digests)
         bf16 = use_bf16(number_format, resolved, base_teacher, request.console)
         tokenizer = base_teacher.tokenizer
@@ -94,6 +97,6 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
             began=request.began,
         )
         models = StageModels(resolved, base_teacher, None, context, run)
-        for note in models.check():
+        for note in [*models.check(), *([run.note] if run.note else [])]:
             warn(request.console, note)
         yield Job(models)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from compress import __version__, io
 from compress.arguments import (
     DataLike,
     NameLike,
@@ -30,7 +31,8 @@ from compress.config.options import (
 from compress.config.recipe import Recipe
 from compress.prompting.prompt import Prompt
 from compress.provenance import command_line
-from compress.training.run import Run
+from compress.training.processes import check_same, glance
+from compress.training.run import Run, count_processes
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -121,6 +123,16 @@ class TrainRequest:
     console: Console
     began: float = field(default_factory=time.monotonic)
 
+    def check_launch(self) -> None:
+        """Compare what the processes of a launch have been given. Raises RunError."""
+        if count_processes() == 1:
+            return
+        sources = {"teacher": self.teacher, "data": self.data, "corpus": self.corpus}
+        facts = {"version of compress": __version__}
+        for name, source in sources.items():
+            facts |= glance(name, source)
+        check_same(facts)
+
     def identify(self, recipe: Recipe, *, number_format: str) -> dict[str, Any]:
         """Return what identifies its run, besides the recipe."""
         return {
@@ -143,6 +155,13 @@ class TrainRequest:
     ) -> Run:
         """Open the run of a recipe, which was `given` before it was resolved."""
         identity = self.identify(recipe, number_format=number_format)
+        check_same(
+            {
+                "recipe": io.hash_value(recipe.to_yaml()),
+                "seed": str(self.options.seed),
+                "precision": number_format,
+            }
+        )
         return Run.open(
             self.out,
             recipe,

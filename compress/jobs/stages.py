@@ -34,6 +34,7 @@ from compress.training.finetune import (
     load_with_head,
     with_pretrained_head,
 )
+from compress.training.processes import share_folder
 from compress.training.run import Run
 from compress.training.stage import build_objective, run_stage
 
@@ -69,12 +70,14 @@ class StageModels:
         self, stages: Sequence[AnyStage], *, teacher_logits: Any = None
     ) -> PreTrainedModel:
         """Run the unfinished ones of `stages`, and return the model of the last one."""
-        result, remaining = self.run.remaining(stages, self.context.console)
+        done, remaining = self.run.remaining(stages, self.context.console)
         student = (
             None
-            if result is None
+            if done is None
             else load_result(
-                result, stages[-len(remaining) - 1].head, self.context.kind
+                share_folder(done),
+                stages[-len(remaining) - 1].head,
+                self.context.kind,
             )
         )
         for stage in remaining:
@@ -244,11 +247,11 @@ class StageModels:
         return next((each for each in reversed(until) if isinstance(each, Prune)), None)
 
     def _result(self, stage: AnyStage) -> Path:
-        """Return the result folder of an earlier stage; run the stage again if it is
-        damaged or gone."""
+        """Return the result folder of an earlier stage, on this node; run the stage
+        again if it is damaged or gone."""
         if not self.run.done(stage.name, self.context.console):
             self.run_stages(self.recipe.stages[: self.recipe.stages.index(stage) + 1])
-        return self.run.result(stage.name)
+        return share_folder(self.run.result(stage.name))
 
     def check(self) -> list[str]:
         """Check the student and the teacher of every stage before anything is trained;

@@ -33,7 +33,8 @@ from compress.pruning.shapes import CutModel, shape_grid
 from compress.records.latency import Latency, Setting
 from compress.slicing.sizes import Sizes
 from compress.training.context import TrainingContext
-from compress.training.run import Run, from_first
+from compress.training.processes import from_first
+from compress.training.run import Run
 
 SHAPE_FILE = "shape.json"
 BUDGET_MARGIN = 1.02

@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, reduce
+from accelerate.utils import reduce
 from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -46,7 +46,7 @@ from compress.progress import show_progress
 from compress.pruning.hooks import KEY_AXIS, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
-from compress.training.run import from_first
+from compress.training.processes import from_first, gather, wait_for_all
 
 Targets = Literal["labels", "teacher", "drawn"]
 
@@ -328,7 +328,7 @@ def check_agreement(kept: Kept) -> Kept:
     digest = hashlib.sha256(repr((kept.sizes, kept.layers)).encode())
     for group, indices in sorted(kept.indices.items()):
         digest.update(f"{group}{indices.tolist()}".encode())
-    if len(set(gather_object([digest.hexdigest()]))) > 1:
+    if len(set(gather(digest.hexdigest()))) > 1:
         raise PruneError(
             "processes keep different units: give all of them the same model, rows and "
             "options"
@@ -350,6 +350,7 @@ def _mean(
             f"{call.by}: does not rate {', '.join(missing)}; it must rate every group "
             "of the plan"
         )
+    wait_for_all()
     means: dict[str, Tensor] = {}
     for group, total in sorted(sums.items()):
         # where processes can add up

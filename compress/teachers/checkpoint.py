@@ -20,6 +20,7 @@ from compress.records.forecast import PhaseEstimate
 from compress.teachers.recorded import RecordedScores
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import check_teacher, is_ready, with_head
+from compress.training.processes import node_first
 from compress.training.teacher_vectors import with_similarities, with_teacher
 from compress.training.unlabelled import add_texts
 
@@ -91,7 +92,7 @@ class CheckpointTeacher(TeacherSource):
         return with_teacher(data, start), start, {"teacher": start.digest}
 
     def compare(self, data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
-        with PartialState().main_process_first():  # the others read from the cache
+        with node_first():  # the others read from the cache
             return with_similarities(data, teacher, max_length)
 
     def take_scores(

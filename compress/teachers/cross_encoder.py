@@ -4,8 +4,6 @@ passages."""
 from dataclasses import dataclass
 from pathlib import Path
 
-from accelerate import PartialState
-
 from compress.config.recipe import Recipe
 from compress.data.task import TaskData
 from compress.jobs.checks import reads_scores
@@ -13,6 +11,7 @@ from compress.models import checkpoints
 from compress.models.teacher import Teacher, is_reranker
 from compress.teachers.checkpoint import CheckpointTeacher
 from compress.teachers.vectors import cut_out_of
+from compress.training.processes import node_first
 from compress.training.reranker import load_reranker, score_passages
 
 
@@ -38,7 +37,9 @@ class CrossEncoder(CheckpointTeacher):
         folder = checkpoints.resolve(self.name, allow_pickle=self.allow_pickle)
         scorer = load_reranker(folder, allow_pickle=self.allow_pickle)
         digests = {"student": start.digest, "teacher": scorer.digest}
-        return score_passages(data, scorer, bf16=bf16), start, digests
+        with node_first():  # the others read from the cache
+            data = score_passages(data, scorer, bf16=bf16)
+        return data, start, digests
 
 
 def is_cross_encoder(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> bool:
@@ -46,6 +47,6 @@ def is_cross_encoder(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> boo
     teacher is one."""
     if not reads_scores(recipe):
         return False
-    with PartialState().main_process_first():
+    with node_first():
         folder: Path = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
     return is_reranker(folder, allow_pickle=allow_pickle)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 
-from accelerate import PartialState
 from rich.console import Console
 
 from compress.config import user_code
@@ -42,6 +41,7 @@ from compress.teachers.opening import choose_recipe, open_teacher
 from compress.teachers.source import TeacherSource
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import with_pretrained_head
+from compress.training.processes import check_same, node_first
 from compress.training.run import Run
 
 
@@ -78,10 +78,10 @@ def load_inputs(
     columns: DataOptions = DataOptions(),
     bf16: bool = False,
 ) -> Inputs:
-    """Load data, text and teacher. The first process fetches. Raises TeacherError,
-    DataError."""
+    """Load data, text and teacher. The first process of a node fetches. Raises
+    TeacherError, DataError."""
     allow_pickle = source.allow_pickle
-    with PartialState().main_process_first():
+    with node_first():
         folder = checkpoints.resolve(source.start, allow_pickle=allow_pickle)
         columns = replace(columns, kind=columns.kind or kind_of_bundle(folder))
         task_data = load_task(
@@ -91,7 +91,7 @@ def load_inputs(
             source.start, folder, task_data.task, allow_pickle=allow_pickle
         )
         texts = load_corpus(corpus) if corpus else None
-        task_data, teacher, digests = source.teach(task_data, start, bf16=bf16)
+    task_data, teacher, digests = source.teach(task_data, start, bf16=bf16)
     digests["data"] = task_data.fingerprint
     if texts is not None:
         digests["corpus"] = texts.fingerprint
@@ -121,6 +121,7 @@ def make_context(
     console: Console,
 ) -> TrainingContext:
     """Make what the stages share, after the run has confirmed its inputs."""
+    check_same(inputs.digests)
     run.confirm(**inputs.digests)
     for note in inputs.data.notes:
         print_note(console, note)
@@ -156,6 +157,7 @@ def open_job(
     options = request.options
     console = request.console
     state = join_processes()
+    request.check_launch()
     chosen = request.recipe
     if isinstance(chosen, CandidateRecipes):
         chosen = choose_recipe(chosen, request)
@@ -194,6 +196,8 @@ def open_job(
         )
         models = StageModels(recipe, inputs.teacher, None, context, run)
         notes = [*models.check(), *notes]
+        if run.note:
+            notes.append(run.note)
         for note in notes:
             warn(console, note)
         yield Job(models, tuple(notes)), inputs.source.phases(options)

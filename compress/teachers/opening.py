@@ -3,8 +3,6 @@ fits it."""
 
 from dataclasses import asdict
 
-from accelerate import PartialState
-
 from compress.config.choices import CandidateRecipes
 from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
@@ -22,6 +20,7 @@ from compress.teachers.cross_encoder import CrossEncoder, is_cross_encoder
 from compress.teachers.prompted import PromptedModel
 from compress.teachers.source import MINILM, TeacherSource
 from compress.teachers.vectors import VectorTeacher
+from compress.training.processes import node_first
 
 
 def open_teacher(
@@ -54,7 +53,7 @@ def choose_recipe(candidates: CandidateRecipes, request: DistillRequest) -> Reci
     vectors = gives_vectors(request.teacher, prompted=prompted)
     family = ""
     reranker = False
-    with PartialState().main_process_first():
+    with node_first():
         data = load_task(
             request.data,
             **asdict(request.columns),

@@ -3,10 +3,11 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import yaml
-from accelerate import PartialState
 from rich.console import Console
 
 from compress.config.options import RunOptions
@@ -27,6 +28,7 @@ from compress.prompting.prompt import Prompt
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import TeacherCheck, check_logits
+from compress.training.processes import from_first
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,8 @@ class AskLanguageModel(Phase[Job]):
         return {"": f"ask {job.models.base_teacher.name}"}
 
     def run(self, job: Job) -> Job:
-        # the other processes find its answers in the cache
-        with PartialState().main_process_first():
-            teacher, check = self.ask(job)
+        answers, check = from_first(partial(self.ask, job))
+        teacher = job.models.base_teacher.record(**answers)
         job.models.run.confirm(teacher=teacher.digest)
         return job.with_teacher(teacher, check)
 
@@ -62,9 +63,9 @@ class AskLanguageModel(Phase[Job]):
         )
         return PromptedTeacher(language_model, task_prompt, context.console)
 
-    def ask(self, job: Job) -> tuple[Teacher, TeacherCheck]:
-        """Return the base teacher with the answers of the language model as its logits,
-        and the check of its quality.
+    def ask(self, job: Job) -> tuple[dict[str, Any], TeacherCheck]:
+        """Return the answers of the language model, as `Teacher.record` takes them, and
+        the check of their quality.
 
         The validation split is labelled first, so that an unsuitable model costs no
         more than that. The labels of the training split are used only for the examples
@@ -117,14 +118,14 @@ class AskLanguageModel(Phase[Job]):
                 f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
                 f"{seconds / asked:.3f} s each."
             )
-        teacher = job.models.base_teacher.record(
-            prompted.name,
-            prompted.digest,
-            logits,
-            files={"prompt.yaml": settings},
-            parameters=prompted.language_model.parameters,
-        )
-        return teacher, replace(check, notes=tuple(notes))
+        answers = {
+            "name": prompted.name,
+            "digest": prompted.digest,
+            "answers": logits,
+            "files": {"prompt.yaml": settings},
+            "parameters": prompted.language_model.parameters,
+        }
+        return answers, replace(check, notes=tuple(notes))
 
     def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
         models = job.models

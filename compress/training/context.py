@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
@@ -26,7 +27,8 @@ from compress.kinds import Kind
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augment_split, task_text
 from compress.training.objective import compares_queries
-from compress.training.schedule import TimeLimit
+from compress.training.processes import node_first, share_rows
+from compress.training.schedule import Length, TimeLimit
 from compress.training.unlabelled import with_texts
 
 HELD_OUT_TOKENS: Final = 200_000
@@ -60,6 +62,18 @@ class TrainingContext:
         """Return the seconds that the time limit leaves to this stage; None without a
         limit."""
         return None if self.time_limit is None else self.time_limit.seconds(stage)
+
+    def explain_short(self, steps: int, length: Length | None, seconds: float) -> str:
+        """Say how many minutes would allow the least steps of a stage, which took so
+        many seconds; '' without a time limit, or if it made half of them."""
+        limit = self.time_limit
+        if limit is None or length is None or steps >= length.least / 2:
+            return ""
+        more = (length.least - steps) * seconds / max(1, steps) / 60
+        return (
+            f"--minutes {limit.minutes:g} left time for {steps:,} of {length.least:,} "
+            f"steps; give about {math.ceil(limit.minutes + more):,} minutes."
+        )
 
     @property
     def kind(self) -> Kind | None:
@@ -97,16 +111,19 @@ class TrainingContext:
                 else self.base_teacher
             )
             lm.model.to(PartialState().device)
-        with PartialState().main_process_first():  # the others read from the cache
-            if stage.data == "text":
+        if stage.data == "text":
+            with node_first():  # the others read from the cache
                 return self._text_rows(stage, seed, held_out)
-            split = self.data.validation if held_out else self.data.train
-            if isinstance(stage.augment, Call) and lm is not None:
-                self.console.print(
-                    f"{stage.name}: augmenting the rows by {stage.augment.by}; they "
-                    "are cached"
-                )
-                split = augment_split(
+        split = self.data.validation if held_out else self.data.train
+        if isinstance(stage.augment, Call) and lm is not None:
+            self.console.print(
+                f"{stage.name}: augmenting the rows by {stage.augment.by}; they are "
+                "cached"
+            )
+            # other machines round otherwise, and would choose other words
+            split = share_rows(
+                partial(
+                    augment_split,
                     split,
                     stage.augment,
                     lm.model,
@@ -114,6 +131,8 @@ class TrainingContext:
                     lm_digest=lm.digest,
                     seed=seed,
                 )
+            )
+        with node_first():
             if stage.corpus and not held_out:
                 without = len(split)
                 split = with_texts(split, self.data, self.corpus, seed=seed)
@@ -157,7 +176,7 @@ class TrainingContext:
         there are fewer: a fine-tuned model knows its training rows by heart, and the
         gradients of its loss there are noise (docs/LOG.md).
         """
-        with PartialState().main_process_first():
+        with node_first():
             if data == "text":
                 parts = [
                     encode_corpus(

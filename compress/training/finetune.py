@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, set_seed
@@ -34,7 +33,8 @@ from compress.models.padding import hide_padding
 from compress.models.saved_head import has_saved_head
 from compress.models.teacher import Teacher, load
 from compress.training.context import TrainingContext
-from compress.training.run import Run, from_first
+from compress.training.processes import from_first, share_folder
+from compress.training.run import Run
 from compress.training.stage import run_stage
 
 SURE_ERRORS = 1.645
@@ -133,8 +133,7 @@ def _train_once(
                     run.result(stage.name), folder, dirs_exist_ok=True
                 ),
             )
-    PartialState().wait_for_everyone()  # until the first process has cached it
-    return cache
+    return share_folder(cache)
 
 
 def cache_folder(

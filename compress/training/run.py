@@ -4,7 +4,8 @@ moment.
     recipe.yaml   the resolved recipe (search.yaml for a search), written before
                   anything runs
     run.json      identity of the run: teacher, data, seed, precision, versions,
-                  command, number of processes; when it was finished
+                  command, number of processes, and those that continued
+                  it; when it was finished
     seconds.json  time spent by all processes until their last checkpoint or finished
                   stage
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
@@ -24,12 +25,12 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from compress.config.stages import AnyStage
 from compress.console import warn
@@ -45,22 +46,10 @@ from compress.io import (
 )
 from compress.outputs import check_name
 from compress.provenance import resume_command
+from compress.training.processes import from_first
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-T = TypeVar("T")
-
-
-def from_first(compute: Callable[[], T]) -> T:
-    """Compute a value in the main process only, and return it in all processes."""
-    from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list
-
-    shared: list[Any] = [compute() if PartialState().is_main_process else None]
-    value: T = broadcast_object_list(shared)[0]
-    return value
-
 
 _IDENTITY = (
     "teacher",
@@ -110,6 +99,9 @@ class Run:
     """Seconds that earlier processes have worked on the run."""
     track: str | None = None
     """The tracker that stages report to, besides the log."""
+    note: str = ""
+    """A warning if other numbers of processes have worked on the run one after
+    another."""
     _opened: float = 0.0
     _lock: IO[str] | None = None
 
@@ -150,12 +142,14 @@ class Run:
             ) from error
         lock = _locked(path)
         before = 0.0
+        note = ""
         try:
             if resumable:
                 _check_same(path, (recipe, given or recipe), identity, name)
                 if given is not None:
                     write_text(path / name, recipe.to_yaml())
                 before = _seconds(path / _SECONDS)
+                note = _record_processes(path, identity.get("processes"))
             else:
                 (path / _SPENT).unlink(missing_ok=True)
                 write_text(path / name, recipe.to_yaml())
@@ -169,6 +163,7 @@ class Run:
             main=True,
             before=before,
             track=track,
+            note=note,
             _opened=time.monotonic(),
             _lock=lock,
         )
@@ -177,8 +172,8 @@ class Run:
     def check(path: Path, *, resume: bool = False) -> bool:
         """Return True if the directory holds a run to resume, without writing anything.
 
-        Raises RunError if the directory belongs to something else, if there is nothing
-        to resume, or if the run began with another number of processes.
+        Raises RunError if the directory belongs to something else, or if there is
+        nothing to resume.
         """
         check_name(path, "out")
         if path.exists() and not path.is_dir():
@@ -202,8 +197,6 @@ class Run:
                 f"{path}: holds no run that --resume could continue; check --out, or "
                 "begin one there without --resume"
             )
-        if resumable:
-            check_processes(path)
         existing = next(
             folder for folder in (path, *path.absolute().parents) if folder.exists()
         )
@@ -255,11 +248,8 @@ class Run:
         # part of another run, such as one student of a search
         if self.main and self._lock is None:
             return
-        from accelerate import PartialState
-
-        # the others read what the first one has written when it opened the run
-        PartialState().wait_for_everyone()
-        facts = load_json(self.path / _FACTS, _NO_FACTS)
+        # other nodes may not see the folder
+        facts = from_first(lambda: load_json(self.path / _FACTS, _NO_FACTS))
         known = facts.get("digests", {})
         differences = [
             f"the {name} ({facts.get(name, 'which it begins as')}) has changed since "
@@ -305,27 +295,22 @@ def count_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check_processes(path: Path) -> None:
-    """Raise RunError if there is an unfinished run in a folder that began with another
-    number of processes.
-
-    Each has dropout of its own and its own share of a batch, so that the weights would
-    not be those of an uninterrupted run.
-    """
-    now = count_processes()
-    facts = load_json(path / _FACTS, _NO_FACTS) if (path / _FACTS).is_file() else {}
-    began = facts.get("processes", now)  # runs of earlier versions have not recorded it
-    if began != now and "finished" not in facts:
-        launch = (
-            "without accelerate and torchrun"
-            if began == 1
-            else f"launched as {began} processes"
-        )
-        raise RunError(
-            f"{path}: began with {began} process{'es' * (began > 1)}, and {now} would "
-            "continue it, which gives other weights than an uninterrupted run. Resume "
-            f"it {launch}, or choose another --out for a new run"
-        )
+def _record_processes(path: Path, now: int | None) -> str:
+    """Record by how many processes a run is continued; return a warning if it is not
+    always the same number, else ''."""
+    facts = load_json(path / _FACTS, _NO_FACTS)
+    # runs of earlier versions, and searches, have not recorded it
+    numbers = [facts.get("processes", now), *facts.get("continued_by", [])]
+    if numbers[-1] != now and "finished" not in facts:
+        numbers.append(now)
+        write_json(path / _FACTS, {**facts, "continued_by": numbers[1:]})
+    if len(numbers) == 1:
+        return ""
+    return (
+        f"trained by {', then '.join(map(str, numbers))} processes: the weights are "
+        "those of an uninterrupted run but for rounding, and but for dropout and other "
+        "draws, which each process makes on its own"
+    )
 
 
 def is_finished(path: Path) -> bool:

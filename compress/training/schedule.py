@@ -27,7 +27,7 @@ from transformers import (
 from compress.config.reference import Call
 from compress.config.stages import Stage
 from compress.io import make_folder, write_json
-from compress.training.run import from_first
+from compress.training.processes import from_first
 
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
 """Factors on the least and the most steps."""
@@ -228,17 +228,6 @@ class TimeLimit:
     def spent(self) -> float:
         """Return the share of the time until the end of training that is over."""
         return (time.monotonic() - self.began) / (self.ends - self.began)
-
-    def explain_short(self, steps: int, least: int, seconds: float) -> str:
-        """Say how many minutes would allow the least steps of a stage, which took so
-        many seconds; '' if it made half of them."""
-        if steps >= least / 2:
-            return ""
-        more = (least - steps) * seconds / max(1, steps) / 60
-        return (
-            f"--minutes {self.minutes:g} left time for {steps:,} of {least:,} steps; "
-            f"give about {math.ceil(self.minutes + more):,} minutes"
-        )
 
     def answers_in_time(self, rows: int) -> bool:
         """Check whether a teacher answers so many rows in a small share of the time."""

@@ -35,7 +35,7 @@ from compress.data.collate import (
     TokenBudget,
 )
 from compress.data.masking import Words, count_tokens
-from compress.errors import DamagedError, ObjectiveError, RecipeError
+from compress.errors import DamagedError, ObjectiveError, RecipeError, RunError
 from compress.io import atomic_folder, verify
 from compress.kinds import Kind
 from compress.models.checkpoints import save_tokenizer
@@ -50,7 +50,13 @@ from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
-from compress.training.run import Run, count_processes, from_first
+from compress.training.processes import (
+    forget_received,
+    from_first,
+    share_folder,
+    wait_for_all,
+)
+from compress.training.run import Run, count_processes
 from compress.training.schedule import (
     AutoLength,
     Length,
@@ -198,6 +204,10 @@ def train(
         if length is not None:
             trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
         checkpoint = from_first(lambda: find_checkpoint(folder, notify))
+        received = None
+        if checkpoint is not None:
+            received = share_folder(checkpoint)
+            check_processes(stage.name, order, received)
         journal = None
         if run.main:
             # the rest of an interrupted checkpoint
@@ -221,24 +231,22 @@ def train(
             trainer.on_save = run.save_seconds
         try:
             with report_to_tracker(trainer, stage.name, run, context.console):
-                trainer.train_from(checkpoint)
+                trainer.train_from(received)
             # other processes read the folder that is removed next
-            trainer.accelerator.wait_for_everyone()
+            wait_for_all()
+            if received is not None and checkpoint is not None:
+                forget_received(received, checkpoint)
         finally:
             if journal is not None:
                 journal.close()
                 shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
         spent = trainer.spent
         steps = trainer.state.global_step
-        if length is not None and context.time_limit is not None:
-            limit = context.time_limit
-            if short := limit.explain_short(steps, length.least, spent.seconds):
-                notify(f"{stage.name}: {short}")
         trainer.restore_best()
-        message = step.finish()
-        if message is not None:
-            message = f"{stage.name}: {message}"
-            notify(message)
+        short = context.explain_short(steps, length, spent.seconds)
+        notes = [f"{stage.name}: {note}" for note in (short, step.finish()) if note]
+        for note in notes:
+            notify(note)
         best = trainer.state.best_global_step
         score = trainer.state.best_metric if best else None
         examples = (
@@ -253,8 +261,21 @@ def train(
             score,
             best,
             spent.peak_rss_mb,
-            message,
+            " ".join(notes) or None,
             measure=scoring.measure if scoring and score is not None else None,
+        )
+
+
+def check_processes(stage: str, order: Order, checkpoint: Path) -> None:
+    """Raise RunError for a checkpoint of another number of processes, if the rows of a
+    batch depend on that."""
+    began = len(list(checkpoint.glob("rng_state*.pth")))
+    now = count_processes()
+    if began != now and not isinstance(order, LengthGrouped):
+        raise RunError(
+            f"stage {stage}: {began} process{'es' * (began > 1)} began it and "
+            f"{now} would continue it, but which rows its batches have depends on that "
+            f"number: expected {began} until this stage is done"
         )
 
 

@@ -38,6 +38,7 @@ from compress.models.sentence_encoder import (
 from compress.models.sentence_settings import settings_of, width_of
 from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
+from compress.training.processes import from_first
 
 VECTORS_ENCODING = "4"
 """Part of every cache key: raise it when texts are compared differently."""
@@ -125,11 +126,14 @@ def with_vectors(
             f"{data.task.kind}; with --kind embedding only their texts are read"
         )
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
-    found = {
-        role: source.vectors(split["text"][:])
-        for role, split in splits.items()
-        if split is not None
-    }
+    # an endpoint is asked once
+    found = from_first(
+        lambda: {
+            role: source.vectors(split["text"][:])
+            for role, split in splits.items()
+            if split is not None
+        }
+    )
     vectors = {splits[role]._fingerprint: each for role, each in found.items()}
     data = replace(data, task=replace(data.task, width=found["train"].shape[1]))
     data = _with_similarities(

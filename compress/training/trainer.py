@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -57,8 +58,10 @@ from compress.training.optimizer import (
     scale_rate,
     set_group_rates,
 )
+from compress.training.processes import copy_weights, from_first, gather, wait_for_all
 from compress.training.schedule import AutoLength
 from compress.training.step import Score, Step
+from compress.training.stopping import StopRequest
 
 Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's
@@ -67,18 +70,21 @@ BEST = "best.safetensors"
 
 
 class _Hooks(TrainerCallback):
-    """Update the order of rows and the step, clip groups of gradients, and log before
-    every checkpoint.
+    """Update the order of rows and the step, clip groups of gradients, log before every
+    checkpoint, and stop after one if that was asked for.
 
     accelerate does not update the order of rows in an epoch that several processes
     resume. A resumed process lacks the sum of the losses since the last line of the
     log, so that sum is logged before a checkpoint is saved.
     """
 
-    def __init__(self, order: Order, step: Step, clip: float) -> None:
+    def __init__(
+        self, order: Order, step: Step, clip: float, stop: StopRequest
+    ) -> None:
         self.order = order
         self.step = step
         self.clip = clip
+        self.stop = stop
 
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
@@ -102,7 +108,13 @@ class _Hooks(TrainerCallback):
     def on_step_end(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
+        control.should_save = self.stop.agree() or control.should_save
         control.should_log = control.should_log or control.should_save
+
+    def on_save(
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
+        self.stop.end()
 
 
 COSTS = "costs.json"
@@ -260,7 +272,8 @@ class StepTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        self.add_callback(_Hooks(order, step, stage.clip))
+        self.stop = StopRequest()
+        self.add_callback(_Hooks(order, step, stage.clip, self.stop))
 
     def open_end(self, length: AutoLength) -> None:
         """Let the evaluations decide the length of this stage."""
@@ -272,9 +285,15 @@ class StepTrainer(Trainer):
         return self.step.student
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from the start or a checkpoint. The library would add a step to a
-        checkpoint of the last step."""
+        """Train from the start or a checkpoint. A SIGTERM ends this with another
+        checkpoint."""
+        with self.stop.listening():
+            self._train_from(checkpoint)
+
+    def _train_from(self, checkpoint: Path | None) -> None:
+        """Train; the library would add a step to a checkpoint of the last step."""
         self.before = Spent.load(checkpoint)
+        wait_for_all()
         self.began = time.perf_counter()
         if checkpoint is None:
             self.train()
@@ -438,10 +457,11 @@ class StepTrainer(Trainer):
         """Score the student, and save its weights if they are the best so far."""
         if self.score is None:
             return {}
-        metrics = {
-            f"eval_{name}": float(value)
-            for name, value in self.score(self.student).items()
-        }
+        scores = self.score(self.student)
+        # other machines round otherwise, and all must decide alike
+        metrics = from_first(
+            lambda: {f"eval_{name}": float(value) for name, value in scores.items()}
+        )
         best = self.state.best_metric
         if self.args.should_save and metrics["eval_score"] > (
             -math.inf if best is None else best
@@ -465,9 +485,13 @@ class StepTrainer(Trainer):
         """
         with name_disk_errors(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if not self.args.should_save:
-            return
+        if self.args.should_save:
+            self._keep_checkpoint()
+        wait_for_all()
+
+    def _keep_checkpoint(self) -> None:
+        """Complete the checkpoint that the library has written, and move it into
+        place."""
         partial = Path(
             str(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         )
@@ -487,6 +511,20 @@ class StepTrainer(Trainer):
                 shutil.rmtree(old)
         self.on_save()
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Let the first process write the random states of all: others may not see the
+        folder, and the library has no public hook."""
+        if self.args.world_size == 1:
+            super()._save_rng_state(output_dir)
+            return
+        with TemporaryDirectory() as folder:
+            super()._save_rng_state(folder)
+            own = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        states = gather(own)
+        for state in states if self.args.should_save else ():
+            for name, content in state.items():
+                Path(output_dir, name).write_bytes(content)
+
     def save_model(
         self, output_dir: str | None = None, _internal_call: bool = False
     ) -> None:
@@ -494,7 +532,6 @@ class StepTrainer(Trainer):
         library's pickled arguments."""
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
-            # another process may have written its random state first
             folder.mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
 
@@ -523,7 +560,8 @@ class StepTrainer(Trainer):
                 super()._load_rng_state(checkpoint)
 
     def restore_best(self) -> None:
-        self.accelerator.wait_for_everyone()
         best = self.folder / BEST
-        if self.state.best_global_step and best.is_file():
-            load_model(self.student, best)
+        if self.state.best_global_step:
+            if self.args.should_save and best.is_file():
+                load_model(self.student, best)
+            copy_weights(self.student)

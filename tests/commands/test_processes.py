@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from compress.data.collate import LengthGrouped, TokenBudget
+from compress.errors import RunError
+from compress.training.stage import check_processes
 from tests import children, learning, tiny
 
 STAGES = ("teacher", "intermediate", "prediction")
@@ -28,8 +31,8 @@ def command(folder: Path, *, dropout: bool) -> list[str]:
     return ["distill", "--teacher", teacher, "--recipe", recipe, "--data", data, "--precision", "fp32"]
 
 
-def together(arguments: list[str], out: Path) -> None:
-    started = children.start_together(arguments, out, children.does_not_ship, processes=2)
+def together(arguments: list[str], out: Path, accident: children.Accident = children.does_not_ship) -> None:
+    started = children.start_together(arguments, out, accident, processes=2)
     ended = [children.finish(child) for child in started]
     assert ended == [0, 0], children.said(out)
 
@@ -68,10 +71,63 @@ def test_killed_processes_resume_exactly(tmp_path: Path) -> None:
     killed[1].kill()
     assert [children.finish(child) for child in killed] == [143, -signal.SIGKILL]
     assert "interrupted. Continue with, launched as 2 processes: compress distill" in children.said(tmp_path / "killed")
-    assert children.run([*arguments, "--resume"], tmp_path / "killed", children.does_not_ship) == 2
-    assert "began with 2 processes, and 1 would continue it" in children.said(tmp_path / "killed")
     together([*arguments, "--resume"], tmp_path / "killed")
     assert difference(tmp_path / "killed", tmp_path / "whole", STAGES[1:]) == 0
+
+
+@pytest.mark.parametrize(("began", "now"), [(2, 1), (1, 2)])
+def test_another_number_of_processes_continues(began: int, now: int, tmp_path: Path) -> None:
+    """From a checkpoint in the middle of the last stage, to the weights of an uninterrupted run but for rounding."""
+    arguments = command(tmp_path / "given", dropout=False)
+    stages = ("teacher", "stages.0", "stages.1")
+    arguments += ["--gate", "warn", "--set=stages.1.checkpoint=4"]
+    arguments += [f"--set={stage}.{number}" for number in ("steps=8", "eps=1e-4") for stage in stages]
+    together(arguments, tmp_path / "whole")
+    out = tmp_path / "killed"
+    killed = children.start_together(arguments, out, children.Waits("prediction", 6), processes=began)
+    children.wait_for(killed[0], out, "prediction", 5)
+    for child in killed:
+        child.kill()
+        children.finish(child)
+    assert list((out / "stages" / "prediction" / "checkpoints").iterdir())
+    resumed = children.start_together([*arguments, "--resume"], out, children.does_not_ship, processes=now)
+    assert [children.finish(child) for child in resumed] == [0] * now, children.said(out)
+    assert f"trained by {began}, then {now} processes" in children.said(out)
+    assert difference(out, tmp_path / "whole", STAGES[1:]) < 1e-6
+
+
+def test_batches_of_tokens_need_as_many_processes_as_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which rows they have depends on it."""
+    lengths = [3, 4, 5, 6] * 4
+    for rank in range(2):
+        (tmp_path / f"rng_state_{rank}.pth").touch()
+    check_processes("text", LengthGrouped(lengths, 4, seed=0, whole=True), tmp_path)
+    with pytest.raises(RunError, match=r"stage text: 2 processes began it and 1 would continue it.*expected 2"):
+        check_processes("text", TokenBudget(lengths, 16, seed=0), tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_processes("text", TokenBudget(lengths, 16, seed=0), tmp_path)
+
+
+@pytest.mark.parametrize("told", [[1], [0, 1]], ids=["second", "both"])
+def test_sigterm_ends_all_processes_with_a_checkpoint(told: list[int], tmp_path: Path) -> None:
+    """Of the step at which it comes, though none is due; a second signal, as torchrun's, changes nothing."""
+    arguments = [
+        *command(tmp_path / "given", dropout=True),
+        "--set=stages.1.steps=40",
+        "--set=stages.1.checkpoint=1000",
+    ]
+    together(arguments, tmp_path / "whole")
+    out = tmp_path / "run"
+    started = children.start_together(arguments, out, children.trains_slowly, processes=2)
+    children.wait_for(started[0], out, "prediction", 5)
+    for rank in [*told, *told]:
+        started[rank].terminate()
+    assert [children.finish(child) for child in started] == [143, 143], children.said(out)
+    (checkpoint,) = (out / "stages" / "prediction" / "checkpoints").iterdir()
+    assert 5 <= int(checkpoint.name.rpartition("-")[2]) < 40
+    assert "Traceback" not in children.said(out)
+    together([*arguments, "--resume"], out)
+    assert difference(out, tmp_path / "whole", STAGES[1:]) == 0
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from compress.jobs.pace import limit_time, measure_pace
 from compress.models.teacher import load
 from compress.training.context import TrainingContext
 from compress.training.run import Run
-from compress.training.schedule import Pace, TimeLimit
+from compress.training.schedule import Length, Pace, TimeLimit
 from tests import learning, tiny
 
 
@@ -118,7 +118,10 @@ def test_a_teacher_answers_first_only_what_it_can_early() -> None:
     assert not replace(limit, pace=None).answers_in_time(1)
 
 
-def test_a_stage_that_was_cut_short_says_how_long_it_needs() -> None:
-    limit = TimeLimit(0.0, (), minutes=4)
-    assert limit.explain_short(2, 1500, 6.0) == ("--minutes 4 left time for 2 of 1,500 steps; give about 79 minutes")
-    assert limit.explain_short(750, 1500, 6.0) == ""
+def test_a_stage_that_was_cut_short_says_how_long_it_needs(context: TrainingContext) -> None:
+    limited = replace(context, time_limit=TimeLimit(0.0, (), minutes=4))
+    length = Length(least=1500, most=3000, every=100)
+    said = "--minutes 4 left time for 2 of 1,500 steps; give about 79 minutes."
+    assert limited.explain_short(2, length, 6.0) == said
+    assert limited.explain_short(750, length, 6.0) == ""
+    assert context.explain_short(2, length, 6.0) == ""

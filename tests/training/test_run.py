@@ -16,7 +16,7 @@ from rich.console import Console
 from compress.config.recipe import Recipe
 from compress.errors import DamagedError, RunError
 from compress.io import atomic_folder
-from compress.training.run import Run, check_processes, clean
+from compress.training.run import Run, clean
 from tests import tiny
 
 IDENTITY = {"teacher": "minilm", "data": "glue/sst2", "corpus": None, "seed": 3, "precision": "bf16", "columns": []}
@@ -56,24 +56,27 @@ def test_an_existing_run_is_resumed_not_started_again(tmp_path: Path, recipe: Re
 
 
 @pytest.mark.parametrize(("began", "now"), [(2, 1), (1, 2), (4, 8)])
-def test_a_run_is_resumed_by_as_many_processes_as_began_it(
-    began: int, now: int, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others would divide batches otherwise, and draw other dropout."""
+def test_a_run_is_resumed_by_any_number_of_processes(began: int, now: int, tmp_path: Path, recipe: Recipe) -> None:
+    """The record and a warning say which."""
     path = tmp_path / "run"
     open_run(path, recipe, processes=began).close()
     (path / "log.jsonl").write_text("", encoding="utf-8")
-    monkeypatch.setenv("WORLD_SIZE", str(now))
-    with pytest.raises(RunError, match=rf"run: began with {began} process.*and {now} would continue it"):
-        Run.check(path, resume=True)
-    with pytest.raises(RunError, match="began with"):
-        check_processes(path)
-    monkeypatch.setenv("WORLD_SIZE", str(began))
+    for processes, notes, numbers in (
+        (began, "", []),
+        (now, f"{began}, then {now} processes", [now]),
+        (now, f"{began}, then {now} processes", [now]),
+        (began, f"{began}, then {now}, then {began} processes", [now, began]),
+    ):
+        with closing(open_run(path, recipe, processes=processes, resume=True)) as run:
+            assert notes in run.note
+            assert bool(notes) == bool(run.note)
+        facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        assert facts["processes"] == began
+        assert facts.get("continued_by", []) == numbers
     with closing(open_run(path, recipe, processes=began, resume=True)) as run:
         run.finish()
-    monkeypatch.setenv("WORLD_SIZE", str(now))
-    assert Run.check(path, resume=True), "nothing is trained any more"
-    check_processes(tmp_path / "nothing")
+    with closing(open_run(path, recipe, processes=now, resume=True)) as run:
+        assert run.note.count("then") == 2, "nothing is trained any more"
 
 
 def test_runs_that_have_not_recorded_their_processes_are_resumed(
