@@ -23,8 +23,10 @@ import pyarrow.compute as pc
 from compress import io
 from compress.data import cache, documents, pydoc, sources
 from compress.data.blocks import divide_evenly, id_type, limit_batches, pack, to_batch
+from compress.data.encoder import encoder_of
+from compress.data.encoding_processes import encode_documents
 from compress.data.masking import Frame, Template
-from compress.data.sentences import SentenceTokens, encode_sentences
+from compress.data.sentences import SentenceTokens
 from compress.data.text_files import reading
 from compress.data.tokenize import RowMapping, fingerprint, row_batches
 from compress.errors import DataError, did_you_mean
@@ -360,7 +362,8 @@ def _encode(
 ) -> Iterator[SentenceTokens]:
     """Encode the sentences of a corpus from the document `start` on."""
     documents = islice(enumerate(corpus.documents()), start, None)
-    return encode_sentences(documents, tokenizer, parallel=corpus.parallel)
+    encoder = encoder_of(tokenizer)
+    return encode_documents(documents, encoder, parallel=corpus.parallel)
 
 
 def build_rows(

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 
 from compress import io
@@ -244,6 +244,11 @@ class Encoder:
         """Return the token ids of whole texts, without special tokens."""
         raise NotImplementedError
 
+    def encodings(self, texts: Sequence[str]) -> list[Encoding] | None:
+        """Encode whole texts, without special tokens, with the characters that each
+        token comes from; None if the tokenizer does not report these."""
+        raise NotImplementedError
+
     def fingerprint(self) -> str:
         """Hash everything that determines the tokens of a text."""
         raise NotImplementedError
@@ -405,6 +410,11 @@ class TextEncoder(Encoder):
             )
         return [each.ids for each in found]
 
+    def encodings(self, texts: Sequence[str]) -> list[Encoding]:
+        self.backend.no_truncation()
+        with _explain_wrong_texts(texts):
+            return self.backend.encode_batch(list(texts), add_special_tokens=False)
+
     def questions(
         self,
         questions: Sequence[str],
@@ -515,6 +525,14 @@ class SlowEncoder(Encoder):
         with _explain_wrong_texts(texts):
             found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
         return list(found["input_ids"])
+
+    def encodings(self, texts: Sequence[str]) -> list[Encoding] | None:
+        if not self.tokenizer.is_fast:
+            return None
+        with _explain_wrong_texts(texts):
+            return self.tokenizer(
+                list(texts), add_special_tokens=False, verbose=False
+            ).encodings
 
     def special_ids(self) -> frozenset[int]:
         return frozenset(self.tokenizer.all_special_ids)

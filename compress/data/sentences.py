@@ -23,14 +23,13 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import NFC, BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from compress.data.encoder import Encoder, TextEncoder, encoder_of
+from compress.data.encoder import Encoder, TextEncoder
 from compress.data.fast_tokens import TokenArrays
 from compress.progress import note
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
-    from transformers.tokenization_utils_base import CharSpan
+    from tokenizers import Encoding
 
 SENTENCES_PER_CALL: Final = 2000
 
@@ -165,38 +164,88 @@ class SentenceTokens:
     documents: NDArray[np.int64]
     tokens: TokenArrays
 
-
-def encode_sentences(
-    documents: Iterable[tuple[int, str]],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    parallel: bool = False,
-) -> Iterator[SentenceTokens]:
-    """Encode the sentences of numbered documents, about SENTENCES_PER_CALL at once;
-    some may have no tokens.
-
-    parallel   each line of a document is one sentence, and encoded alone
-    """
-    encoder = encoder_of(tokenizer)
-    batches = _take(_read_texts(documents, parallel), SENTENCES_PER_CALL)
-    first = next(batches, [])
-    ends_tokens = _find_rule(encoder)
-    checked = list(_take_first(first))
-    whole = _encode_whole(checked, tokenizer)
-    if not _equal(_encode(checked, ends_tokens, encoder, tokenizer), whole):
-        note(f"{encoder.name}: its tokens cross sentences, so that encoding is slower")
-        ends_tokens = _refuse
-    for texts in chain([first], batches):
+    @classmethod
+    def from_texts(
+        cls, texts: list[RunningText], sentences: SentenceEncoder
+    ) -> SentenceTokens:
+        """Encode the sentences of texts."""
         numbers = np.array([text.document for text in texts], np.int64)
-        yield SentenceTokens(
-            np.repeat(numbers, [text.size for text in texts]),
-            _encode(texts, ends_tokens, encoder, tokenizer),
-        )
+        sizes = [text.size for text in texts]
+        return cls(np.repeat(numbers, sizes), sentences.encode(texts))
 
 
-def _read_texts(
+class SentenceEncoder:
+    """Encode the sentences of texts, alone wherever no token crosses their bounds.
+
+    encoder       of a fast tokenizer of `tokenizers`, or of another one
+    ends_tokens   which bounds no token crosses
+    """
+
+    def __init__(self, encoder: Encoder, ends_tokens: EndsTokens) -> None:
+        self.encoder = encoder
+        self.ends_tokens = ends_tokens
+
+    @classmethod
+    def from_encoder(
+        cls, encoder: Encoder, texts: list[RunningText]
+    ) -> SentenceEncoder:
+        """Choose which bounds end tokens as the tokenizer's settings show it, if it is
+        so in the first of these texts."""
+        found = cls(encoder, _find_rule(encoder))
+        checked = list(_take_first(texts))
+        whole = found.encode_whole(checked)
+        if _equal(found.encode(checked), whole):
+            return found
+        note(f"{encoder.name}: its tokens cross sentences, so that encoding is slower")
+        return cls(encoder, _refuse)
+
+    def encode(self, texts: list[RunningText]) -> TokenArrays:
+        """Encode each sentence alone, or with those that tokens may cross into."""
+        alone: list[str] = []
+        joined: list[RunningText] = []
+        order: list[int] = []
+        for text in texts:
+            bounds = text.bounds[1:-1]
+            if all(self.ends_tokens(text.text, bound) for bound in bounds):
+                alone += text.sentences()
+                order += [0] * text.size
+                continue
+            for piece in text.pieces(self.ends_tokens):
+                if piece.size == 1:
+                    alone.append(piece.text)
+                else:
+                    joined.append(piece)
+                order += [piece.size > 1] * piece.size
+        encoded = self.encoder.piece_arrays(alone)
+        if not joined:
+            return encoded
+        together = self.encode_whole(joined)
+        # the place of each row after those of the sentences that are encoded alone
+        places = np.argsort(np.argsort(order, kind="stable"), kind="stable")
+        return TokenArrays.concatenate([encoded, together]).take(places)
+
+    def encode_whole(self, texts: list[RunningText]) -> TokenArrays:
+        """Encode texts as wholes, and divide their tokens among the sentences."""
+        passages = list(chain.from_iterable(text.passages() for text in texts))
+        rows: list[list[int]] = []
+        for batch in take_texts(passages, SENTENCES_PER_CALL):
+            found = self.encoder.encodings([passage.text for passage in batch])
+            if found is None:
+                # it does not report which characters its tokens come from
+                sentences = chain.from_iterable(each.sentences() for each in batch)
+                rows += self.encoder.pieces(list(sentences))
+                continue
+            for encoding, passage in zip(found, batch, strict=True):
+                bounds = _token_bounds(encoding, passage)
+                rows += [encoding.ids[first:end] for first, end in pairwise(bounds)]
+        return TokenArrays.from_rows(rows)
+
+
+def read_texts(
     documents: Iterable[tuple[int, str]], parallel: bool
 ) -> Iterator[RunningText]:
+    """Divide numbered documents into sentences; each line of a `parallel` one is a text
+    of one sentence."""
     for number, document in documents:
         if parallel:
             for line in document.split("\n"):
@@ -205,7 +254,7 @@ def _read_texts(
             yield RunningText.from_document(number, document)
 
 
-def _take(texts: Iterable[RunningText], count: int) -> Iterator[list[RunningText]]:
+def take_texts(texts: Iterable[RunningText], count: int) -> Iterator[list[RunningText]]:
     """Group texts that have `count` sentences, or a few more."""
     batch: list[RunningText] = []
     taken = 0
@@ -269,81 +318,22 @@ def _is_at_space(text: str, bound: int) -> bool:
     return text[bound] == " "
 
 
-def _encode(
-    texts: list[RunningText],
-    ends_tokens: EndsTokens,
-    encoder: Encoder,
-    tokenizer: PreTrainedTokenizerBase,
-) -> TokenArrays:
-    """Encode each sentence alone, or with those that tokens may cross into."""
-    alone: list[str] = []
-    joined: list[RunningText] = []
-    order: list[int] = []
-    for text in texts:
-        bounds = text.bounds[1:-1]
-        if all(ends_tokens(text.text, bound) for bound in bounds):
-            alone += text.sentences()
-            order += [0] * text.size
-            continue
-        for piece in text.pieces(ends_tokens):
-            if piece.size == 1:
-                alone.append(piece.text)
-            else:
-                joined.append(piece)
-            order += [piece.size > 1] * piece.size
-    encoded = encoder.piece_arrays(alone)
-    if not joined:
-        return encoded
-    together = _encode_whole(joined, tokenizer)
-    # the place of each row after those of the sentences that are encoded alone
-    places = np.argsort(np.argsort(order, kind="stable"), kind="stable")
-    return TokenArrays.concatenate([encoded, together]).take(places)
-
-
-def _encode_whole(
-    texts: list[RunningText], tokenizer: PreTrainedTokenizerBase
-) -> TokenArrays:
-    """Encode texts as wholes, and divide their tokens among the sentences."""
-    no = {
-        "add_special_tokens": False,
-        "return_attention_mask": False,
-        "return_token_type_ids": False,
-        "verbose": False,
-    }
-    passages = list(chain.from_iterable(text.passages() for text in texts))
-    rows: list[list[int]] = []
-    if not tokenizer.is_fast:
-        # it does not report which characters its tokens come from
-        sentences = list(chain.from_iterable(each.sentences() for each in passages))
-        rows = tokenizer(sentences, **no)["input_ids"] if sentences else []
-    else:
-        for batch in _take(passages, SENTENCES_PER_CALL):
-            encoded = tokenizer([passage.text for passage in batch], **no)
-            for number, passage in enumerate(batch):
-                ids = encoded["input_ids"][number]
-                bounds = _token_bounds(encoded, number, passage)
-                rows += [ids[first:end] for first, end in pairwise(bounds)]
-    return TokenArrays.from_rows(rows)
-
-
-def _token_bounds(encoded: BatchEncoding, row: int, passage: RunningText) -> list[int]:
+def _token_bounds(encoding: Encoding, passage: RunningText) -> list[int]:
     """Return the number of the first token from each bound on; a token across it counts
     as after it."""
-    token = len(encoded["input_ids"][row])
+    token = len(encoding.ids)
     bounds = []
     for begin, end in reversed(list(pairwise([*passage.bounds, len(passage.text)]))):
-        found = (encoded.char_to_token(row, at) for at in range(begin, end))
+        found = (encoding.char_to_token(at) for at in range(begin, end))
         token = min(token, next((each for each in found if each is not None), token))
-        while token > 0 and _is_space_after(
-            encoded.token_to_chars(row, token - 1), begin
-        ):
+        while token > 0 and _is_space_after(encoding.token_to_chars(token - 1), begin):
             token -= 1
         bounds.append(token)
     bounds.reverse()
     return bounds
 
 
-def _is_space_after(span: CharSpan | None, begin: int) -> bool:
+def _is_space_after(span: tuple[int, int] | None, begin: int) -> bool:
     """Return True for a token that covers no character from `begin` on: a space, of
     which no offset is kept."""
-    return span is not None and begin <= span.start == span.end
+    return span is not None and begin <= span[0] == span[1]

@@ -9,9 +9,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from compress.data import sentences
 from compress.data.corpus import Corpus, encode_corpus
-from compress.data.sentences import encode_sentences, split_sentences
+from compress.data.encoder import encoder_of
+from compress.data.encoding_processes import encode_documents
+from compress.data.sentences import SentenceEncoder, split_sentences
 from tests import tiny
 from tests.data import blocks_by_token
 
@@ -116,14 +117,14 @@ def test_which_sentences_are_encoded_one_by_one(
 ) -> None:
     texts = [(number, FEW[0]) for number in range(1500)]
     whole = []
-    encode_whole = sentences._encode_whole
+    encode_whole = SentenceEncoder.encode_whole
 
-    def counted(batch: Any, tokenizer: Any) -> Any:
+    def counted(self: SentenceEncoder, batch: Any) -> Any:
         whole.extend(batch)
-        return encode_whole(batch, tokenizer)
+        return encode_whole(self, batch)
 
-    monkeypatch.setattr(sentences, "_encode_whole", counted)
-    found = list(encode_sentences(texts, KINDS[kind]()))
+    monkeypatch.setattr(SentenceEncoder, "encode_whole", counted)
+    found = list(encode_documents(texts, encoder_of(KINDS[kind]())))
     assert np.array_equal(np.concatenate([each.documents for each in found]), np.repeat(np.arange(1500), 3))
     assert (len(whole) < len(texts)) == (kind in APART)
     assert ("cross sentences" in capsys.readouterr().err) == (kind == "bytes, not split")
