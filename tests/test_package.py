@@ -117,7 +117,8 @@ def test_declared_packages_are_pinned() -> None:
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     declared = [Requirement(line) for line in (*PROJECT["build-system"]["requires"], *project["dependencies"], *extras)]
     own = pins("base", "executorch", "npu") | pins("base", "coreml")
-    own |= pins("base", "coreai") | pins("litert") | pins("trackers")  # environments of their own
+    own |= pins("base", "coreai") | pins("base", "engines")
+    own |= pins("litert") | pins("trackers")  # environments of their own
     pinned = own | pins("base", "dev")
     for requirement in declared:
         if requirement.name != project["name"]:
