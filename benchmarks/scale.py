@@ -6,7 +6,8 @@
 rows    `compress distill` on a made table of so many rows, each stage cut to 20 steps: seconds to the first line of
         output, to the first step, anonymous memory at most, bytes of the cache
 tokens  `encode_corpus` on a text of about so many tokens, which repeats --text with a number in every line: tokens a
-        second beside `encode_batch_fast` on the same texts, one after the other, anonymous memory at most, bytes a token
+        second beside `encode_batch_fast` on the same texts, one after the other, anonymous memory at most, and bytes of
+        a token
 
 Each size has a cache of its own, and runs in a process of its own. The exponent of a figure is the slope of its
 logarithm over that of the size. It ends a run after its last step: what ships does not depend on the size.

@@ -35,6 +35,10 @@ class StorageError(SearchError):
     """A study's storage that cannot be reached, read or written."""
 
 
+class NotStartedError(StorageError):
+    """A storage that has no study, or no trials, of a search yet."""
+
+
 HEARTBEAT = 10
 GRACE = 60
 """Seconds between the heartbeats of a trial, and after its last one until its process
@@ -198,7 +202,7 @@ def _locate(where: str, create: bool) -> tuple[str, dict[str, Any]]:
                 f"{path}: cannot be written ({error.strerror})"
             ) from error
         if not create and not path.exists():
-            raise StorageError(
+            raise NotStartedError(
                 f"{path}: no such file; start the search first, then its workers"
             )
         uri = f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}"

@@ -39,6 +39,7 @@ from compress.nas.config import OBJECTIVES, describe_choice
 from compress.nas.storage import (
     GRACE,
     HEARTBEAT,
+    NotStartedError,
     StorageError,
     close_storage,
     open_storage,
@@ -198,8 +199,9 @@ def join_study(
     storage.
 
     Its draws differ from those of every other worker. Raises SearchError if there is no
-    such study, if there are several and no name is given, or if another version of this
-    code created it; StorageError if the storage cannot be reached.
+    such study (NotStartedError), if there are several and no name is given, or if
+    another version of this code created it; StorageError if the storage cannot be
+    reached.
     """
     with (
         _opened(storage, say, create=False) as (opened, where),
@@ -208,7 +210,7 @@ def join_study(
     ):
         names = optuna.get_all_study_names(opened)
         if not names:
-            raise SearchError(
+            raise NotStartedError(
                 f"{where}: contains no study yet; start the search first, then its "
                 "workers"
             )
@@ -218,7 +220,7 @@ def join_study(
                 f"{', '.join(sorted(names))}"
             )
         if name is not None and name not in names:
-            raise SearchError(
+            raise NotStartedError(
                 f"{where}: contains no study {name!r}, only {', '.join(sorted(names))}"
             )
         study = optuna.load_study(study_name=name or names[0], storage=opened)

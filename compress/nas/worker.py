@@ -1,10 +1,12 @@
 """A worker: join the study of a search in another process, and evaluate shapes for it
 until it ends.
 
-Any number of workers can start at any time; the study holds their inputs. If a worker
+Any number of workers can start at any time, before the search too; the study holds
+their inputs. If a worker
 is killed, another process runs its trial again with the same parameters.
 """
 
+import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -35,13 +37,17 @@ from compress.nas.context import (
 )
 from compress.nas.costs import CostModel
 from compress.nas.space import Shapes
+from compress.nas.storage import NotStartedError
 from compress.nas.study import close_study, join_study, run_trials
+from compress.progress import Say
 from compress.provenance import redact
 from compress.records.json_text import from_json, to_json
 from compress.training.context import TrainingContext
 
 ATTRIBUTE = "for workers"
 """The attribute of the study that holds WorkerInputs."""
+POLL_SECONDS = 5.0
+"""Seconds between two looks for a search that has not started yet."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +70,11 @@ class WorkerInputs:
 
     @staticmethod
     def from_study(study: "optuna.Study") -> "WorkerInputs":
-        """Load the inputs. Raises SearchError before `write_inputs` was called."""
+        """Load the inputs. Raises NotStartedError before `write_inputs` was called."""
         inputs: Any = study.user_attrs.get(ATTRIBUTE)
         if not isinstance(inputs, dict):
-            raise SearchError(
-                f"study {study.study_name!r}: its search has not started its trials "
-                "yet; try again then"
+            raise NotStartedError(
+                f"study {study.study_name!r}: its search has not started its trials yet"
             )
         return WorkerInputs(**inputs)
 
@@ -104,7 +109,7 @@ def join(
     console: Console | None = None,
 ) -> None:
     """Evaluate shapes for the search in this storage until it ends, or `minutes` have
-    passed.
+    passed. If it has not started yet, wait for it.
 
     name        of its study, if the storage holds several
     weights     the folder of the supernet (or teacher) on this machine, if its path
@@ -116,7 +121,8 @@ def join(
     join_processes()
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    study = join_study(storage, name, say=say)
+    ends = None if minutes is None else time.monotonic() + 60 * minutes
+    study = _join_when_started(storage, name, ends, say=say)
     try:
         if study.user_attrs.get("over"):
             return say("the search has ended")
@@ -142,12 +148,38 @@ def join(
         run_trials(
             study,
             evaluator,
-            seconds=None if minutes is None else 60 * minutes,
+            seconds=None if ends is None else ends - time.monotonic(),
             worker=True,
             say=say,
         )
     finally:
         close_study(study)
+
+
+def _join_when_started(
+    storage: str, name: str | None, ends: float | None, *, say: Say
+) -> optuna.Study:
+    """Return the study once its search has started its trials, or is over. ends: by
+    `time.monotonic`; after it, NotStartedError is raised."""
+    told = False
+    while True:
+        try:
+            study = join_study(storage, name, say=say)
+            try:
+                if not study.user_attrs.get("over"):
+                    WorkerInputs.from_study(study)
+            except BaseException:
+                close_study(study)
+                raise
+        except NotStartedError as error:
+            if ends is not None and time.monotonic() > ends:
+                raise
+            if not told:
+                say(f"waiting for the search to start: {error}")
+            told = True
+            time.sleep(POLL_SECONDS)
+        else:
+            return study
 
 
 def _make_evaluator(

@@ -62,7 +62,7 @@ def wait_for_all() -> None:
 
     if PartialState().num_processes == 1:
         return
-    with _name_lost_processes():
+    with naming_lost_processes():
         barrier = distributed.barrier(_group(), async_op=True)
         pause = 1e-4
         while not barrier.is_completed():
@@ -72,14 +72,19 @@ def wait_for_all() -> None:
 
 
 @contextmanager
-def _name_lost_processes() -> Iterator[None]:
-    """Raise RunError for what the group raises once a process has ended."""
+def naming_lost_processes() -> Iterator[None]:
+    """Raise RunError for what collectives raise once a process has ended."""
+    from torch import distributed
+
     try:
         yield
     except RuntimeError as error:
-        raise RunError(
-            "another process of this launch has ended; its own output says why"
-        ) from error
+        if isinstance(error, distributed.DistError) or "gloo" in str(error):
+            raise RunError(
+                "another process of this launch has ended, and its own output says "
+                "why; --resume continues the run once all are started again"
+            ) from error
+        raise
 
 
 def any_process(flag: bool) -> bool:
@@ -92,7 +97,7 @@ def any_process(flag: bool) -> bool:
     if PartialState().num_processes == 1:
         return flag
     count = torch.tensor(int(flag))
-    with _name_lost_processes():
+    with naming_lost_processes():
         distributed.all_reduce(count, group=_group())
     return bool(count)
 

@@ -58,7 +58,13 @@ from compress.training.optimizer import (
     scale_rate,
     set_group_rates,
 )
-from compress.training.processes import copy_weights, from_first, gather, wait_for_all
+from compress.training.processes import (
+    copy_weights,
+    from_first,
+    gather,
+    naming_lost_processes,
+    wait_for_all,
+)
 from compress.training.schedule import AutoLength
 from compress.training.step import Score, Step
 from compress.training.stopping import StopRequest
@@ -287,7 +293,7 @@ class StepTrainer(Trainer):
     def train_from(self, checkpoint: Path | None) -> None:
         """Train from the start or a checkpoint. A SIGTERM ends this with another
         checkpoint."""
-        with self.stop.listening():
+        with naming_lost_processes(), self.stop.listening():
             self._train_from(checkpoint)
 
     def _train_from(self, checkpoint: Path | None) -> None:

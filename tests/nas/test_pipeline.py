@@ -20,7 +20,7 @@ from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.jobs import trials
 from compress.latency.model import LatencyTable
-from compress.nas import record
+from compress.nas import record, worker
 from compress.nas.config import SearchConfig
 from compress.nas.finalists import shortlist
 from compress.nas.study import close_study, join_study, open_study
@@ -362,11 +362,13 @@ def kept(out: Path) -> list[Path]:
     return [path for pattern in wanted for path in out.glob(pattern)]
 
 
-def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
+def test_a_worker_needs_a_search_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = command.run("search", "--worker")
     assert "needs --storage" in told.err
-    told = command.run("search", "--storage", str(tmp_path / "study.db"), "--worker")
+    monkeypatch.setattr(worker, "POLL_SECONDS", 0.05)
+    told = command.run("search", "--storage", str(tmp_path / "study.db"), "--worker", "--minutes", "0.002")
     assert (told.code, "no such file" in told.err) == (2, True)
+    assert told.out.count("waiting for the search to start") == 1
 
 
 def test_a_finished_search_is_the_same_after_a_full_disk_and_with_more_time(

@@ -10,6 +10,8 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from compress.errors import SearchError
+from compress.nas import worker
+from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, join_study
 from compress.nas.trial import count_scored, evaluate_trial, outcome
 from tests.nas.toy import ToyEvaluator, begin, hasty, run, start_worker
@@ -37,6 +39,32 @@ def test_workers_draw_different_shapes() -> None:
         trial = study.ask()
         shapes.add((trial.suggest_int("layers", 1, 800), trial.suggest_int("hidden", 1, 3200)))
     assert len(shapes) == 3
+
+
+def test_a_worker_may_start_before_its_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its file, before its study, and before its trials."""
+    monkeypatch.setattr(worker, "POLL_SECONDS", 0.01)
+    storage, heard = tmp_path / "study.db", list[str]()
+    inputs = worker.WorkerInputs("", "", "", "", bf16=False)
+
+    def start(_: float) -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            close_storage(open_storage(storage))
+        if len(looks) == 3:
+            close_study(begin(storage))
+        if len(looks) == 4:
+            study = begin(storage)
+            study.set_user_attr(worker.ATTRIBUTE, vars(inputs))
+            close_study(study)
+
+    looks = list[int]()
+    monkeypatch.setattr(worker.time, "sleep", start)
+    study = worker._join_when_started(str(storage), None, None, say=heard.append)
+    assert worker.WorkerInputs.from_study(study) == inputs
+    close_study(study)
+    assert len(looks) == 4
+    assert [line for line in heard if "waiting" in line] == heard[:1]
 
 
 def test_one_of_several_studies_must_be_named() -> None:
