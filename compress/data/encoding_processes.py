@@ -23,12 +23,10 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-import compress
 from compress.data.encoder import Encoder, TextEncoder
 from compress.data.sentences import (
-    SENTENCES_PER_CALL,
     RunningText,
-    SentenceEncoder,
+    RunningTextEncoder,
     SentenceTokens,
     read_texts,
     take_texts,
@@ -61,16 +59,16 @@ def encode_documents(
     """
     numbered = iter(documents)
     own = _take_documents(numbered, OWN_CHARACTERS)
-    batches = take_texts(read_texts(own, parallel), SENTENCES_PER_CALL)
+    batches = take_texts(read_texts(own, parallel))
     first = next(batches, [])
-    sentences = SentenceEncoder.from_encoder(encoder, first)
+    sentences = RunningTextEncoder.from_encoder(encoder, first)
     for texts in chain([first], batches):
         yield SentenceTokens.from_texts(texts, sentences)
     count = min(_count_cores(), MOST_PROCESSES)
     if isinstance(encoder, TextEncoder) and count > 1:
         yield from _encode_elsewhere(numbered, sentences, encoder, count, parallel)
         return
-    for texts in take_texts(read_texts(numbered, parallel), SENTENCES_PER_CALL):
+    for texts in take_texts(read_texts(numbered, parallel)):
         yield SentenceTokens.from_texts(texts, sentences)
 
 
@@ -92,7 +90,7 @@ def _count_cores() -> int:
 
 def _encode_elsewhere(
     numbered: Iterator[tuple[int, str]],
-    sentences: SentenceEncoder,
+    sentences: RunningTextEncoder,
     encoder: TextEncoder,
     count: int,
     parallel: bool,
@@ -129,7 +127,7 @@ def _encode_elsewhere(
 @contextmanager
 def _started(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start processes, and end them."""
-    path = [str(Path(compress.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -187,14 +185,14 @@ def serve() -> None:
     sys.stdout = sys.stderr
     backend, settings, name, ends_tokens, parallel = pickle.load(source)
     encoder = TextEncoder.from_backend(Tokenizer.from_str(backend), settings, name)
-    sentences = SentenceEncoder(encoder, ends_tokens)
+    sentences = RunningTextEncoder(encoder, ends_tokens)
     while True:
         try:
             documents = pickle.load(source)
         except EOFError:
             return
         batches: Iterable[list[RunningText]] = take_texts(
-            read_texts(documents, parallel), SENTENCES_PER_CALL
+            read_texts(documents, parallel)
         )
         answer: object
         try:

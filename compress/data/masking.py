@@ -93,10 +93,10 @@ class Template:
         """Return the special tokens around one text; without token types, they are
         0."""
         types = self.types or tuple([0] * len(ids) for ids in self.ids)
-        before, after = (
+        special = [
             tuple(zip(*pair, strict=True)) for pair in zip(self.ids, types, strict=True)
-        )
-        return Surroundings(before, after, (self.text_types or (0,))[0])
+        ]
+        return Surroundings(special[0], special[1], (self.text_types or (0,))[0])
 
 
 def _interleave(

@@ -45,7 +45,7 @@ CHECKED_CHARACTERS: Final = 50_000
 """Characters of a corpus whose sentences are encoded in both ways."""
 
 _SENTENCE_END = re.compile(r"[.!?。！？](?:(?<=[。！？])|[\"')\]”’]?(?=\s+(?![a-z])))")
-_MARKS: Final = frozenset(".!?。！？\"')]”’")
+_BERT_MARKS: Final = frozenset(".!?。！？\"')]”’")
 """Characters before a bound, all of which BERT's tokenizer takes as words."""
 _JOINING: Final = re.compile(r"\s|[。！？]")
 """What an added token may not contain if no token crosses a bound."""
@@ -166,7 +166,7 @@ class SentenceTokens:
 
     @classmethod
     def from_texts(
-        cls, texts: list[RunningText], sentences: SentenceEncoder
+        cls, texts: list[RunningText], sentences: RunningTextEncoder
     ) -> SentenceTokens:
         """Encode the sentences of texts."""
         numbers = np.array([text.document for text in texts], np.int64)
@@ -174,7 +174,7 @@ class SentenceTokens:
         return cls(np.repeat(numbers, sizes), sentences.encode(texts))
 
 
-class SentenceEncoder:
+class RunningTextEncoder:
     """Encode the sentences of texts, alone wherever no token crosses their bounds.
 
     encoder       of a fast tokenizer of `tokenizers`, or of another one
@@ -188,7 +188,7 @@ class SentenceEncoder:
     @classmethod
     def from_encoder(
         cls, encoder: Encoder, texts: list[RunningText]
-    ) -> SentenceEncoder:
+    ) -> RunningTextEncoder:
         """Choose which bounds end tokens as the tokenizer's settings show it, if it is
         so in the first of these texts."""
         found = cls(encoder, _find_rule(encoder))
@@ -228,7 +228,7 @@ class SentenceEncoder:
         """Encode texts as wholes, and divide their tokens among the sentences."""
         passages = list(chain.from_iterable(text.passages() for text in texts))
         rows: list[list[int]] = []
-        for batch in take_texts(passages, SENTENCES_PER_CALL):
+        for batch in take_texts(passages):
             found = self.encoder.encodings([passage.text for passage in batch])
             if found is None:
                 # it does not report which characters its tokens come from
@@ -254,14 +254,14 @@ def read_texts(
             yield RunningText.from_document(number, document)
 
 
-def take_texts(texts: Iterable[RunningText], count: int) -> Iterator[list[RunningText]]:
-    """Group texts that have `count` sentences, or a few more."""
+def take_texts(texts: Iterable[RunningText]) -> Iterator[list[RunningText]]:
+    """Group texts that have SENTENCES_PER_CALL sentences, or a few more."""
     batch: list[RunningText] = []
     taken = 0
     for text in texts:
         batch.append(text)
         taken += text.size
-        if taken >= count:
+        if taken >= SENTENCES_PER_CALL:
             yield batch
             batch = []
             taken = 0
@@ -310,7 +310,7 @@ def _refuse(text: str, bound: int) -> bool:
 
 def _ends_word(text: str, bound: int) -> bool:
     """Check that a word of BERT's ends here: each punctuation mark is one."""
-    return text[bound] == " " or text[bound - 1] in _MARKS
+    return text[bound] == " " or text[bound - 1] in _BERT_MARKS
 
 
 def _is_at_space(text: str, bound: int) -> bool:

@@ -33,7 +33,7 @@ from compress.training.unlabelled import with_texts
 
 HELD_OUT_TOKENS: Final = 200_000
 """The most tokens of text that score a language model."""
-TOKENS_READ: Final = 8_000_000
+LEAST_TOKENS: Final = 8_000_000
 """Tokens of a corpus that are encoded even if a stage reads fewer: a few seconds."""
 TOKENS_PER_SECOND: Final = {"cpu": 50_000, "cuda": 20_000_000}
 """More tokens than a student reads in a second of training, by device."""
@@ -243,7 +243,7 @@ class TrainingContext:
                 rate = TOKENS_PER_SECOND.get(PartialState().device.type)
                 if rate is not None:
                     limits.append(math.ceil(60 * self.time_limit.minutes * rate))
-        limits = [max(TOKENS_READ, min(limits))] if limits else []
+        limits = [max(LEAST_TOKENS, min(limits))] if limits else []
         if stage.limit_tokens is not None:
             limits.append(stage.limit_tokens)
         return min(limits, default=None)

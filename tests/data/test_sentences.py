@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from compress.data.corpus import Corpus, encode_corpus
 from compress.data.encoder import encoder_of
 from compress.data.encoding_processes import encode_documents
-from compress.data.sentences import SentenceEncoder, split_sentences
+from compress.data.sentences import RunningTextEncoder, split_sentences
 from tests import tiny
 from tests.data import blocks_by_token
 
@@ -117,13 +117,13 @@ def test_which_sentences_are_encoded_one_by_one(
 ) -> None:
     texts = [(number, FEW[0]) for number in range(1500)]
     whole = []
-    encode_whole = SentenceEncoder.encode_whole
+    encode_whole = RunningTextEncoder.encode_whole
 
-    def counted(self: SentenceEncoder, batch: Any) -> Any:
+    def counted(self: RunningTextEncoder, batch: Any) -> Any:
         whole.extend(batch)
         return encode_whole(self, batch)
 
-    monkeypatch.setattr(SentenceEncoder, "encode_whole", counted)
+    monkeypatch.setattr(RunningTextEncoder, "encode_whole", counted)
     found = list(encode_documents(texts, encoder_of(KINDS[kind]())))
     assert np.array_equal(np.concatenate([each.documents for each in found]), np.repeat(np.arange(1500), 3))
     assert (len(whole) < len(texts)) == (kind in APART)

@@ -28,7 +28,7 @@ def count(found: contexts.TrainingContext, *, held_out: bool = False, **settings
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "TOKENS_READ", 100)
+    monkeypatch.setattr(contexts, "LEAST_TOKENS", 100)
 
 
 def test_a_small_corpus_is_encoded_whole() -> None:
