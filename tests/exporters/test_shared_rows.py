@@ -20,7 +20,8 @@ from compress.exporters.row_files import predict_file
 from compress.exporters.shared_rows import RowShare
 from tests import tiny
 
-ROWS = 4 * ROWS_PER_BATCH + 9
+BATCH = 4 * ROWS_PER_BATCH
+ROWS = 4 * BATCH + 9
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_the_output_is_that_of_one_process(
     found = [
         predict_file(opened, source, several, on_error="skip", share=replace(share, rank=rank)) for rank in (1, 2, 0)
     ]
-    assert found == [(ROWS_PER_BATCH + 9, 1), (ROWS_PER_BATCH, 0), (ROWS, 1)]
+    assert found == [(BATCH + 9, 0), (BATCH, 0), (ROWS, 1)]
     assert sum(asked) == ROWS - 1, "each row once"
     if suffix == ".parquet":
         assert pq.read_table(several).equals(pq.read_table(one))
@@ -93,7 +94,7 @@ def test_answers_of_an_interrupted_process_are_kept(
     opened, target = bundle.open(), source.with_name("several.jsonl")
     for _ in range(2):
         predict_file(opened, source, target, on_error="skip", share=replace(share, rank=1))
-    assert asked == [ROWS_PER_BATCH - 1, 9], "the second time nothing is asked"
+    assert asked == [BATCH, 9], "the second time nothing is asked"
 
 
 def test_processes_with_other_files_are_refused(bundle: Bundle, source: Path, share: RowShare) -> None:
