@@ -7,17 +7,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from compress.data.answers import AnswerColumns
 from compress.data.encoder import Text
+from compress.data.task import Task
 from compress.errors import DataError
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import ROWS_PER_BATCH, Predictor
 from compress.exporters.row_files import predict_file
 from compress.exporters.shared_rows import RowShare
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding
+from compress.models.sentence_settings import SentenceSettings, set_settings
 from tests import tiny
 
 BATCH = 4 * ROWS_PER_BATCH
@@ -74,6 +78,21 @@ def test_the_output_is_that_of_one_process(
     else:
         assert several.read_bytes() == one.read_bytes()
     assert not share.folder.exists()
+
+
+@pytest.mark.parametrize("form", ["float32", "binary"])
+def test_vectors_are_shared(tmp_path: Path, share: RowShare, form: Any) -> None:
+    config = tiny.config("bert")
+    set_settings(config, SentenceSettings.pooled(32))
+    model = AutoModelForSentenceEmbedding.from_config(config).eval()
+    task = Task("embedding", ("text",), "similarity", (), "spearman", width=32)
+    opened = tiny.bundle(tmp_path / "vectors", model=model, task=task).open()
+    (tmp_path / "rows.txt").write_text("".join(f"{'good ' * (n % 7)}film\n" for n in range(BATCH + 5)))
+    one, several = tmp_path / "one.npy", tmp_path / "several.npy"
+    predict_file(opened, tmp_path / "rows.txt", one, vectors=form)
+    for rank in (1, 2, 0):
+        predict_file(opened, tmp_path / "rows.txt", several, vectors=form, share=replace(share, rank=rank))
+    assert several.read_bytes() == one.read_bytes()
 
 
 def test_rows_of_a_missing_process_are_answered(
