@@ -1,8 +1,11 @@
-"""Run a model of lookups on batches of rows, each answered as it is alone.
+"""Run batches of rows, each answered as it is alone.
 
-A call of onnxruntime for each row of a static model costs ten times what the model
-computes. `rewrite.batch` makes a graph for batches. It is used only if it answers drawn
-rows exactly as the file answers each of them alone.
+A call of onnxruntime for each short row costs more than what the model computes. Rows
+of equal length need no padding, and unless the file chooses its scales by the whole
+batch, as int8 with dynamic ranges does, onnxruntime computes each of them as alone. The
+graph of a model of lookups is rewritten for rows of any length (`rewrite.batch`).
+
+Batches are used only if drawn rows are answered in them bit by bit as alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +30,8 @@ from compress.exporters.session import (
     runtime_reason,
     session_entries,
     session_options,
-    vocabulary_size,
 )
+from compress.progress import show_progress
 
 RunAlone = Callable[[Sequence[EncodedRow]], NDArray[np.float32]]
 """Run rows one at a time, and return their outputs (rows, outputs)."""
@@ -36,52 +39,96 @@ RunAlone = Callable[[Sequence[EncodedRow]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class BatchSession:
-    """Hold a session of the graph for batches, and the names of the outputs to compute;
-    None for all."""
+    """Hold a session that runs batches.
+
+    outputs   the names of the outputs to compute; None for all
+    padded    whether rows of a batch may differ in length
+    """
 
     session: onnxruntime.InferenceSession
     outputs: Sequence[str] | None
+    padded: bool
 
     @classmethod
-    def open(
-        cls, file: Path, outputs: Sequence[str] | None, run_alone: RunAlone
+    def from_session(
+        cls, session: onnxruntime.InferenceSession, outputs: Sequence[str] | None
+    ) -> "BatchSession":
+        """Run batches of equal length in the session for single rows."""
+        return cls(session, outputs, padded=False)
+
+    @classmethod
+    def from_file(
+        cls, file: Path, outputs: Sequence[str] | None
     ) -> "BatchSession | None":
-        """Open an ONNX file for batches; None unless each row of a batch is answered
-        exactly as `run_alone` answers it."""
+        """Open the ONNX file of a model of lookups for batches; None for another
+        model. Raises ExportError for a file that cannot be opened."""
         model = read_model(file)
         changed = batch_rows(model)
         if changed is None:
             return None
         options = session_options(1, session_entries(model, file))
+        session = create_session(changed.SerializeToString(), options, file)
+        return cls(session, outputs, padded=True)
+
+    def agrees(self, run_alone: RunAlone, vocabulary: int) -> bool:
+        """Check whether drawn rows are answered in batches as `run_alone` answers
+        them.
+
+        vocabulary   the number of token ids
+        """
         draw = np.random.default_rng(0)
-        most = vocabulary_size(model, file)
-        ids = [draw.integers(0, most, length).tolist() for length in range(1, 65)]
-        ids.append([0, 0, 0])
-        rows = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
+        lengths = range(1, 65) if self.padded else np.repeat([2, 3, 8, 21, 40], 3)
+        ids = [draw.integers(0, vocabulary, length).tolist() for length in lengths]
+        ids.append([0] * len(ids[0]))
+        types = [[at * 2 // len(row) for at in range(len(row))] for row in ids]
+        tokens = TokenArrays.from_rows(ids, types)
+        rows = [
+            {
+                "input_ids": row,
+                "attention_mask": [1] * len(row),
+                "token_type_ids": kinds,
+            }
+            for row, kinds in tokens.rows()
+        ]
         try:
-            opened = cls(
-                create_session(changed.SerializeToString(), options, file), outputs
-            )
-            together = opened._run(TokenArrays.from_rows(ids), np.arange(len(ids)))
-        except UNOPENED:
-            return None
-        return opened if np.array_equal(together, run_alone(rows)) else None
+            return np.array_equal(self.run(tokens, threads=1), run_alone(rows))
+        except BundleError:
+            return False
 
     def run(self, tokens: TokenArrays, threads: int) -> NDArray[np.float32]:
         """Compute the outputs (rows, outputs) of encoded rows, in order, on `threads`
         threads. Raises BundleError for rows that the file cannot be run on."""
-        batches = list(_cut_batches(tokens.lengths))
+        batches = list(self._cut(tokens.lengths))
         run = partial(self._run, tokens)
         try:
             with ThreadPoolExecutor(threads) as pool:
-                found = np.concatenate(list(pool.map(run, batches)))
+                answers = pool.map(run, batches)
+                found = list(show_progress(answers, "scoring", len(batches), "batches"))
         except UNOPENED as error:
             raise BundleError(
                 f"the model cannot be run: {runtime_reason(error)}"
             ) from None
-        ordered = np.empty_like(found)
-        ordered[np.concatenate(batches)] = found
+        joined = np.concatenate(found)
+        ordered = np.empty_like(joined)
+        ordered[np.concatenate(batches)] = joined
         return ordered
+
+    def _cut(self, lengths: Array) -> Iterator[Array]:
+        """Yield the numbers of rows for a batch: of similar or equal length, and few
+        enough for the processor's cache."""
+        most_tokens = 2048 if self.padded else 512
+        order = np.argsort(lengths, kind="stable")
+        start = 0
+        while start < len(order):
+            shortest = lengths[order[start]]
+            few = order[start : start + max(1, most_tokens // shortest)]
+            longest = lengths[few[-1]]
+            if self.padded:
+                batch = few[: max(1, most_tokens // longest)]
+            else:
+                batch = few[lengths[few] == shortest]
+            yield batch
+            start += len(batch)
 
     def _run(self, tokens: TokenArrays, rows: Array) -> NDArray[np.float32]:
         """Run some rows, by their numbers, padded to the longest of them."""
@@ -89,22 +136,13 @@ class BatchSession:
         lengths_R1 = tokens.bounds[rows + 1, None] - begins_R1
         place_L = np.arange(lengths_R1.max())
         inside = place_L < lengths_R1
-        ids = np.zeros(inside.shape, np.int64)
-        ids[inside] = tokens.ids[(begins_R1 + place_L)[inside]]
-        given = {"input_ids": ids, "attention_mask": inside.astype(np.int64)}
+        places = (begins_R1 + place_L)[inside]
+        given = {"attention_mask": inside.astype(np.int64)}
+        columns = {"input_ids": tokens.ids, "token_type_ids": tokens.types}
+        for name, values in columns.items():
+            if values is not None:
+                given[name] = np.zeros(inside.shape, np.int64)
+                given[name][inside] = values[places]
         names = [node.name for node in self.session.get_inputs()]
         (found,) = self.session.run(self.outputs, {name: given[name] for name in names})
         return np.asarray(found)
-
-
-def _cut_batches(lengths: Array) -> Iterator[Array]:
-    """Yield the numbers of rows of similar length, few enough for the processor's
-    cache."""
-    most_tokens = 2048  # padding included
-    order = np.argsort(lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        few = order[start : start + max(1, most_tokens // lengths[order[start]])]
-        batch = few[: max(1, most_tokens // lengths[few[-1]])]
-        yield batch
-        start += len(batch)

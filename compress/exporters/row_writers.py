@@ -156,7 +156,9 @@ def _write_vectors(path: Path, form: StoredForm) -> Iterator[WriteBatch]:
     def write(groups: Iterable[ColumnGroup], _: Sequence[str]) -> None:
         nonlocal rows, width
         for group in groups:
-            packed = pack(np.asarray(group["prediction"], np.float32), form)
+            column = group["prediction"]
+            vectors = column if isinstance(column, np.ndarray) else column.to_pylist()
+            packed = pack(np.asarray(vectors, np.float32), form)
             if not rows:
                 width = packed.shape[1]
                 write_header()
@@ -193,6 +195,8 @@ def _dump_column(column: Any) -> Iterable[str]:
     """Write each value of a column as JSON."""
     if isinstance(column, Mapping):
         return _dump_objects(column)
+    if isinstance(column, np.ndarray) and column.ndim == 2:
+        return (_dump(row.tolist()) for row in column)
     values = _to_list(column)
     # one call for all: a string of JSON has no line end, so that these separate values
     together = json.dumps(

@@ -15,8 +15,9 @@ from compress.exporters.arrow_columns import to_table
 from compress.exporters.artifact import Bundle
 from compress.exporters.batch_session import BatchSession
 from compress.exporters.codebook import has_codebook
-from compress.exporters.predictor import ROWS_PER_BATCH, Predictor
-from compress.exporters.rewrite.batch import batch_rows
+from compress.exporters.int8 import quantize_static
+from compress.exporters.predictor import ROWS_PER_BATCH, Predictor, open_predictor
+from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.models.codebook import round_table
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding
@@ -109,19 +110,34 @@ def test_a_table_by_a_codebook_answers_in_batches(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened.text_logits(draw_texts()), alone(opened, draw_texts()))
 
 
-def test_models_with_layers_answer_rows_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_model_with_layers_answers_rows_as_alone(tmp_path: Path, precision: Any) -> None:
     bundle = tiny.bundle(tmp_path / "bundle")
-    assert bundle.open().batches is None
-    assert all(batch_rows(read_model(file)) is None for file in bundle.files().values())
+    assert BatchSession.from_file(bundle.files()[precision], None) is None, "there is no such graph for it"
+    opened = bundle.open(precision, threads=2)
+    assert (opened.batches is None) == (precision == "int8"), "whose scales depend on the batch"
+    np.testing.assert_array_equal(opened.text_logits(draw_texts()), alone(opened, draw_texts()))
 
 
-def test_a_graph_that_answers_otherwise_is_not_used(tmp_path: Path) -> None:
-    task = TASKS["classification"]
-    file = tiny.bundle(tmp_path / "bundle", model=classifier(task), task=task).files()["int8"]
-    assert BatchSession.open(file, None, lambda rows: np.zeros((len(rows), 3), np.float32)) is None
+def test_int8_of_learned_ranges_answers_in_batches(tmp_path: Path) -> None:
+    bundle = tiny.bundle(tmp_path / "bundle")
+    source, target = bundle.files()["fp32"], bundle.files()["int8"]
+    reads = {product.reads: (-4.0, 4.0) for product in products(read_model(source).graph)}
+    quantize_static(source, target, reads)
+    opened = open_predictor(bundle.path, target, task=bundle.task, max_length=16, threads=1)
+    assert opened.batches is not None
+    np.testing.assert_array_equal(opened.text_logits(draw_texts()), alone(opened, draw_texts()))
+
+
+def test_a_session_that_answers_otherwise_is_not_used(tmp_path: Path) -> None:
+    opened = tiny.bundle(tmp_path / "bundle").open("fp32")
+    assert opened.batches is not None
+    assert opened.batches.agrees(opened.logits, WORDS)
+    assert not opened.batches.agrees(lambda rows: opened.logits(rows) + 1e-6, WORDS)
+    assert not opened.batches.agrees(opened.logits, WORDS + 1000), "which the file cannot look up"
 
 
 def test_few_texts_do_not_open_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BatchSession, "open", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr(BatchSession, "from_file", lambda *_: pytest.fail("opened"))
     task = TASKS["classification"]
     assert len(tiny.bundle(tmp_path / "bundle", model=classifier(task), task=task).predict(draw_texts(9))) == 9

@@ -88,7 +88,7 @@ def test_lines_of_text_become_rows(opened: Predictor, tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_as_it_is_answered(opened: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = 5 * ROWS_PER_BATCH + 3
+    rows = 2 * opened.rows_per_batch + 3
     (tmp_path / "rows.txt").write_text("good\n" * rows, encoding="utf-8")
     sizes, shares = list[int](), list[float]()
     answer = Predictor.answer_columns
@@ -99,7 +99,7 @@ def test_a_file_is_read_as_it_is_answered(opened: Predictor, tmp_path: Path, mon
         opened, tmp_path / "rows.txt", tmp_path / "answers.csv", say=lambda _, share: shares.append(share)
     )
     assert done == (rows, 0)
-    assert sizes == [ROWS_PER_BATCH] * 5 + [3]
+    assert sizes == [opened.rows_per_batch] * 2 + [3]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
@@ -297,7 +297,7 @@ def test_a_row_that_cannot_be_read_takes_no_other_with_it(opened: Predictor, tmp
 
 
 def test_later_columns_are_not_left_out_of_a_table(opened: Predictor, tmp_path: Path) -> None:
-    rows = [{"sentence": "fun"}] * (ROWS_PER_BATCH + 1) + [{"sentence": "fun", "more": 1}]
+    rows = [{"sentence": "fun"}] * (opened.rows_per_batch + 1) + [{"sentence": "fun", "more": 1}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for name in ("answers.csv", "answers.parquet"):
         with pytest.raises(DataError, match="a later row has the column 'more'"):

@@ -7,20 +7,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from compress.data.answers import AnswerColumns
 from compress.data.encoder import Text
+from compress.data.task import Task
 from compress.errors import DataError
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import ROWS_PER_BATCH, Predictor
 from compress.exporters.row_files import predict_file
 from compress.exporters.shared_rows import RowShare
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding
+from compress.models.sentence_settings import SentenceSettings, set_settings
 from tests import tiny
 
-ROWS = 4 * ROWS_PER_BATCH + 9
+BATCH = 4 * ROWS_PER_BATCH
+ROWS = 4 * BATCH + 9
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +71,28 @@ def test_the_output_is_that_of_one_process(
     found = [
         predict_file(opened, source, several, on_error="skip", share=replace(share, rank=rank)) for rank in (1, 2, 0)
     ]
-    assert found == [(ROWS_PER_BATCH + 9, 1), (ROWS_PER_BATCH, 0), (ROWS, 1)]
+    assert found == [(BATCH + 9, 0), (BATCH, 0), (ROWS, 1)]
     assert sum(asked) == ROWS - 1, "each row once"
     if suffix == ".parquet":
         assert pq.read_table(several).equals(pq.read_table(one))
     else:
         assert several.read_bytes() == one.read_bytes()
     assert not share.folder.exists()
+
+
+@pytest.mark.parametrize("form", ["float32", "binary"])
+def test_vectors_are_shared(tmp_path: Path, share: RowShare, form: Any) -> None:
+    config = tiny.config("bert")
+    set_settings(config, SentenceSettings.pooled(32))
+    model = AutoModelForSentenceEmbedding.from_config(config).eval()
+    task = Task("embedding", ("text",), "similarity", (), "spearman", width=32)
+    opened = tiny.bundle(tmp_path / "vectors", model=model, task=task).open()
+    (tmp_path / "rows.txt").write_text("".join(f"{'good ' * (n % 7)}film\n" for n in range(BATCH + 5)))
+    one, several = tmp_path / "one.npy", tmp_path / "several.npy"
+    predict_file(opened, tmp_path / "rows.txt", one, vectors=form)
+    for rank in (1, 2, 0):
+        predict_file(opened, tmp_path / "rows.txt", several, vectors=form, share=replace(share, rank=rank))
+    assert several.read_bytes() == one.read_bytes()
 
 
 def test_rows_of_a_missing_process_are_answered(
@@ -93,7 +113,7 @@ def test_answers_of_an_interrupted_process_are_kept(
     opened, target = bundle.open(), source.with_name("several.jsonl")
     for _ in range(2):
         predict_file(opened, source, target, on_error="skip", share=replace(share, rank=1))
-    assert asked == [ROWS_PER_BATCH - 1, 9], "the second time nothing is asked"
+    assert asked == [BATCH, 9], "the second time nothing is asked"
 
 
 def test_processes_with_other_files_are_refused(bundle: Bundle, source: Path, share: RowShare) -> None:
