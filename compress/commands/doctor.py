@@ -22,6 +22,7 @@ from compress.arguments import check_arguments
 from compress.benchmark import probe
 from compress.benchmark.remote import agent
 from compress.exporters import formats
+from compress.models.memory import measure_memory
 from compress.provenance import (
     DISTRIBUTION,
     find_problem,
@@ -298,31 +299,6 @@ def count_cores() -> int:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1
     )
-
-
-def measure_memory() -> tuple[int, int]:
-    """Return total and free memory in bytes, within a container's limit; (0, 0) if
-    unknown."""
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
-        return 0, 0
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    lines = (line.split() for line in _read_text(Path("/proc/meminfo")).splitlines())
-    free = next(
-        (int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), total
-    )
-    limit = _read_text(Path("/sys/fs/cgroup", "memory.max")).strip()
-    used = _read_text(Path("/sys/fs/cgroup", "memory.current")).strip()
-    if limit.isdecimal() and used.isdecimal() and int(limit) < total:
-        total = int(limit)
-        free = min(free, int(limit) - int(used))
-    return total, free
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def check_extras() -> Iterator[Check]:

@@ -89,6 +89,7 @@ def logits(
     """
     import torch
 
+    from compress.models.memory import input_device
     from compress.models.signals import evaluating, logits_of
 
     lengths = whole_numbers(encoded, "length")
@@ -96,7 +97,7 @@ def logits(
     if not len(order):
         raise DataError("logits: the split has no rows; evaluation needs at least one.")
     accepted = inspect.signature(model.forward).parameters.keys() - {"labels"}
-    device = next(model.parameters()).device
+    device = input_device(model)
     rows_only = encoded.remove_columns("length")
     parts: list[Array] = []
     tokens = np.append(0, np.cumsum(lengths[order]))

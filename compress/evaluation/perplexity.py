@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from compress.arrays import spaced, whole_numbers
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
+from compress.models.memory import input_device
 from compress.models.signals import evaluating, has_lm_head, read
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def measure_perplexity(
     with `bf16` under autocast. Raises DataError if no position is predicted.
     """
     language_model: nn.Module = getattr(model, "student", model)
-    device = next(language_model.parameters()).device
+    device = input_device(language_model)
     lengths = whole_numbers(rows, "length")
     chosen = spaced(len(rows), limit)
     # little padding, and the widest batch first

@@ -43,6 +43,7 @@ from compress.exporters.session import (
     runtime_reason,
 )
 from compress.io import atomic_file
+from compress.models.memory import is_dispatched
 from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
 
@@ -170,7 +171,11 @@ def refuse_unfaithful(model: nn.Module, longest: int) -> None:
 
 def check_size(model: nn.Module, name: str = "") -> None:
     """Raise ExportError, naming the model or its class, where its weights do not fit
-    into an ONNX file."""
+    into an ONNX file, or into the memory."""
+    if is_dispatched(model):
+        raise ExportError(
+            f"{name or type(model).__name__}: this machine's memory cannot hold it"
+        )
     if (
         size := 4 * sum(parameter.numel() for parameter in model.parameters())
     ) >= PROTOBUF_LIMIT:

@@ -23,6 +23,7 @@ from compress.config.reference import options as options_of
 from compress.config.stages import Stage
 from compress.data.collate import LengthGrouped, Order
 from compress.data.tokenize import select_rows
+from compress.models.memory import to_device
 from compress.models.teacher import Teacher
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.slicing.shape import Shape
@@ -99,7 +100,7 @@ class Trials:
             phase, _ = self.try_stage(
                 stage, copy.deepcopy(teacher.model).requires_grad_(True), None
             )
-        teacher.model.to(PartialState().device)
+        to_device(teacher.model, PartialState().device)
         return phase, teacher
 
     @contextmanager

@@ -24,6 +24,7 @@ from compress.errors import TeacherError
 from compress.kinds import Kind
 from compress.models import heads
 from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
+from compress.models.memory import pass_on, plan_placement
 from compress.models.padding import align_padding
 from compress.models.sentence_folder import read_encoder
 from compress.slicing.shape import token_rows
@@ -217,6 +218,7 @@ def load_model(
     drop_heads: bool = False,
     allow_pickle: bool = False,
     dtype: torch.dtype | None = torch.float32,
+    frozen: bool = False,
 ) -> "LoadedModel":
     """Load a model from a checkpoint.
 
@@ -227,6 +229,8 @@ def load_model(
     drop_heads  heads of the family for other tasks may be dropped, because the caller
                 has no use for them
     dtype       number format of the weights; None: that of the files
+    frozen      it will not be trained: if the free memory cannot hold it, its layers
+                are read from the files as they are needed (see `models.memory`)
 
     Raises TeacherError for files that are damaged or missing, and for tensors that are
     missing, have another shape or have no place in the model; StudentError for a family
@@ -244,6 +248,10 @@ def load_model(
     model_class: Any = heads.class_for(auto, config)
     source = ModelFolder(folder)
     saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
+    number_format = saved.dtype if dtype is None else dtype
+    placement: dict[str, Any] = {}
+    if frozen and not saved.weights.pickled:
+        placement = plan_placement(saved.count * number_format.itemsize)
     with explain_load_errors(folder):
         check_formats(folder, saved)
         model, info = model_class.from_pretrained(
@@ -252,11 +260,14 @@ def load_model(
             use_safetensors=None if saved.weights.pickled else True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            dtype=saved.dtype if dtype is None else dtype,
+            dtype=number_format,
+            **placement,
         )
         fit = account(model, saved, info)
         if isinstance(model, SentenceEncoder):
             model.load_modules(folder, allow_pickle=allow_pickle)
+        if placement:
+            pass_on(model, "tap")  # of `models.signals`
         dropped = judge(folder, model, fit, saved, new=new, drop_heads=drop_heads)
     model.eval().requires_grad_(False)
     return LoadedModel(model, fit.missing | fit.mismatched.keys(), dropped)

@@ -31,6 +31,7 @@ from compress.models.loader import (
     load_model,
     load_tokenizer,
 )
+from compress.models.memory import is_dispatched
 from compress.models.sentence_settings import SETTINGS_KEY
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
@@ -283,6 +284,12 @@ def build(
         return _load_student(spec.init, teacher, head, kind)
     config = config_for(spec, teacher.config)
     student = heads.create(config, head, kind)
+    if spec.init != "scratch" and is_dispatched(teacher):
+        raise StudentError(
+            f"student.init: {spec.init} copies weights of the teacher, which this "
+            "machine's memory cannot hold; expected scratch, or a checkpoint to begin "
+            "as: --set student.init=FOLDER"
+        )
     if spec.init == "teacher":
         copy_from_teacher(
             student, teacher, spec.copy_layers, kept or choose_units(spec, teacher)

@@ -222,6 +222,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         new="pooler" if task.vectors else new,
         drop_heads=not trained,
         allow_pickle=allow_pickle,
+        frozen=trained,
     )
     check_vocabulary(folder, tokenizer, loaded.model)
     hide_padding(loaded.model)

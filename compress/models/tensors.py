@@ -7,6 +7,7 @@ its name, with the renaming that transformers applies.
 """
 
 import copy
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -87,6 +88,11 @@ class SavedTensors:
                     tensor: Tensor = tensors.get_tensor(name)
                     return tensor
         raise KeyError(name)
+
+    @property
+    def count(self) -> int:
+        """Return the number of weights in all tensors."""
+        return sum(math.prod(info.shape) for info in self.infos.values())
 
     @property
     def dtype(self) -> torch.dtype:

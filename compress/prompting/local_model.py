@@ -44,6 +44,7 @@ from compress.models.loader import (
     load_model,
     load_tokenizer,
 )
+from compress.models.memory import to_device
 from compress.prompting.answers import Likelihood
 
 TOKENS_PER_CALL = 8192
@@ -78,9 +79,11 @@ def open_model(
         )
     tokenizer = load_tokenizer(folder)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = load_model(folder, auto, config, allow_pickle=allow_pickle).model
+    model = load_model(
+        folder, auto, config, allow_pickle=allow_pickle, frozen=True
+    ).model
     check_vocabulary(folder, tokenizer, model)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    to_device(model, "cuda" if torch.cuda.is_available() else "cpu")
     return LocalModel(
         name, f"{identify(folder)} {'bf16' if bf16 else 'fp32'}", model, tokenizer, bf16
     )

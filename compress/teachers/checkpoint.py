@@ -14,6 +14,7 @@ from compress.data.task import TaskData
 from compress.evaluation.evaluator import Evaluator
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
+from compress.models.memory import to_device
 from compress.models.teacher import Teacher, with_scores
 from compress.prompting.labels import starting_checkpoint
 from compress.records.forecast import PhaseEstimate
@@ -40,7 +41,7 @@ class FineTune(Phase[Job]):
         models = job.models
         stage = models.recipe.teacher
         teacher = with_head(models.base_teacher, stage, models.context, models.run)
-        teacher.model.to(PartialState().device)
+        to_device(teacher.model, PartialState().device)
         return job.with_teacher(teacher)
 
     def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:

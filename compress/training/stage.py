@@ -40,6 +40,7 @@ from compress.io import atomic_folder, verify
 from compress.kinds import Kind
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import fit_new_output
+from compress.models.memory import is_dispatched
 from compress.models.precision import cast_linear_layers
 from compress.models.signals import train_faster
 from compress.models.teacher import Teacher
@@ -511,7 +512,7 @@ def run_stage(
         )
         words = words.to(PartialState().device)
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
-    if teacher and context.bf16:
+    if teacher and context.bf16 and not is_dispatched(teacher.model):
         cast_linear_layers(teacher.model)
     unit = 1.0
     if stage.head == "task" and context.task.scaled:

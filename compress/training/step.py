@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from compress.arguments import check_arguments
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX, MISSING_TAG
+from compress.models.memory import is_dispatched
 from compress.models.signals import (
     ATTENTION,
     Signals,
@@ -234,9 +235,10 @@ class Distillation(Step):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True
     ) -> "Distillation":
-        """Apply `.to(device)` and `.half()` to the teacher too."""
+        """Apply `.to(device)` and `.half()` to the teacher too, unless accelerate has
+        placed its layers."""
         super()._apply(fn, recurse)
-        if isinstance(self.teacher, nn.Module):
+        if isinstance(self.teacher, nn.Module) and not is_dispatched(self.teacher):
             self.teacher._apply(fn)
         return self
 

@@ -31,6 +31,7 @@ from compress.arrays import whole_numbers
 from compress.data.cache import load_or_create, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
+from compress.models.memory import input_device
 from compress.models.signals import (
     ATTENTION,
     LayerAttention,
@@ -228,7 +229,7 @@ def teacher_cache(
         if all((entry / f"{name}.npy").is_file() for name in names):
             return
         teacher.eval()
-        device = next(teacher.parameters()).device
+        device = input_device(teacher)
         first = shard * SHARD
         last = min((shard + 1) * SHARD, len(rows))
         order = first + np.argsort(lengths[first:last], kind="stable")

@@ -1,0 +1,131 @@
+"""Place the weights of frozen models that the free memory cannot hold: accelerate keeps
+what fits, and reads the other layers from the checkpoint's files in each forward pass.
+
+Imports neither torch nor transformers until something is placed.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from compress.data.cache import home
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+USED_SHARE: Final = 0.7
+"""The share of free memory that weights may fill; the rest is for a layer that is read,
+and activations."""
+
+
+def measure_memory() -> tuple[int, int]:
+    """Return total and free memory in bytes, within a container's limit; (0, 0) if
+    unknown."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return 0, 0
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lines = (line.split() for line in _read_text(Path("/proc/meminfo")).splitlines())
+    free = next(
+        (int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), total
+    )
+    for limit, used in _list_limits():
+        if limit < total:
+            total = limit
+            free = min(free, limit - used)
+    return total, free
+
+
+def _list_limits() -> Iterator[tuple[int, int]]:
+    """Yield the limit of this process's control group, and the bytes that cannot be
+    read again from files, by version 2 and version 1 of Linux's control groups."""
+    versions = {
+        "": (Path("/sys/fs/cgroup"), "memory.max", "anon"),
+        "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "total_rss"),
+    }
+    for line in _read_text(Path("/proc/self/cgroup")).splitlines():
+        _, controller, path = line.split(":", 2)
+        if controller not in versions:
+            continue
+        root, limit_file, used_name = versions[controller]
+        # in a container, the path may be the host's
+        for folder in (root / path.lstrip("/"), root):
+            limit = _read_text(folder / limit_file).strip()
+            stat = _read_text(folder / "memory.stat").split()
+            if limit.isdecimal() and used_name in stat:
+                yield int(limit), int(stat[stat.index(used_name) + 1])
+                break
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def plan_placement(size: int) -> dict[str, Any]:
+    """Return the options of `from_pretrained` for weights of `size` bytes that are not
+    trained: none if the device of this process can hold them."""
+    import torch
+    from accelerate import PartialState
+
+    state = PartialState()
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    free: dict[int | str, int] = {
+        "cpu": int(USED_SHARE * measure_memory()[1] / sharing)
+    }
+    fits = size <= free["cpu"] or not free["cpu"]
+    if state.device.type == "cuda":
+        on_gpu, _ = torch.cuda.mem_get_info(state.device)
+        free = {state.device.index or 0: int(USED_SHARE * on_gpu), **free}
+        fits = size <= USED_SHARE * on_gpu
+    if fits:
+        return {}
+    _return_freed_layers()
+    folder = home() / "offload"
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"device_map": "auto", "max_memory": free, "offload_folder": str(folder)}
+
+
+def _return_freed_layers() -> None:
+    """Let glibc return the memory of every layer that is read, by a fixed threshold: it
+    raises its own to 32 MB, and memory then grows to several times a layer's."""
+    threshold = -3  # M_MMAP_THRESHOLD of malloc.h
+    if hasattr(ctypes.CDLL(None), "mallopt"):
+        ctypes.CDLL(None).mallopt(threshold, 1 << 20)
+
+
+def is_dispatched(model: "nn.Module") -> bool:
+    """Return True for a model of which accelerate holds only some layers in memory."""
+    return len(set(getattr(model, "hf_device_map", {}).values())) > 1
+
+
+def to_device(model: "nn.Module", device: "torch.device | str") -> None:
+    """Move a model to a device, unless accelerate has placed its layers."""
+    if not is_dispatched(model):
+        model.to(device)
+
+
+def input_device(model: "nn.Module") -> "torch.device":
+    """Return the device that a model takes its inputs on."""
+    import torch
+
+    device = next(model.parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def pass_on(model: "nn.Module", name: str) -> None:
+    """Let accelerate hand an argument of the model on to its layers as it is. It copies
+    lists to move their tensors, and what layers add to a copy is lost."""
+    from accelerate.hooks import AlignDevicesHook
+
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            if isinstance(each, AlignDevicesHook):
+                known = each.skip_keys or []
+                known = [known] if isinstance(known, str) else known
+                each.skip_keys = [*known, name]
