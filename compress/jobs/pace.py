@@ -19,6 +19,7 @@ from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.io import load_json, write_json
 from compress.models.flops import count_parameters
+from compress.models.memory import to_device
 from compress.models.teacher import Teacher
 from compress.records.forecast import time_call
 from compress.training.context import TrainingContext
@@ -135,7 +136,7 @@ def measure_pace(teacher: Teacher, context: TrainingContext, length: int) -> Pac
     task = context.data.task
     few = task.thin(context.data.validation, TIMED_ROWS)
     rows = Evaluator.from_split(task, few, context.tokenizer, length).rows
-    teacher.model.to(PartialState().device)
+    to_device(teacher.model, PartialState().device)
 
     def score() -> None:
         metrics.logits(teacher.model, rows, context.collate, bf16=context.bf16)
