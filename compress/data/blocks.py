@@ -29,7 +29,8 @@ def id_type(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]
 
 
 def pack(
-    sentences: Iterable[SentenceTokens], room: int
+    sentences: Iterable[SentenceTokens],
+    room: int,
 ) -> Iterator[tuple[TokenArrays, list[int]]]:
     """Yield blocks of at most `room` tokens, and the number of the document of each.
 
@@ -65,7 +66,10 @@ def pack(
 
 
 def to_batch(
-    tokens: TokenArrays, owners: list[int], around: Surroundings, kind: type
+    tokens: TokenArrays,
+    owners: list[int],
+    around: Surroundings,
+    kind: type,
 ) -> pa.RecordBatch:
     """Make rows of blocks, with special tokens: input_ids of a type, token_type_ids
     unless all are 0, document, length."""
@@ -113,7 +117,8 @@ def limit_batches(
 
 
 def divide_evenly(
-    batches: Iterable[pa.RecordBatch], rows: int
+    batches: Iterable[pa.RecordBatch],
+    rows: int,
 ) -> Iterator[pa.RecordBatch]:
     """Join batches, and divide them anew into ones of `rows` rows; the last may be
     smaller."""

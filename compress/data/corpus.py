@@ -377,8 +377,8 @@ def build_rows(
     seed: int,
     limit_tokens: int | None = None,
 ) -> Dataset:
-    """Write the rows that `builder`, called `name`, makes from a corpus, with
-    attention_mask, length and index added.
+    """Write the rows that `builder`, called `name`, makes from a corpus, with length
+    and index added.
 
     The row that reaches `limit_tokens` is the last. The rows of a corpus of several
     languages are those of each part, up to an equal share of the limit, with its number
@@ -423,7 +423,12 @@ def build_rows(
         f"{corpus.name}: {name} makes no rows from it. Add text, or use a larger "
         "max_length."
     )
-    return cache.rows("corpora", key, lambda: row_batches(rows()), empty=empty)
+    kind = id_type(tokenizer)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        return row_batches(rows(), kind=kind, masked=False)
+
+    return cache.rows("corpora", key, batches, empty=empty)
 
 
 def _check_rows(

@@ -255,23 +255,18 @@ class Encoder:
 
     def _make_row(self, ids: list[int], types: list[int]) -> TextRow:
         if not ids:
-            ids = [self._stand_in()]
+            if self.settings.pad_token_id is None:
+                raise DataError(
+                    f"{self.name}: a text has no tokens, and the tokenizer has no "
+                    "padding token to stand for it. Leave empty texts out, or set "
+                    f"pad_token in its {TOKENIZER_CONFIG}"
+                )
+            ids = [self.settings.pad_token_id]
             types = [0]
         row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
         if self.settings.token_types:
             row["token_type_ids"] = types
         return row
-
-    def _stand_in(self) -> int:
-        """Return the token of a text without tokens. Raises DataError if the tokenizer
-        has no padding token."""
-        if self.settings.pad_token_id is None:
-            raise DataError(
-                f"{self.name}: a text has no tokens, and the tokenizer has no "
-                "padding token to stand for it. Leave empty texts out, or set "
-                f"pad_token in its {TOKENIZER_CONFIG}"
-            )
-        return self.settings.pad_token_id
 
     def _check_room(self, max_length: int, special: int, pair: bool) -> None:
         if max_length - special < 1 + pair:
@@ -361,10 +356,8 @@ class TextEncoder(Encoder):
         max_length: int | None = None,
     ) -> TokenArrays:
         fast = self._encode_fast(texts, max_length)
-        if fast is None:
+        if fast is None or (fast.lengths == 0).any():
             return super().arrays(texts, max_length)
-        if (fast.lengths == 0).any():
-            fast = fast.fill_empty(self._stand_in())
         return fast if self.settings.token_types else replace(fast, types=None)
 
     def piece_arrays(self, texts: Sequence[str]) -> TokenArrays:

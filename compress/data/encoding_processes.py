@@ -73,7 +73,8 @@ def encode_documents(
 
 
 def _take_documents(
-    numbered: Iterator[tuple[int, str]], characters: int
+    numbered: Iterator[tuple[int, str]],
+    characters: int,
 ) -> Iterator[tuple[int, str]]:
     """Yield documents until they have so many characters."""
     taken = 0
@@ -192,7 +193,7 @@ def serve() -> None:
         except EOFError:
             return
         batches: Iterable[list[RunningText]] = take_texts(
-            read_texts(documents, parallel)
+            read_texts(documents, parallel),
         )
         answer: object
         try:

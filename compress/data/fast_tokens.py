@@ -55,7 +55,9 @@ class TokenArrays:
 
     @classmethod
     def from_rows(
-        cls, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+        cls,
+        ids: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None = None,
     ) -> TokenArrays:
         """Copy the ids of rows, and their token types."""
         flat_types = None if types is None else _flatten(types, np.int8)
@@ -108,19 +110,9 @@ class TokenArrays:
             kept[begin : begin + count] = False
         types = None if self.types is None else self.types[kept]
         return TokenArrays(
-            self.ids[kept], _bounds((self.lengths - excess).tolist()), types
-        )
-
-    def fill_empty(self, token: int) -> TokenArrays:
-        """Put a token of type 0 into each row that has none."""
-        empty = self.lengths == 0
-        if not empty.any():
-            return self
-        places = self.bounds[:-1][empty]
-        return TokenArrays(
-            np.insert(self.ids, places, token),
-            _bounds(np.maximum(self.lengths, 1).tolist()),
-            None if self.types is None else np.insert(self.types, places, 0),
+            self.ids[kept],
+            _bounds((self.lengths - excess).tolist()),
+            types,
         )
 
 
@@ -191,7 +183,11 @@ class FastLibrary:
     encode_batch: EncodeBatch
 
     def encode(
-        self, texts: list[str], max_length: int | None, side: str, special: bool
+        self,
+        texts: list[str],
+        max_length: int | None,
+        side: str,
+        special: bool,
     ) -> TokenArrays:
         """Encode texts: see `FastTokens.encode`."""
         ids, bounds = self.encode_batch(texts)

@@ -166,7 +166,9 @@ class SentenceTokens:
 
     @classmethod
     def from_texts(
-        cls, texts: list[RunningText], sentences: RunningTextEncoder
+        cls,
+        texts: list[RunningText],
+        sentences: RunningTextEncoder,
     ) -> SentenceTokens:
         """Encode the sentences of texts."""
         numbers = np.array([text.document for text in texts], np.int64)
@@ -187,7 +189,9 @@ class RunningTextEncoder:
 
     @classmethod
     def from_encoder(
-        cls, encoder: Encoder, texts: list[RunningText]
+        cls,
+        encoder: Encoder,
+        texts: list[RunningText],
     ) -> RunningTextEncoder:
         """Choose which bounds end tokens as the tokenizer's settings show it, if it is
         so in the first of these texts."""
@@ -242,7 +246,8 @@ class RunningTextEncoder:
 
 
 def read_texts(
-    documents: Iterable[tuple[int, str]], parallel: bool
+    documents: Iterable[tuple[int, str]],
+    parallel: bool,
 ) -> Iterator[RunningText]:
     """Divide numbered documents into sentences; each line of a `parallel` one is a text
     of one sentence."""
@@ -271,7 +276,8 @@ def take_texts(texts: Iterable[RunningText]) -> Iterator[list[RunningText]]:
 
 def _equal(first: TokenArrays, second: TokenArrays) -> bool:
     return np.array_equal(first.ids, second.ids) and np.array_equal(
-        first.bounds, second.bounds
+        first.bounds,
+        second.bounds,
     )
 
 

@@ -187,21 +187,24 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def row_batches(
     rows: Iterable[RowMapping],
     *,
-    first: int = 0,
+    kind: type = np.int32,
+    masked: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows with the same columns as Arrow batches, and add attention_mask, length
-    (in tokens) and index.
+    """Write rows with the same columns as Arrow batches, and add length (in tokens) and
+    index, and attention_mask if they are `masked`.
 
-    Lists of ints become int32 (_BYTES: int8), ints int64. Rows may have a `length`
-    already. `first` is the index of the first row.
+    Lists of ints become int32 (_BYTES: int8, input_ids: `kind`), ints int64. Rows may
+    have a `length` already.
     """
     rows = iter(rows)
+    first = 0
     while batch := list(islice(rows, ROWS_PER_WRITE)):
-        yield _record_batch(batch, first)
+        made = _record_batch(batch, first, kind)
+        yield made if masked else made.drop_columns(["attention_mask"])
         first += len(batch)
 
 
-def _record_batch(rows: Sequence[RowMapping], first: int) -> pa.RecordBatch:
+def _record_batch(rows: Sequence[RowMapping], first: int, kind: type) -> pa.RecordBatch:
     sizes = np.fromiter((len(row["input_ids"]) for row in rows), np.int32, len(rows))
     arrays: dict[str, pa.Array] = {}
     for name, cell in rows[0].items():
@@ -210,8 +213,9 @@ def _record_batch(rows: Sequence[RowMapping], first: int) -> pa.RecordBatch:
         if isinstance(cell, list):
             lengths = np.fromiter((len(row[name]) for row in rows), np.int32, len(rows))
             flat = chain.from_iterable(row[name] for row in rows)
-            values = np.fromiter(
-                flat, np.int8 if name in _BYTES else np.int32, lengths.sum()
+            types = dict.fromkeys(_BYTES, np.int8) | {"input_ids": kind}
+            values: NDArray[Any] = np.fromiter(
+                flat, types.get(name, np.int32), lengths.sum()
             )
             arrays[name] = _lists(lengths, values)
         else:

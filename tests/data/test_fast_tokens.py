@@ -226,7 +226,7 @@ def test_what_is_cut_is_copied_nowhere() -> None:
     assert tokens.truncate(3, "left") is tokens
     assert [ids for ids, _ in tokens.truncate(1, "left").rows()] == [[3], [], [4], [6]]
     assert [ids for ids, _ in tokens.truncate(2, "right").rows()] == [[1, 2], [], [4], [5, 6]]
-    assert np.array_equal(tokens.fill_empty(9).ids, [1, 2, 3, 9, 4, 5, 6])
+    assert [ids for ids, _ in tokens.take(np.array([3, 1, 0])).rows()] == [[5, 6], [], [1, 2, 3]]
 
 
 def test_difficult_strings_contain_the_added_tokens() -> None:

@@ -4,11 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from compress.data.corpus import Corpus
 from compress.training import context as contexts
 from compress.training.schedule import TimeLimit
-from tests import learning
+from tests import learning, tiny
 
 TEXTS = ["the film was good and the plot was fun"] * 400
 """Of 11 tokens each in a row."""
@@ -50,3 +51,17 @@ def test_minutes_limit_the_tokens(few: None, monkeypatch: pytest.MonkeyPatch) ->
     assert count(context(minutes=1), steps=None, limit_tokens=200) == -(-200 // 11)
     assert count(context(minutes=1), steps=None, limit_tokens=2000) == -(-600 // 11)
     assert count(context(minutes=1), held_out=True) == 8
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "electra", "ernie", "mobilebert", "deberta", "deberta-v2"])
+def test_token_types_of_zeros_need_not_be_stored(family: str) -> None:
+    """The gradients are equal bit for bit."""
+    gradients = []
+    for types in ({}, {"token_type_ids": torch.zeros(3, 7, dtype=torch.int64)}):
+        model = tiny.model(family)
+        model(**tiny.batch(), **types).logits.square().sum().backward()
+        found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        gradients.append(found)
+    assert gradients[0].keys() == gradients[1].keys()
+    assert gradients[0]
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
