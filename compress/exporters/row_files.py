@@ -22,7 +22,13 @@ from compress.data import schema
 from compress.data.answers import AnswerColumns
 from compress.data.encoder import Text
 from compress.data.table_files import SUFFIXES, open_table
-from compress.data.tables import Row, Table
+from compress.data.tables import (
+    BATCH_CHARACTERS,
+    Row,
+    Table,
+    chunks,
+    count_characters,
+)
 from compress.data.task import Task
 from compress.data.text_files import Position, stripped_lines
 from compress.data.vector_index import StoredForm, load_texts, read_index
@@ -33,7 +39,6 @@ from compress.exporters.predictor import (
     NearestTexts,
     Predictor,
     check_search,
-    iterate_batches,
 )
 from compress.exporters.row_writers import open_writer, take
 from compress.exporters.shared_rows import RowShare
@@ -84,10 +89,8 @@ def predict_file(
     position = Position()
     reader = RowReader(table, chosen, second, predictor.rows_per_batch)
     batches = enumerate(_check(reader.read(position), table, added, on_error))
-    if share is not None:
-        share.start()
-        if not share.writes:
-            return _answer_share(predictor, share, batches)
+    if share is not None and not share.writes:
+        return _answer_share(predictor, share, batches)
     header = list[str]()
     done = 0
     skipped = 0
@@ -277,7 +280,13 @@ class RowReader:
         ):
             return self._read_arrow(self.table.tables(self.chosen, position))
         rows = self.table.rows(self.chosen, position)
-        return map(self._group, iterate_batches(rows, self.rows_per_batch))
+        parts = chunks(
+            rows,
+            lambda row: count_characters(row.cells),
+            most_rows=self.rows_per_batch,
+            most_characters=BATCH_CHARACTERS,
+        )
+        return map(self._group, parts)
 
     def _read_arrow(
         self, tables: "Iterator[tuple[pa.Table, pa.Table]]"

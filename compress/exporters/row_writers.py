@@ -55,7 +55,7 @@ def _write_objects(path: Path) -> Iterator[WriteBatch]:
 
     def write(groups: Iterable[ColumnGroup], _: Sequence[str]) -> None:
         for group in groups:
-            out.writelines(f"{line}\n" for line in _dump_objects(group))
+            out.write("\n".join([*_dump_objects(group), ""]))
 
     with path.open("w", encoding="utf-8", newline="") as out:
         yield write

@@ -70,12 +70,6 @@ class RowShare:
         """Return True for the process that writes the output."""
         return self.rank == 0
 
-    def start(self) -> None:
-        """Make the folder, and leave there what this process answers."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(self._sign(self.rank)) as partial:
-            partial.write_text(self.digest, encoding="utf-8")
-
     def owns(self, number: int) -> bool:
         """Check whether this process answers the batch of this number."""
         return number % self.count == self.rank
@@ -85,9 +79,12 @@ class RowShare:
         return self._file(number).exists()
 
     def leave(self, number: int, answers: "pa.Table") -> None:
-        """Leave the answers to a batch for the first process."""
+        """Leave the answers to a batch for the first process, and the digest."""
         import pyarrow as pa
 
+        self.folder.mkdir(exist_ok=True)
+        with atomic_file(self._sign(self.rank)) as partial:
+            partial.write_text(self.digest, encoding="utf-8")
         with (
             atomic_file(self._file(number)) as partial,
             pa.ipc.new_file(str(partial), answers.schema) as file,

@@ -104,6 +104,16 @@ def test_a_file_is_read_as_it_is_answered(opened: Predictor, tmp_path: Path, mon
     assert shares[-1] == 1.0
 
 
+def test_long_texts_are_read_in_smaller_batches(
+    opened: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_files, "BATCH_CHARACTERS", 1000)
+    (tmp_path / "rows.txt").write_text(f"{'good ' * 80}\n" * 10, encoding="utf-8")
+    counts = list[int]()
+    predict_file(opened, tmp_path / "rows.txt", tmp_path / "answers.csv", say=lambda rows, _: counts.append(rows))
+    assert counts == [3, 6, 9, 10]
+
+
 def test_an_iterator_is_answered_as_it_is_read(bundle: Bundle) -> None:
     taken = 0
 
