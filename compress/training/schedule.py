@@ -26,6 +26,7 @@ from transformers import (
 
 from compress.config.reference import Call
 from compress.config.stages import Stage
+from compress.errors import RecipeError
 from compress.io import make_folder, write_json
 from compress.training.processes import from_first
 
@@ -191,6 +192,8 @@ class Length:
         )
 
 
+PASSES_TIMED = 4
+"""Passes of a first step that tell how long the whole step takes."""
 ANSWERING_SHARE = 0.15
 """The most of a run's minutes in which a teacher answers rows before they are read."""
 
@@ -236,13 +239,13 @@ class TimeLimit:
         return rows * self.pace.seconds_per_row < ANSWERING_SHARE * 60 * self.minutes
 
     def seconds(self, stage: str) -> float:
-        """Return the seconds that this stage may take from now on."""
+        """Return the seconds that this stage may take from now on. One that is not
+        among the stages to come, such as a language model that they need, is one
+        more."""
         left = max(0.0, self.ends - time.monotonic())
-        return (
-            left / (len(self.stages) - self.stages.index(stage))
-            if stage in self.stages
-            else left
-        )
+        if stage in self.stages:
+            return left / (len(self.stages) - self.stages.index(stage))
+        return left / (len(self.stages) + 1)
 
 
 class AutoLength(TrainerCallback):
@@ -260,6 +263,7 @@ class AutoLength(TrainerCallback):
         self.start: int | None = None
         self.began = time.perf_counter()
         self.first = 0
+        self.passes = 0
 
     def is_open(self, step: int) -> bool:
         """Return True if the stage may still end before its most steps."""
@@ -306,6 +310,31 @@ class AutoLength(TrainerCallback):
         self.began = time.perf_counter()
         self.first = state.global_step
         state.max_steps = self.resume(state)
+
+    def on_substep_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """Refuse a step of many passes that alone takes longer than there is time."""
+        self.passes += 1
+        if self.seconds is None or self.passes != PASSES_TIMED or state.global_step:
+            return
+        limit = self.seconds
+        per_pass = (time.perf_counter() - self.began) / PASSES_TIMED
+        whole = per_pass * args.gradient_accumulation_steps
+        if not from_first(lambda: whole > limit):
+            return
+        raise RecipeError(
+            [
+                f"stage {self.record.parent.name}: one step, of "
+                f"{args.gradient_accumulation_steps} passes, takes about "
+                f"{whole / 60:.1f} minutes, and --minutes leaves {limit / 60:.1f}; "
+                "give more, or set a smaller batch (--set stages.0.batch=32)"
+            ]
+        )
 
     def on_step_end(
         self,

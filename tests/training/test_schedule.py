@@ -249,3 +249,12 @@ def test_the_time_that_is_left_is_split_over_the_stages_that_are_left() -> None:
     assert limit.seconds("teacher") == pytest.approx(30, abs=1)
     assert limit.seconds("two") == pytest.approx(90, abs=1)
     assert schedule.TimeLimit(0, ("one",), 2).seconds("one") == 0
+    assert limit.seconds("teacher_lm") == pytest.approx(22.5, abs=1), "one more"
+
+
+def test_a_step_that_takes_longer_than_there_is_time_is_refused(tmp_path: Path) -> None:
+    stage = learning.stage(steps=4, batch=16, micro_batch=1)
+    expected = r"stage lesson: one step, of 16 passes, takes about .* --minutes leaves 0.0; .* a smaller batch"
+    with pytest.raises(RecipeError, match=expected):
+        learning.train(learning.step(), stage, tmp_path, seconds=1e-6)
+    assert learning.train(learning.step(), stage, tmp_path, seconds=60).steps == 4
