@@ -6,6 +6,7 @@ Imports neither torch nor transformers until something is placed.
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 USED_SHARE: Final = 0.7
-"""The share of free memory that weights may fill; the rest is for a layer that is read,
-and activations."""
+"""The share of free memory that weights fill where not all fit; the rest is for a layer
+that is read, and activations."""
 
 
 def measure_memory() -> tuple[int, int]:
@@ -72,29 +73,28 @@ def plan_placement(size: int) -> dict[str, Any]:
     import torch
     from accelerate import PartialState
 
-    state = PartialState()
+    device = PartialState().device
     sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    free: dict[int | str, int] = {
-        "cpu": int(USED_SHARE * measure_memory()[1] / sharing)
-    }
+    free: dict[int | str, int] = {"cpu": measure_memory()[1] // sharing}
     fits = size <= free["cpu"] or not free["cpu"]
-    if state.device.type == "cuda":
-        on_gpu, _ = torch.cuda.mem_get_info(state.device)
-        free = {state.device.index or 0: int(USED_SHARE * on_gpu), **free}
-        fits = size <= USED_SHARE * on_gpu
+    if device.type == "cuda":
+        on_gpu, _ = torch.cuda.mem_get_info(device)
+        free = {device.index or 0: on_gpu, **free}
+        fits = size <= on_gpu
     if fits:
         return {}
     _return_freed_layers()
     folder = home() / "offload"
     folder.mkdir(parents=True, exist_ok=True)
-    return {"device_map": "auto", "max_memory": free, "offload_folder": str(folder)}
+    most = {place: int(USED_SHARE * each) for place, each in free.items()}
+    return {"device_map": "auto", "max_memory": most, "offload_folder": str(folder)}
 
 
 def _return_freed_layers() -> None:
     """Let glibc return the memory of every layer that is read, by a fixed threshold: it
     raises its own to 32 MB, and memory then grows to several times a layer's."""
     threshold = -3  # M_MMAP_THRESHOLD of malloc.h
-    if hasattr(ctypes.CDLL(None), "mallopt"):
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         ctypes.CDLL(None).mallopt(threshold, 1 << 20)
 
 

@@ -56,6 +56,8 @@ def test_layers_that_do_not_fit_answer_alike(halved: Path, monkeypatch: pytest.M
     whole = load_model(halved, AutoModelForSequenceClassification, frozen=True).model
     size = 4 * sum(weight.numel() for weight in whole.parameters())
     scarce(monkeypatch, size)
+    assert memory.plan_placement(size) == {}
+    scarce(monkeypatch, size - 1)
     parts = load_model(halved, AutoModelForSequenceClassification, frozen=True).model
     assert memory.is_dispatched(parts)
     assert 0 < layers_on_disk(parts) < LAYERS
