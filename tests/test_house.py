@@ -5,8 +5,8 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 510_650,
-    "tokens a line": 7.5,
+    "tokens": 529_700,
+    "tokens a line": 7.53,
     "packed assignments": 34,
     "decisions per 1,000 lines": 149,
     "fmt: skip": 0,
