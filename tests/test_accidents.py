@@ -125,6 +125,6 @@ def test_a_batch_that_processes_cannot_share(shelf: Shelf, tmp_path: Path) -> No
     at = arguments.index("--out")
     started = children.start_together([*arguments[:at], *arguments[at + 2 :]], out, processes=2)
     assert [children.finish(child) for child in started] == [2, 2]
-    assert "error: tiny: stage prediction: batch 15 cannot be split evenly over 2 processes" in children.said(out)
+    assert "tiny: stage prediction: batch 15 cannot be split evenly over 2 processes" in children.said(out)
     assert "Traceback" not in children.said(out)
     assert not out.exists()

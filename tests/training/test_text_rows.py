@@ -1,5 +1,6 @@
 """No more of a corpus is encoded than a stage reads, and small corpora are encoded whole."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ TEXTS = ["the film was good and the plot was fun"] * 400
 def context(minutes: float | None = None) -> contexts.TrainingContext:
     made = learning.context()
     corpus = Corpus("films", "films", lambda: iter(TEXTS))
-    limit = None if minutes is None else TimeLimit.from_minutes(minutes, ("lesson",), 0.0)
+    limit = None if minutes is None else TimeLimit(time.monotonic() + 48 * minutes, ("lesson",), minutes)
     return replace(made, corpus=corpus, time_limit=limit)
 
 
