@@ -58,6 +58,9 @@ EXTRAS: Final[Mapping[str, str]] = {
     "trackio": "--track trackio",
     "wandb": "--track wandb",
     "lan": "the QR code of compress bench --device browser --lan",
+    "fast": "tokens many times as fast; without it, tokenizers makes the same ones",
+    "ray": "bundles in Ray Data (docs/engines.md)",
+    "spark": "bundles in Spark (docs/engines.md), which needs Java too",
 }
 """The extras of pyproject.toml for users, and what each is needed for."""
 
