@@ -32,11 +32,13 @@ def context(tmp_path: Path, home: Path) -> TrainingContext:
     return TrainingContext(data, None, tokenizer, Collate(tokenizer), False, console, base_teacher=teacher)
 
 
-def limited(context: TrainingContext, folder: Path, pace: Pace, monkeypatch: Any, **more: Any) -> TrainingContext:
+def limited(
+    context: TrainingContext, folder: Path, pace: Pace, monkeypatch: Any, minutes: float = 2, **more: Any
+) -> TrainingContext:
     monkeypatch.setattr(paces, "measure_pace", lambda *_: pace)
     folder.mkdir(exist_ok=True)
     run = Run(folder, seed=0, main=True, **more)
-    return limit_time(context, [learning.stage()], run, minutes=2, began=time.monotonic())
+    return limit_time(context, [learning.stage()], run, minutes=minutes, began=time.monotonic())
 
 
 def sizes(data: TaskData) -> tuple[int, ...]:
@@ -79,18 +81,18 @@ def test_training_ends_early_enough_to_ship(
     context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, busy = (
-        limited(context, tmp_path / name, Pace(0.001, slowness), monkeypatch).time_limit
+        limited(context, tmp_path / name, Pace(0.001, slowness), monkeypatch, minutes=4).time_limit
         for name, slowness in (("quiet", 1.0), ("busy", 2.0))
     )
     assert quiet is not None and busy is not None
-    assert quiet.seconds("lesson") == pytest.approx(120 - 25 - 1.8, abs=1)
-    assert busy.seconds("lesson") == pytest.approx(120 - 50 - 1.8, abs=1)
+    assert quiet.seconds("lesson") == pytest.approx(240 - 60 - 1.8, abs=1)
+    assert busy.seconds("lesson") == pytest.approx(240 - 120 - 1.8, abs=1)
 
 
 def test_a_time_that_leaves_none_to_train_is_refused(
     context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RecipeError, match=r"--minutes 2: .* shipping takes about 102 s: .* expected at least 2\.1"):
+    with pytest.raises(RecipeError, match=r"--minutes 2: .* shipping takes about 242 s: .* expected at least 5\.0"):
         limited(context, tmp_path / "run", Pace(0.001, 4.0), monkeypatch)
     assert list((tmp_path / "run").iterdir()) == [], "the folder can be used again"
 
