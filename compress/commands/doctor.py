@@ -22,7 +22,7 @@ from compress.arguments import check_arguments
 from compress.benchmark import probe
 from compress.benchmark.remote import agent
 from compress.exporters import formats
-from compress.models.memory import measure_memory
+from compress.machine import count_cores, measure_memory
 from compress.provenance import (
     DISTRIBUTION,
     find_problem,
@@ -293,15 +293,6 @@ _FAST: Final = {
 }
 """Instruction sets that make a format fast; every processor with AMX has it for
 both."""
-
-
-def count_cores() -> int:
-    """Count the cores that this process may use."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
 
 
 def check_extras() -> Iterator[Check]:

@@ -32,6 +32,7 @@ from compress.data.sentences import (
     take_texts,
 )
 from compress.errors import CompressError, DataError
+from compress.machine import count_cores
 
 OWN_CHARACTERS: Final = 8_000_000
 """Characters of a corpus that this process encodes before it starts others, which takes
@@ -64,7 +65,7 @@ def encode_documents(
     sentences = RunningTextEncoder.from_encoder(encoder, first)
     for texts in chain([first], batches):
         yield SentenceTokens.from_texts(texts, sentences)
-    count = min(_count_cores(), MOST_PROCESSES)
+    count = min(count_cores(), MOST_PROCESSES)
     if isinstance(encoder, TextEncoder) and count > 1:
         yield from _encode_elsewhere(numbered, sentences, encoder, count, parallel)
         return
@@ -81,12 +82,6 @@ def _take_documents(
     while taken < characters and (each := next(numbered, None)) is not None:
         yield each
         taken += len(each[1])
-
-
-def _count_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _encode_elsewhere(

@@ -23,7 +23,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Encode elsewhere after some sentences; return the processes that are started."""
     monkeypatch.setattr(encoding_processes, "OWN_CHARACTERS", 1000)
     monkeypatch.setattr(encoding_processes, "TASK_CHARACTERS", 500)
-    monkeypatch.setattr(encoding_processes, "_count_cores", lambda: 2)
+    monkeypatch.setattr(encoding_processes, "count_cores", lambda: 2)
     started = []
     popen = subprocess.Popen
 
@@ -51,7 +51,7 @@ def test_processes_encode_as_one_does(
     found = encode(iter(TEXTS), parallel=parallel)
     assert len(processes) == 2
     assert all(process.poll() is not None for process in processes)
-    monkeypatch.setattr(encoding_processes, "_count_cores", lambda: 1)
+    monkeypatch.setattr(encoding_processes, "count_cores", lambda: 1)
     assert encode(iter(TEXTS), parallel=parallel) == found
     assert len(processes) == 2
     assert [number for number, _ in found] == np.repeat(np.arange(len(TEXTS)), 2 if parallel else 3).tolist()

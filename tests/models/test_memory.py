@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from compress import machine
 from compress.config.recipe import StudentSpec
 from compress.errors import ExportError, StudentError
 from compress.evaluation import metrics
@@ -107,7 +108,7 @@ def test_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for place, text in places.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(text, encoding="utf-8")
-    read = memory._read_text
-    monkeypatch.setattr(memory, "_read_text", lambda path: read(tmp_path / path.relative_to("/")))
-    assert list(memory._list_limits()) == [(900, 100), (500, 200)]
-    assert memory.measure_memory() == (500, 300)
+    read = machine._read_text
+    monkeypatch.setattr(machine, "_read_text", lambda path: read(tmp_path / path.relative_to("/")))
+    assert list(machine._list_limits()) == [(900, 100), (500, 200)]
+    assert machine.measure_memory() == (500, 300)
