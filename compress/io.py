@@ -376,6 +376,19 @@ def hash_files(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
+def hash_sample(path: Path, blocks: int = 2, size: int = 1 << 16) -> str:
+    """Compute the SHA-256 over the length of a file and blocks of `size` bytes at equal
+    distances, the first and the last bytes among them, as a hex string."""
+    length = path.stat().st_size
+    total = hashlib.sha256(str(length).encode())
+    last = max(0, length - size)
+    with path.open("rb") as file:
+        for block in range(blocks):
+            file.seek(last * block // max(1, blocks - 1))
+            total.update(file.read(size))
+    return total.hexdigest()
+
+
 def hash_value(value: Any) -> str:
     """Compute the SHA-256 of plain data (dictionaries, lists, strings, numbers) as a
     hex string."""

@@ -3,7 +3,6 @@ streamed."""
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import urllib.request
@@ -192,17 +191,10 @@ def _hash_files(names: Sequence[str], files: Sequence[Path]) -> str:
     facts = [file.stat() for file in files]
     if sum(fact.st_size for fact in facts) <= HASHED_BYTES:
         return cache.digest("files", *names, *files)
-    words = []
     blocks = max(1, SAMPLED_BLOCKS // len(files))
-    for path, fact in zip(files, facts, strict=True):
-        total = hashlib.sha256(f"{fact.st_size} {fact.st_mtime_ns}".encode())
-        last = max(0, fact.st_size - SAMPLED_BYTES)
-        with path.open("rb") as file:
-            for place in np.linspace(0, last, blocks).astype(int).tolist():
-                file.seek(place)
-                total.update(file.read(SAMPLED_BYTES))
-        words.append(total.hexdigest())
-    return cache.digest("sampled", *names, *words)
+    words = [io.hash_sample(path, blocks, SAMPLED_BYTES) for path in files]
+    times = [str(fact.st_mtime_ns) for fact in facts]
+    return cache.digest("sampled", *names, *words, *times)
 
 
 def _hub(source: str) -> Corpus:

@@ -11,7 +11,6 @@ by the first process of the launch, and sent to the nodes that lack it.
 """
 
 import datetime
-import hashlib
 import shutil
 import socket
 import time
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_LIMIT = datetime.timedelta(days=14)
-"""How long processes wait for each other. Those of one that has ended stop at once."""
+"""The time that processes wait for each other. Those of one that has ended stop at
+once."""
 SENT_AT_ONCE = 1 << 26
 """Bytes of a file that are held in memory while it is sent."""
 
@@ -176,15 +176,9 @@ def glance(name: str, source: str | None) -> dict[str, str]:
         each: file.stat().st_size for each, file in files.items() if file.is_file()
     }
     hashed = 100
-    size_of_end = 1 << 16
     lines = {each: f"{size:,} bytes" for each, size in sizes.items()}
     for each in list(sizes)[:hashed]:
-        ends = hashlib.sha256()
-        with files[each].open("rb") as file:
-            ends.update(file.read(size_of_end))
-            file.seek(max(0, sizes[each] - size_of_end))
-            ends.update(file.read(size_of_end))
-        lines[each] += f" ({ends.hexdigest()[:8]})"
+        lines[each] += f" ({io.hash_sample(files[each])[:8]})"
     return lines
 
 
