@@ -14,13 +14,13 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.data.answers import AnswerColumns
 from compress.errors import DataError
-from compress.io import atomic_file, hash_value
+from compress.io import atomic_file, hash_sample, hash_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +39,8 @@ class RowShare:
     digest    of everything that decides the answers: that of each process must be the
               same
     patience  seconds after which the first process answers a batch itself
+    missing   the processes whose batches it has waited for in vain, and waits for no
+              longer
     """
 
     rank: int
@@ -46,6 +48,7 @@ class RowShare:
     folder: Path
     digest: str
     patience: float = 60.0
+    missing: set[int] = field(default_factory=set)
 
     @classmethod
     def from_environment(
@@ -55,12 +58,7 @@ class RowShare:
 
         decisive   what decides the answers, besides the input
         """
-        with source.open("rb") as file:
-            first = file.read(EDGE_BYTES)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - EDGE_BYTES))
-            last = file.read()
-        digest = hash_value([dict(decisive), size, first.hex(), last.hex()])
+        digest = hash_value([dict(decisive), hash_sample(source, size=EDGE_BYTES)])
         folder = target.with_name(f".{target.name}.answers")
         rank = int(os.environ["RANK"])
         return cls(rank, int(os.environ["WORLD_SIZE"]), folder, digest)
@@ -98,12 +96,16 @@ class RowShare:
         Raises DataError if that process answers something else."""
         import pyarrow as pa
 
-        ends = time.monotonic() + self.patience
+        rank = number % self.count
+        patience = 0.0 if rank in self.missing else self.patience
+        ends = time.monotonic() + patience
         while not self.has(number):
             if time.monotonic() > ends:
-                self._check_sign(number % self.count)
+                self._check_sign(rank)
+                self.missing.add(rank)
                 return None
             time.sleep(0.02)
+        self.missing.discard(rank)
         with pa.ipc.open_file(pa.memory_map(str(self._file(number)))) as file:
             table = file.read_all()
         return dict(zip(table.column_names, table.columns, strict=True))

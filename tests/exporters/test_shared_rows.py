@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -105,6 +107,19 @@ def test_rows_of_a_missing_process_are_answered(
     assert not several.exists()
     assert predict_file(opened, source, several, on_error="skip", share=share) == (ROWS, 1)
     assert several.read_bytes() == one.read_bytes()
+
+
+def test_a_missing_process_is_waited_for_once(share: RowShare, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[float]()
+    wait = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(seconds) or wait(seconds))
+    assert share.collect(1) is None and slept
+    slept.clear()
+    assert share.collect(4) is None
+    assert len(slept) <= 1, "of the same process"
+    replace(share, rank=1).leave(7, pa.table({"prediction": ["good"]}))
+    found = share.collect(7)
+    assert found is not None and not share.missing, "it has come back"
 
 
 def test_answers_of_an_interrupted_process_are_kept(
