@@ -97,7 +97,7 @@ class Seconds(TimeLimit):
 
 
 def context(*, seconds: float | None = None, console: Console | None = None, bf16: bool = False) -> TrainingContext:
-    limit = None if seconds is None else Seconds(0.0, (), seconds / 60)
+    limit = None if seconds is None else Seconds(0.0, (), seconds / 60, 0.0)
     console = console or Console(quiet=True)
     return TrainingContext(None, None, tiny.tokenizer(), collate(), bf16, console, time_limit=limit)
 

@@ -29,10 +29,13 @@ from compress.training.schedule import Pace, TimeLimit
 from compress.training.stage import plan_steps
 
 RECORD: Final = "pace.json"
+"""The file of a run that keeps its pace."""
 TIMED_ROWS: Final = 64
-LOOP: Final = 200_000
-LOOP_SECONDS: Final = 0.012
-"""Seconds that so many turns of a loop of Python take on a quiet Xeon."""
+"""Rows by which the teacher is timed."""
+LOOP: Final = 2_000_000
+"""Turns of the loop of Python that is timed."""
+LOOP_SECONDS: Final = 0.12
+"""Seconds that the loop takes on a quiet Xeon (docs/LOG.md)."""
 SHIPPING_SECONDS: Final = 60.0
 SHIPPING_SECONDS_PER_MILLION: Final = 0.25
 """Seconds in which files are written, quantised and raced on this machine, and for each
@@ -45,6 +48,7 @@ of smaller files."""
 FEWEST_SCORED: Final = 200
 """The fewest rows that decide, however short the time is."""
 MANY_ROWS: Final = 100_000
+"""Rows from which a run says at its beginning how long it may take."""
 FORWARDS_TO_TRAIN: Final = 2.5
 """Forwards of the teacher that take as long as learning from a row, its answer
 included (docs/LOG.md)."""
@@ -69,12 +73,16 @@ def limit_time(
     shipping leave no time to train.
     """
     if minutes is None:
-        _announce_many_rows(context, stages)
+        if run.main:
+            _announce_many_rows(context, stages)
         return context
     names = tuple(stage.name for stage in stages)
+    prepared = from_first(lambda: time.monotonic() - began)
+    before = from_first(lambda: run.before)
+    left = 60 * minutes - before - prepared
     teacher = context.base_teacher
     if teacher is None:  # it is not measured, and nothing is shipped
-        ends = began + 60 * minutes - run.before
+        ends = time.monotonic() + left
         return replace(context, time_limit=TimeLimit(ends, names, minutes, began))
     longest = max(stage.length for stage in stages)
     pace = from_first(lambda: _read_pace(run, teacher, context, longest))
@@ -82,10 +90,8 @@ def limit_time(
     if teacher.answers_any_rows:
         data = _thin(data, pace, minutes, context.console)
     shipping = _shipping_seconds(pace, teacher, data)
-    ends = began + 60 * minutes - run.before - shipping
-    left = ends - time.monotonic()
-    if left < TRAINING_SHARE * 60 * minutes and not run.before:
-        prepared = time.monotonic() - began
+    left -= shipping
+    if left < TRAINING_SHARE * 60 * minutes and not before:
         least = (prepared + shipping) / (1 - TRAINING_SHARE) / 60
         raise RecipeError(
             [
@@ -96,7 +102,7 @@ def limit_time(
         )
     if run.main:
         write_json(run.path / RECORD, asdict(pace))
-    limit = TimeLimit(ends, names, minutes, began, pace)
+    limit = TimeLimit(time.monotonic() + left, names, minutes, began, pace)
     return replace(context, task_data=data, time_limit=limit)
 
 
@@ -164,7 +170,7 @@ def _thin(data: TaskData, pace: Pace, minutes: float, console: Console) -> TaskD
         known = f", which know an accuracy of 90 % to {score_error(count):.1f} points"
         print_note(
             console,
-            f"--minutes {minutes:g} leave time for {len(thinned[name]):,} of the "
+            f"--minutes {minutes:g} leaves time for {len(thinned[name]):,} of the "
             f"{len(split):,} rows of {name}{'' if name == 'train' else known}",
         )
     return replace(data, **thinned)

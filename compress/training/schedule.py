@@ -224,7 +224,7 @@ class TimeLimit:
     ends: float
     stages: tuple[str, ...]
     minutes: float
-    began: float = 0.0
+    began: float
     pace: Pace | None = None
 
     @property
@@ -332,7 +332,7 @@ class AutoLength(TrainerCallback):
                 f"stage {self.record.parent.name}: one step, of "
                 f"{args.gradient_accumulation_steps} passes, takes about "
                 f"{whole / 60:.1f} minutes, and --minutes leaves {limit / 60:.1f}; "
-                "give more, or set a smaller batch (--set stages.0.batch=32)"
+                "give more, or set a smaller batch"
             ]
         )
 

@@ -360,7 +360,7 @@ def test_a_smaller_one_follows_one_that_has_gained_more_than_was_expected() -> N
     assert choose(rung("large", brief=0.99), kept, small) == "small"
     briefly = finish(rung("middle", brief=0.97), 1.0, chance=1.0)
     assert choose(rung("large", brief=0.99), briefly, small) == "small", "with no longer recovery of its own"
-    limit = TimeLimit(time.monotonic() + 60, ("recover",), minutes=6)
+    limit = TimeLimit(time.monotonic() + 60, ("recover",), minutes=6, began=0.0)
     assert choose(rung("large", brief=0.99), kept, small, limit=limit) is None, "its time is over"
     missed = finish(small, 0.97, chance=0.1)
     assert choose(rung("large", brief=0.99), kept, missed) is None

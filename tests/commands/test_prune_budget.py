@@ -349,7 +349,7 @@ def test_attempts_end(
     timed(monkeypatch, FakeTimer())
     recipe, teacher, context, run, _ = halved[1]
     run, printed = replace(run, path=tmp_path), io.StringIO()
-    context = replace(context, console=Console(file=printed), time_limit=TimeLimit(0.0, (), minutes=0.7))
+    context = replace(context, console=Console(file=printed), time_limit=TimeLimit(0.0, (), minutes=0.7, began=0.0))
     for attempt, changed in enumerate(budget.resolve_budget(recipe, teacher, context, run), start=1):
         file = tmp_path / (SHAPE_FILE if attempt == 1 else f"shape-{attempt}.json")
         write_json(file, asdict(replace(Decision.read(file), shipped_ms=0.52, noisy=noisy)))

@@ -71,7 +71,7 @@ def test_rows_are_as_many_as_there_is_time_for(
     assert sizes(slow.data) == (2400, 200)
     assert set(slow.data.validation["label"]) == {0, 1}, "evenly spaced"
     said = slow.console.file.getvalue()  # type: ignore[attr-defined]
-    assert "--minutes 2 leave time for 2,400 of the 4,000 rows of train" in said
+    assert "--minutes 2 leaves time for 2,400 of the 4,000 rows of train" in said
     assert "200 of the 600 rows of validation, which know an accuracy of 90 % to 2.1 points" in said
     fast = limited(context, tmp_path / "fast", Pace(0.001), monkeypatch)
     assert sizes(fast.data) == (4000, 600)
@@ -114,14 +114,14 @@ def test_the_pace_is_that_of_the_teacher(context: TrainingContext) -> None:
 
 
 def test_a_teacher_answers_first_only_what_it_can_early() -> None:
-    limit = TimeLimit(0.0, (), minutes=2, pace=Pace(0.01))
+    limit = TimeLimit(0.0, (), minutes=2, began=0.0, pace=Pace(0.01))
     assert limit.answers_in_time(1799)
     assert not limit.answers_in_time(1801)
     assert not replace(limit, pace=None).answers_in_time(1)
 
 
 def test_a_stage_that_was_cut_short_says_how_long_it_needs(context: TrainingContext) -> None:
-    limited = replace(context, time_limit=TimeLimit(0.0, (), minutes=4))
+    limited = replace(context, time_limit=TimeLimit(0.0, (), minutes=4, began=0.0))
     length = Length(least=1500, most=3000, every=100)
     said = "--minutes 4 left time for 2 of 1,500 steps; give about 79 minutes."
     assert limited.explain_short(2, length, 6.0) == said

@@ -245,10 +245,10 @@ def test_a_resumed_stage_keeps_the_decision_of_its_time_limit(tmp_path: Path) ->
 
 
 def test_the_time_that_is_left_is_split_over_the_stages_that_are_left() -> None:
-    limit = schedule.TimeLimit(time.monotonic() + 90, ("teacher", "one", "two"), 2)
+    limit = schedule.TimeLimit(time.monotonic() + 90, ("teacher", "one", "two"), 2, 0.0)
     assert limit.seconds("teacher") == pytest.approx(30, abs=1)
     assert limit.seconds("two") == pytest.approx(90, abs=1)
-    assert schedule.TimeLimit(0, ("one",), 2).seconds("one") == 0
+    assert schedule.TimeLimit(0, ("one",), 2, 0.0).seconds("one") == 0
     assert limit.seconds("teacher_lm") == pytest.approx(22.5, abs=1), "one more"
 
 

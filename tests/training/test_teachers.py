@@ -350,7 +350,7 @@ def test_a_time_limit_takes_a_teacher_that_was_trained_without_one(
     whole = tuned(headless, data, tmp_path / "first")
     monkeypatch.setattr(finetune, "run_stage", None)
     given, run = load("tiny", headless, data.task), Run(tmp_path / "second", seed=0, main=True)
-    limited = replace(context(given, data), time_limit=TimeLimit(0.0, (), minutes=1.0))
+    limited = replace(context(given, data), time_limit=TimeLimit(0.0, (), minutes=1.0, began=0.0))
     assert is_ready(given, stage(), limited, run)
     assert with_head(given, stage(), limited, run).folder == whole.folder
 

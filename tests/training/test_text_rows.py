@@ -19,7 +19,7 @@ TEXTS = ["the film was good and the plot was fun"] * 400
 def context(minutes: float | None = None) -> contexts.TrainingContext:
     made = learning.context()
     corpus = Corpus("films", "films", lambda: iter(TEXTS))
-    limit = None if minutes is None else TimeLimit(time.monotonic() + 48 * minutes, ("lesson",), minutes)
+    limit = None if minutes is None else TimeLimit(time.monotonic() + 48 * minutes, ("lesson",), minutes, 0.0)
     return replace(made, corpus=corpus, time_limit=limit)
 
 
