@@ -5,6 +5,7 @@ import math
 import os
 import pydoc
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,6 +126,10 @@ def test_a_batch_that_processes_cannot_share(shelf: Shelf, tmp_path: Path) -> No
     at = arguments.index("--out")
     started = children.start_together([*arguments[:at], *arguments[at + 2 :]], out, processes=2)
     assert [children.finish(child) for child in started] == [2, 2]
-    assert "tiny: stage prediction: batch 15 cannot be split evenly over 2 processes" in children.said(out)
+    for rank in range(2):
+        named = (
+            f"error: process {rank} on {socket.gethostname()}: tiny: stage prediction: batch 15 cannot be split evenly"
+        )
+        assert f"{named} over 2 processes" in children.said(out)
     assert "Traceback" not in children.said(out)
     assert not out.exists()
