@@ -6,8 +6,7 @@
 rows    `compress distill` on a made table of so many rows, each stage cut to 20 steps: seconds to the first line of
         output, to the first step, anonymous memory at most, bytes of the cache
 tokens  `encode_corpus` on a text of about so many tokens, which repeats --text with a number in every line: tokens a
-        second beside `encode_batch_fast` on the same texts, one after the other, anonymous memory at most, and bytes of
-        a token
+        second (beside `encode_batch_fast`: `benchmarks.encoding`), anonymous memory at most, and bytes of a token
 
 Each size has a cache of its own, and runs in a process of its own. The exponent of a figure is the slope of its
 logarithm over that of the size. It ends a run after its last step: what ships does not depend on the size.
@@ -23,7 +22,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -169,17 +167,10 @@ def encode_text(folder: Path) -> dict[str, float]:
     from transformers import AutoTokenizer
 
     from compress.data.corpus import encode_corpus, load_corpus
-    from compress.data.encoder import encoder_of
     from compress.models import checkpoints
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoints.resolve("minilm"))
-    backend: Any = encoder_of(tokenizer).backend  # type: ignore[attr-defined]
     text = folder / "text.txt"
-    lines = text.read_text(encoding="utf-8")[:50_000_000].splitlines()
-    began = time.monotonic()
-    of_library = sum(len(each.ids) for each in backend.encode_batch_fast(lines, add_special_tokens=False))
-    library = of_library / (time.monotonic() - began)
-    del lines
     peak = 0.0
     done = threading.Event()
 
@@ -199,8 +190,6 @@ def encode_text(folder: Path) -> dict[str, float]:
     return {
         "tokens": tokens,
         "tokens/s": tokens / seconds,
-        "encode_batch_fast tokens/s": library,
-        "ratio": tokens / seconds / library,
         "seconds": seconds,
         "anonymous MB": peak,
         "bytes a token": folder_mb(folder / "home" / "corpora") * 1e6 / tokens,
