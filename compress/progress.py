@@ -62,7 +62,7 @@ class Progress:
     outer: "Progress | None" = None
     """The phase that this one is a part of, if it is shown."""
     inner = ""
-    """What a part of this phase shows."""
+    """The line of a part of this phase; '' if none is shown."""
 
     def __init__(
         self,

@@ -153,7 +153,7 @@ class Surroundings:
 
     @property
     def has_zero_types(self) -> bool:
-        """Whether all tokens of a row have the type 0."""
+        """Return True if all tokens of a row have the type 0."""
         special = [type_ for _, type_ in (*self.before, *self.after)]
         return not any([*special, self.text_type])
 

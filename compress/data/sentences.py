@@ -48,7 +48,7 @@ _SENTENCE_END = re.compile(r"[.!?。！？](?:(?<=[。！？])|[\"')\]”’]?(?
 _BERT_MARKS: Final = frozenset(".!?。！？\"')]”’")
 """Characters before a bound, all of which BERT's tokenizer takes as words."""
 _JOINING: Final = re.compile(r"\s|[。！？]")
-"""What an added token may not contain if no token crosses a bound."""
+"""Characters that no added token contains if no token crosses a bound."""
 
 
 def split_sentences(document: str) -> Iterator[str]:
