@@ -25,7 +25,6 @@ from tokenizers import Tokenizer
 
 from compress.data.encoder import Encoder, TextEncoder
 from compress.data.sentences import (
-    RunningText,
     RunningTextEncoder,
     SentenceTokens,
     read_texts,
@@ -68,7 +67,7 @@ def encode_documents(
     count = min(count_cores(), MOST_PROCESSES)
     if isinstance(encoder, TextEncoder) and count > 1:
         yield from _encode_elsewhere(numbered, sentences, encoder, count, parallel)
-        return
+    # what no other process has taken
     for texts in take_texts(read_texts(numbered, parallel)):
         yield SentenceTokens.from_texts(texts, sentences)
 
@@ -187,9 +186,7 @@ def serve() -> None:
             documents = pickle.load(source)
         except EOFError:
             return
-        batches: Iterable[list[RunningText]] = take_texts(
-            read_texts(documents, parallel),
-        )
+        batches = take_texts(read_texts(documents, parallel))
         answer: object
         try:
             answer = [SentenceTokens.from_texts(texts, sentences) for texts in batches]

@@ -16,6 +16,7 @@ from compress.jobs.stages import StageModels
 from compress.jobs.trials import Trials
 from compress.models.teacher import Teacher
 from compress.records.path import WalkedPath
+from compress.training.context import TrainingContext
 from compress.training.finetune import TeacherCheck
 
 
@@ -62,6 +63,10 @@ class Job:
         """Return the job with this recipe."""
         return replace(self, models=replace(self.models, recipe=recipe))
 
+    def with_context(self, context: TrainingContext) -> "Job":
+        """Return the job whose stages work on this context."""
+        return replace(self, models=replace(self.models, context=context))
+
     def with_teacher(
         self,
         teacher: Teacher,
@@ -77,7 +82,7 @@ class Job:
         cache."""
         context = replace(self.models.context, console=Console(quiet=True))
         trials = Trials(context, self.models.run, folder / "home")
-        return replace(self, models=replace(self.models, context=context), tried=trials)
+        return replace(self.with_context(context), tried=trials)
 
 
 def describe_pending(phases: Sequence[Phase[Job]], job: Job) -> str:

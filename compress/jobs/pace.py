@@ -84,8 +84,7 @@ def limit_time(
     if teacher is None:  # it is not measured, and nothing is shipped
         ends = time.monotonic() + left
         return replace(context, time_limit=TimeLimit(ends, names, minutes, began))
-    longest = max(stage.length for stage in stages)
-    pace = from_first(lambda: _read_pace(run, teacher, context, longest))
+    pace = from_first(lambda: _read_pace(run, teacher, context, stages))
     data = context.data
     if teacher.answers_any_rows:
         data = _thin(data, pace, minutes, context.console)
@@ -109,11 +108,9 @@ def limit_time(
 def _announce_many_rows(context: TrainingContext, stages: Sequence[Stage]) -> None:
     """Say about how long many rows take, and what is shorter."""
     teacher = context.base_teacher
-    if teacher is None or len(context.data.train) < MANY_ROWS:
+    if teacher is None or (rows := len(context.data.train)) < MANY_ROWS:
         return
-    rows = len(context.data.train)
-    longest = max(stage.length for stage in stages)
-    pace = measure_pace(teacher, context, longest)
+    pace = measure_pace(teacher, context, stages)
     read = 0
     for stage in stages:
         per_epoch = max(1, rows // stage.batch)
@@ -128,17 +125,21 @@ def _announce_many_rows(context: TrainingContext, stages: Sequence[Stage]) -> No
 
 
 def _read_pace(
-    run: Run, teacher: Teacher, context: TrainingContext, length: int
+    run: Run, teacher: Teacher, context: TrainingContext, stages: Sequence[Stage]
 ) -> Pace:
     """Read the pace of a run that is resumed, or measure it."""
     record = run.path / RECORD
     if record.is_file():
         return Pace(**load_json(record, f"Remove {record}: it is measured again"))
-    return measure_pace(teacher, context, length)
+    return measure_pace(teacher, context, stages)
 
 
-def measure_pace(teacher: Teacher, context: TrainingContext, length: int) -> Pace:
-    """Time a forward of some validation rows by the teacher, and a loop of Python."""
+def measure_pace(
+    teacher: Teacher, context: TrainingContext, stages: Sequence[Stage]
+) -> Pace:
+    """Time a forward of some validation rows by the teacher, as long as the stages read
+    them, and a loop of Python."""
+    length = max(stage.length for stage in stages)
     task = context.data.task
     few = task.thin(context.data.validation, TIMED_ROWS)
     rows = Evaluator.from_split(task, few, context.tokenizer, length).rows

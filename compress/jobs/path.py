@@ -441,8 +441,7 @@ class Walk:
             return job
         names = tuple(stage.name for stage in stages)
         limit = replace(context.time_limit, stages=names)
-        context = replace(context, time_limit=limit)
-        return replace(job, models=replace(job.models, context=context))
+        return job.with_context(replace(context, time_limit=limit))
 
     def _train(self, stages: Sequence[AnyStage]) -> PreTrainedModel:
         """Run the stages that are not done, and return the model of the last."""

@@ -91,12 +91,11 @@ class PrepareTeacher(Phase[SearchJob]):
 
     def run(self, job: SearchJob) -> SearchJob:
         with job.time_budget.part("preparation"):
-            models = job.teacher.models
-            limited = replace(models.context, time_limit=self._limit(job))
-            teacher = replace(job.teacher, models=replace(models, context=limited))
+            context = job.teacher.models.context
+            limited = replace(context, time_limit=self._limit(job))
+            teacher = job.teacher.with_context(limited)
             teacher = run_phases(self.phases, teacher)
-            free = replace(teacher.models, context=models.context)
-            return replace(job, teacher=replace(teacher, models=free))
+            return replace(job, teacher=teacher.with_context(context))
 
     def _limit(self, job: SearchJob) -> TimeLimit | None:
         """Return the time that fine-tuning may take, if that of the search is

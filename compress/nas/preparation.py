@@ -39,6 +39,7 @@ from compress.jobs.checks import (
     measure_lengths,
 )
 from compress.jobs.job import Job
+from compress.jobs.loading import TaskLoader
 from compress.jobs.shipping import BUDGETED_LIMIT
 from compress.jobs.stages import StageModels
 from compress.latency.features import Terms
@@ -264,9 +265,10 @@ def open_search(
     """Load teacher and data, and check the stages of the space."""
     recipe = make_recipe(config.space)
     source = CheckpointTeacher(config.teacher, config.teacher, allow_pickle)
-    inputs = load_inputs(
-        source, config.data, seed=run.seed, columns=config.columns
-    ).compare(config.max_length)
+    tasks = TaskLoader(config.data, run.seed)
+    inputs = load_inputs(source, tasks, columns=config.columns).compare(
+        config.max_length
+    )
     context = make_context(
         inputs, recipe, run, number_format=config.training, console=console
     )

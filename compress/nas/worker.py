@@ -2,8 +2,8 @@
 until it ends.
 
 Any number of workers can start at any time, before the search too; the study holds
-their inputs. If a worker
-is killed, another process runs its trial again with the same parameters.
+their inputs. If a worker is killed, another process runs its trial again with the same
+parameters.
 """
 
 import time

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
@@ -11,7 +11,6 @@ from compress.config.choices import CandidateRecipes
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.console import print_note, warn
-from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.lengths import RowLengths
@@ -28,6 +27,7 @@ from compress.jobs.checks import (
     measure_lengths,
 )
 from compress.jobs.job import Job
+from compress.jobs.loading import TaskLoader
 from compress.jobs.pace import limit_time
 from compress.jobs.phase import Phase
 from compress.jobs.request import DistillRequest
@@ -71,9 +71,8 @@ class Inputs:
 
 def load_inputs(
     source: TeacherSource,
-    data: str,
+    tasks: TaskLoader,
     *,
-    seed: int,
     corpus: str | None = None,
     columns: DataOptions = DataOptions(),
     bf16: bool = False,
@@ -84,9 +83,7 @@ def load_inputs(
     with node_first():
         folder = checkpoints.resolve(source.start, allow_pickle=allow_pickle)
         columns = replace(columns, kind=columns.kind or kind_of_bundle(folder))
-        task_data = load_task(
-            data, **asdict(columns), seed=seed, unlabelled=source.unlabelled
-        )
+        task_data = tasks.load(columns, unlabelled=source.unlabelled)
         start = teachers.load(
             source.start, folder, task_data.task, allow_pickle=allow_pickle
         )
@@ -159,8 +156,9 @@ def open_job(
     state = join_processes()
     request.check_launch()
     chosen = request.recipe
+    tasks = TaskLoader(request.data, options.seed)
     if isinstance(chosen, CandidateRecipes):
-        chosen = choose_recipe(chosen, request)
+        chosen = choose_recipe(chosen, request, tasks)
     chosen = load_functions(chosen, state.num_processes, options.allow_code)
     user_code.load_kind(request.columns.kind, options.allow_code)
     kind = request.columns.kind or chosen.only_kind
@@ -170,8 +168,7 @@ def open_job(
     number_format = precisions.choose(options.precision)
     inputs = load_inputs(
         source.for_trial() if trial else source,
-        request.data,
-        seed=options.seed,
+        tasks,
         corpus=request.corpus,
         columns=request.columns,
         bf16=number_format == "bf16",

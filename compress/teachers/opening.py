@@ -1,13 +1,11 @@
 """Choose the source of a teacher's answers by what the user named, and a recipe that
 fits it."""
 
-from dataclasses import asdict
-
 from compress.config.choices import CandidateRecipes
 from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
 from compress.console import print_note
-from compress.data import load_task
+from compress.jobs.loading import TaskLoader
 from compress.jobs.request import DistillRequest
 from compress.models import checkpoints
 from compress.models.loader import load_config
@@ -43,7 +41,9 @@ def open_teacher(
     return CheckpointTeacher(name, name, allow_pickle)
 
 
-def choose_recipe(candidates: CandidateRecipes, request: DistillRequest) -> Recipe:
+def choose_recipe(
+    candidates: CandidateRecipes, request: DistillRequest, tasks: TaskLoader
+) -> Recipe:
     """Choose the recipe that fits teacher and task; print why.
 
     Of vectors, the family is that of the checkpoint that students are cut out of.
@@ -54,12 +54,7 @@ def choose_recipe(candidates: CandidateRecipes, request: DistillRequest) -> Reci
     family = ""
     reranker = False
     with node_first():
-        data = load_task(
-            request.data,
-            **asdict(request.columns),
-            seed=options.seed,
-            unlabelled=prompted,
-        )
+        data = tasks.load(request.columns, unlabelled=prompted)
         if not prompted:
             start = MINILM if vectors else request.teacher
             folder = checkpoints.resolve(start, allow_pickle=options.allow_pickle)

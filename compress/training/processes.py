@@ -172,13 +172,13 @@ def glance(name: str, source: str | None) -> dict[str, str]:
         found = sorted(each.relative_to(path).as_posix() for each in path.rglob("*"))
         visible = [each for each in found if "/." not in f"/{each}"]
         files = {f"{name} {each}": path / each for each in visible}
-    sizes = {
-        each: file.stat().st_size for each, file in files.items() if file.is_file()
-    }
     hashed = 100
-    lines = {each: f"{size:,} bytes" for each, size in sizes.items()}
-    for each in list(sizes)[:hashed]:
-        lines[each] += f" ({io.hash_sample(files[each])[:8]})"
+    lines = dict[str, str]()
+    for each, file in files.items():
+        if file.is_file():
+            lines[each] = f"{file.stat().st_size:,} bytes"
+            if len(lines) <= hashed:
+                lines[each] += f" ({io.hash_sample(file)[:8]})"
     return lines
 
 

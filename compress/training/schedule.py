@@ -26,7 +26,7 @@ from transformers import (
 
 from compress.config.reference import Call
 from compress.config.stages import Stage
-from compress.errors import RecipeError
+from compress.errors import CompressError
 from compress.io import make_folder, write_json
 from compress.training.processes import from_first
 
@@ -327,13 +327,11 @@ class AutoLength(TrainerCallback):
         whole = per_pass * args.gradient_accumulation_steps
         if not from_first(lambda: whole > limit):
             return
-        raise RecipeError(
-            [
-                f"stage {self.record.parent.name}: one step, of "
-                f"{args.gradient_accumulation_steps} passes, takes about "
-                f"{whole / 60:.1f} minutes, and --minutes leaves {limit / 60:.1f}; "
-                "give more, or set a smaller batch"
-            ]
+        raise CompressError(
+            f"stage {self.record.parent.name}: one step, of "
+            f"{args.gradient_accumulation_steps} passes, takes about "
+            f"{whole / 60:.1f} minutes, and --minutes leaves {limit / 60:.1f}; give "
+            "more, or set a smaller batch"
         )
 
     def on_step_end(

@@ -19,6 +19,7 @@ from compress.data.query_groups import MOST_IRRELEVANT, group_rows
 from compress.data.tokenize import encode
 from compress.errors import DataError, TeacherError
 from compress.exporters.artifact import Bundle
+from compress.jobs.loading import TaskLoader
 from compress.jobs.request import DistillRequest
 from compress.models.folder import identify
 from compress.teachers.opening import choose_recipe
@@ -172,7 +173,7 @@ def test_auto_takes_the_recipe_for_a_cross_encoder(reranker: Path, teacher: Path
             teacher=str(name), data=data, out=tmp_path / "run", recipe=table, corpus=None, prompt=None,
             columns=DataOptions(kind=kind), length=LengthOptions(), options=RunOptions(), console=Console(quiet=True),
         )  # fmt: skip
-        recipe = choose_recipe(table, request)
+        recipe = choose_recipe(table, request, TaskLoader(data, 0))
         assert recipe.name == expected
 
 

@@ -79,10 +79,10 @@ TIMEOUT = 2.0
 
 def prepares_and_ships_slowly() -> None:
     """The first process reads data, caches a teacher's answers and ships for longer than a collective may take."""
+    import compress.jobs.loading
     import compress.jobs.shipping
-    import compress.teachers.inputs
     import compress.training.stage
-    from compress.teachers.inputs import load_task
+    from compress.jobs.loading import load_task
     from compress.training.stage import teacher_cache
 
     def slowly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ def prepares_and_ships_slowly() -> None:
 
     join = distributed.init_process_group
     distributed.init_process_group = partial(join, timeout=datetime.timedelta(seconds=TIMEOUT))
-    compress.teachers.inputs.load_task = partial(slowly, load_task)
+    compress.jobs.loading.load_task = partial(slowly, load_task)
     compress.training.stage.teacher_cache = partial(slowly, teacher_cache)
     children.does_not_ship()
     ship = compress.jobs.shipping.Bundle.write

@@ -108,7 +108,7 @@ def test_a_resumed_run_keeps_its_rows(
 
 def test_the_pace_is_that_of_the_teacher(context: TrainingContext) -> None:
     assert context.base_teacher is not None
-    found = measure_pace(context.base_teacher, context, 32)
+    found = measure_pace(context.base_teacher, context, [learning.stage()])
     assert 0 < found.seconds_per_row < 1
     assert found.slowness >= 1
 

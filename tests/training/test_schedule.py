@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from compress.config.recipe import Recipe
-from compress.errors import RecipeError
+from compress.errors import CompressError, RecipeError
 from compress.training import schedule
 from compress.training.schedule import Length, learning_rate
 from compress.training.stage import Trained
@@ -255,6 +255,6 @@ def test_the_time_that_is_left_is_split_over_the_stages_that_are_left() -> None:
 def test_a_step_that_takes_longer_than_there_is_time_is_refused(tmp_path: Path) -> None:
     stage = learning.stage(steps=4, batch=16, micro_batch=1)
     expected = r"stage lesson: one step, of 16 passes, takes about .* --minutes leaves 0.0; .* a smaller batch"
-    with pytest.raises(RecipeError, match=expected):
+    with pytest.raises(CompressError, match=expected):
         learning.train(learning.step(), stage, tmp_path, seconds=1e-6)
     assert learning.train(learning.step(), stage, tmp_path, seconds=60).steps == 4
