@@ -8,12 +8,14 @@ refused, or noted as a WARNING.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from compress.arrays import spaced
@@ -34,6 +36,13 @@ FEW_ROWS_TO_SCORE: Final = 30
 MOST_TEXTS_AUDITED: Final = 2000
 """Texts on which a tokenizer is measured: they give its share of unknown tokens to
 about a tenth of a point."""
+
+_TEXTS: Final = ("text", "text_pair", "question", "context", "words")
+_ODD_SPACES: Final = (
+    r"[\t-\r\x1c-\x1f\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}"
+    r"\x{205f}\x{3000}]"
+)
+"""What divides words, besides a space."""
 
 Keys = NDArray[np.int64]
 
@@ -60,10 +69,8 @@ def audit(data: TaskData) -> TaskData:
     task = data.task
     keys = {role: row_keys(split) for role, split in splits.items()}
     train = keys["train"]
-    trained = (np.sort(train), np.sort(np.concatenate([train, keys["validation"]])))
-    if "test" in keys and any(
-        np.array_equal(np.sort(keys["test"]), rows) for rows in trained
-    ):
+    trained = (train, np.concatenate([train, keys["validation"]]))
+    if "test" in keys and any(_are_same_rows(keys["test"], rows) for rows in trained):
         raise DataError(
             f"{data.name}: the test split is the training split ({len(keys['test']):,} "
             "rows), so its score would only measure how well the answers are "
@@ -101,7 +108,7 @@ def audit(data: TaskData) -> TaskData:
             *_find_missing_classes(task, counts),
         ]
     if task.one_label and not task.pair and "label" in data.train.column_names:
-        names = np.array([_key((label,)) for label in task.labels], np.int64)
+        names = _keys([pa.array(task.labels, pa.string())])
         count = int((names[data.train.data.table["label"].to_numpy()] == train).sum())
         if count / len(train) >= LOUD:
             notes.append(
@@ -120,7 +127,32 @@ def _splits(data: TaskData) -> dict[str, Dataset]:
 def row_keys(split: Dataset) -> Keys:
     """Compute a number for each row, the same for equal texts and almost never for
     different ones."""
-    return np.fromiter(map(_key, texts(split)), np.int64, len(split))
+    keys = np.empty(len(split), np.int64)
+    first = 0
+    for batch in _batches(split):
+        keys[first : first + len(batch)] = _keys(batch.columns)
+        first += len(batch)
+    return keys
+
+
+def _keys(columns: Sequence[pa.Array]) -> Keys:
+    """Compute the keys of rows by their columns."""
+    rows = pc.binary_join_element_wise(*map(_plain_column, columns), "\0")
+    return np.fromiter(map(hash, rows.to_pylist()), np.int64, len(rows))
+
+
+def _plain_column(column: pa.Array) -> pa.Array:
+    """Do to a column of texts, or of words, what `_plain` does to a text."""
+    if pa.types.is_list(column.type):
+        column = pc.binary_join(column, " ")
+    texts = pc.utf8_lower(column)
+    odd = pc.match_substring_regex(texts, f"{_ODD_SPACES}|  ")
+    spaced = pc.replace_substring_regex(texts.filter(odd), f"({_ODD_SPACES}| )+", " ")
+    return pc.utf8_trim_whitespace(pc.replace_with_mask(texts, odd, spaced))
+
+
+def _are_same_rows(one: Keys, other: Keys) -> bool:
+    return len(one) == len(other) and bool((np.sort(one) == np.sort(other)).all())
 
 
 def texts(
@@ -128,24 +160,21 @@ def texts(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the text, or two texts, of each row, or of these rows; the words of a
     sentence as one text."""
-    names = [
-        name
-        for name in ("text", "text_pair", "question", "context", "words")
-        if name in split.column_names
-    ]
-    # as stored: formatting by `datasets` takes longer than the audit
-    table = split.data.table.select(names)
-    if rows is not None:
-        table = table.take(list(rows))
-    for batch in table.to_batches(max_chunksize=10_000):
+    for batch in _batches(split, rows):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield tuple(
                 cell if isinstance(cell, str) else " ".join(cell) for cell in row
             )
 
 
-def _key(row: Iterable[str]) -> int:
-    return hash(tuple(map(_plain, row)))
+def _batches(split: Dataset, rows: Sequence[int] | None = None) -> list[pa.RecordBatch]:
+    """Return the columns of texts of a split, or of some of its rows, as stored:
+    formatting by `datasets` takes longer than the audit."""
+    names = [name for name in _TEXTS if name in split.column_names]
+    table = split.data.table.select(names)
+    if rows is not None:
+        table = table.take(list(rows))
+    return table.to_batches(max_chunksize=10_000)
 
 
 def _plain(text: str) -> str:
@@ -155,9 +184,16 @@ def _plain(text: str) -> str:
 def _shared_rows(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, int, float]]:
     """Yield two splits, how many rows of the second are in the first, and their share,
     if there are any."""
+    ordered = {role: np.sort(rows) for role, rows in keys.items()}
     for one, other in combinations(keys, 2):
-        if count := int(np.isin(keys[other], keys[one]).sum()):
+        if count := _count_among(keys[other], ordered[one]):
             yield one, other, count, count / len(keys[other])
+
+
+def _count_among(keys: Keys, ordered: Keys) -> int:
+    """Count the keys that are among others, which are in order."""
+    found = np.searchsorted(ordered, keys)
+    return int((ordered[np.minimum(found, len(ordered) - 1)] == keys).sum())
 
 
 def _is_labelled(task: Task, split: Dataset) -> bool:

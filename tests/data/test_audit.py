@@ -7,6 +7,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from compress.data import load_task
+from compress.data.audit import row_keys
 from compress.errors import DataError
 from tests import marked
 from tests.data.conftest import Folder
@@ -109,3 +110,15 @@ def test_constant_texts_and_texts_equal_to_labels(folder: Folder) -> None:
         notes(folder, train=[("Same", "a"), ("same ", "b")] * 2, dev=rows(0, 50, ("a", "b")))
     found = notes(folder, train=[("Pos", "pos"), ("neg", "neg"), ("a film", "neg")], dev=rows(0, 50))
     assert "WARNING: 2 of 3 training texts are the name of their class: is --text the right column?" in found
+
+
+@pytest.mark.parametrize("space", ["  ", "\u3000", "\xa0", "\x1d", "\x0b", "\u2009\t"])
+def test_texts_that_differ_in_case_and_spaces_are_the_same(space: str) -> None:
+    texts = ["two words", f"{space}Two{space}WORDS ", "tw\u00f3 words", "TW\u00d3 words"]
+    one, again, other, other_again = row_keys(Dataset.from_dict({"text": texts})).tolist()
+    assert one == again != other == other_again
+
+
+def test_the_border_between_two_texts_is_kept() -> None:
+    one, other = row_keys(Dataset.from_dict({"text": ["a b", "a"], "text_pair": ["c", "b c"]})).tolist()
+    assert one != other
