@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from compress.data.dialects import (
     FASTTEXT,
@@ -40,6 +40,7 @@ from compress.data.dialects import (
 from compress.data.schema import is_known, number
 from compress.data.tables import (
     CellValue,
+    NotPlainError,
     Row,
     Table,
     count_characters,
@@ -50,6 +51,9 @@ from compress.data.tables import (
 )
 from compress.data.text_files import Position, lines
 from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 DELIMITED: Final = (".tsv", ".csv", ".txt")
 FIXED_SUFFIXES: Final = {"": ("text",), FASTTEXT: ("text", "label")}
@@ -254,6 +258,14 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
                 cells[at] = to_cell(value)
             yield Row(line, written, cells, problem)
 
+    def batches(wanted: Sequence[str]) -> Iterator[RecordBatch]:
+        if lenient or not lists.keys().isdisjoint(wanted):
+            raise NotPlainError
+        from compress.data.delimited_batches import read_batches
+
+        first = look.rows[0] if own else None
+        return read_batches(look.path, look.dialect, names, first, wanted)
+
     notes = [*look.notes, *([header.note] if header and header.note else [])]
     notes += [
         f"{look.path.name}: {name!r} has lists, written as text" for name in lists
@@ -271,6 +283,7 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
             for name, cells in columns.items()
         },
         rows,
+        batches,
         kinds={name: kind for name, cells in lists.items() if (kind := kind_of(cells))},
         first=1 + own + look.dialect.skipped,
         unit="line",

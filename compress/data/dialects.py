@@ -92,6 +92,14 @@ class Dialect:
         escaped = ", with marks escaped by a backslash" if self.backslash else ""
         return f"separated by {between!r}, {quoting}{escaped}"
 
+    @property
+    def is_plain(self) -> bool:
+        """Check for the dialect of RFC 4180, with any ASCII delimiter, or for cells
+        without quoting."""
+        usual = len(self.delimiter) == 1 and self.delimiter.isascii()
+        escapes = self.spaces or self.backslash or self.mark not in ('"', "")
+        return usual and not escapes
+
     def split(
         self, numbered: Iterable[tuple[int, str]], check: CellCheck, place: str
     ) -> Iterator[TextLine]:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
@@ -43,6 +45,10 @@ SAMPLE_ROWS: Final = 1000
 SAMPLE_CHARACTERS: Final = 4_000_000
 
 
+class NotPlainError(Exception):
+    """The rest of a table has to be read row by row."""
+
+
 class Row(NamedTuple):
     """Hold a row of a table.
 
@@ -57,6 +63,11 @@ class Row(NamedTuple):
     record: Record | Sequence[str]
     cells: Sequence[CellValue] = ()
     error: str = ""
+
+
+def _read_rows(columns: Sequence[str]) -> Iterator[RecordBatch]:
+    """Read no batches of a table that is read row by row."""
+    raise NotPlainError
 
 
 ReadTables = Callable[
@@ -74,7 +85,7 @@ class Table:
     rows     reads all rows with the cells of the given columns; rows that cannot be
              read have an error
     batches  reads the given columns as Arrow batches, where that is faster than row by
-             row
+             row; NotPlainError where that is not so any more
     tables   reads all rows as Arrow tables: each as the file has it, and the cells of
              the given columns; where that is faster than row by row
     kinds    the columns of numbers, and of strings, where the source tells them apart
@@ -91,7 +102,7 @@ class Table:
     columns: tuple[str, ...]
     sample: Mapping[str, Sequence[CellValue]]
     rows: Callable[[Sequence[str], Position | None], Iterator[Row]]
-    batches: Callable[[Sequence[str]], Iterator[RecordBatch]] | None = None
+    batches: Callable[[Sequence[str]], Iterator[RecordBatch]] = _read_rows
     tables: ReadTables | None = None
     kinds: Mapping[str, CellKind] = field(default_factory=dict)
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -113,9 +124,13 @@ class Table:
 
         Raises DataError for a row that cannot be read.
         """
-        if self.batches is not None:
-            return self.batches(columns)
-        return self._to_batches(columns)
+        read = 0
+        with suppress(NotPlainError):
+            for batch in self.batches(columns):
+                yield batch
+                read += batch.num_rows
+            return
+        yield from self._to_batches(columns, read)
 
     def cells(self, columns: Sequence[str]) -> Iterator[tuple[str, Sequence[Any]]]:
         """Read rows one by one: the place of each in messages, and its cells. Raises
@@ -127,9 +142,9 @@ class Table:
                 yield f"{self.place}, row {number}", cells
                 number += 1
 
-    def _to_batches(self, names: Sequence[str]) -> Iterator[RecordBatch]:
-        """Write the rows as Arrow batches. Raises DataError for rows with errors, and
-        for columns that mix texts and lists."""
+    def _to_batches(self, names: Sequence[str], first: int) -> Iterator[RecordBatch]:
+        """Write the rows from `first` as Arrow batches. Raises DataError for rows with
+        errors, and for columns that mix texts and lists."""
         import pyarrow as pa
 
         wrong = [str if self.has_lists(name) else list for name in names]
@@ -137,7 +152,7 @@ class Table:
             pa.list_(pa.string()) if refused is str else pa.string()
             for refused in wrong
         ]
-        rows = self.rows(names, None)
+        rows = islice(self.rows(names, None), first, None)
         for chunk in chunks(
             rows,
             lambda row: count_characters(row.cells),

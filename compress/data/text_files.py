@@ -155,7 +155,7 @@ def decode_lines(
     `checked`.
     """
     start = stream.peek(_HEAD)
-    encoding = _encoding(start)
+    encoding = encoding_of(start)
     if newline == "\n" and b"\r" in start and b"\n" not in start:
         newline = ""
     # Bytes that are not UTF-8 become surrogates, which valid UTF-8 never contains, so
@@ -189,7 +189,8 @@ def decode_lines(
             ) from None
 
 
-def _encoding(start: bytes) -> str:
+def encoding_of(start: bytes) -> str:
+    """Return the encoding of a text that begins so: UTF-8 without a mark."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
 
 
@@ -246,7 +247,7 @@ def head(path: Path) -> str:
     """Read the beginning of a file, to detect its format; bytes that cannot be decoded
     are replaced."""
     start = first_bytes(path)
-    return start.decode(_encoding(start), errors="replace")
+    return start.decode(encoding_of(start), errors="replace")
 
 
 class _DuplicateKeyError(Exception):
