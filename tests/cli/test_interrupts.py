@@ -19,6 +19,8 @@ from tests import forks
 def test_sigterm_is_raised_as_an_interrupt_and_the_handler_of_before_returns() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt) as caught, interrupt_on_sigterm():
+        # else it would end the tests
+        assert signal.getsignal(signal.SIGTERM) is not before, threading.current_thread()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert caught.type is Terminated
