@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ from compress.arrays import spaced
 from compress.data.encoder import encoder_of
 from compress.data.task import Task, TaskData
 from compress.errors import DataError
+from compress.machine import count_cores
 from compress.records.inspection import Coverage, Overlap, SplitFacts, Spread
 
 if TYPE_CHECKING:
@@ -127,12 +129,9 @@ def _splits(data: TaskData) -> dict[str, Dataset]:
 def row_keys(split: Dataset) -> Keys:
     """Compute a number for each row, the same for equal texts and almost never for
     different ones."""
-    keys = np.empty(len(split), np.int64)
-    first = 0
-    for batch in _batches(split):
-        keys[first : first + len(batch)] = _keys(batch.columns)
-        first += len(batch)
-    return keys
+    columns = [batch.columns for batch in _batches(split)]
+    with ThreadPoolExecutor(count_cores()) as pool:
+        return np.concatenate([np.empty(0, np.int64), *pool.map(_keys, columns)])
 
 
 def _keys(columns: Sequence[pa.Array]) -> Keys:

@@ -189,6 +189,10 @@ class LengthGrouped(Sampler[int]):
         return -(-rows // self.batch_size) * self.batch_size if self.whole else rows
 
     def __iter__(self) -> Iterator[int]:
+        # an array of all rows is kept for as long as one of them is to come
+        return map(int, self._order().astype(np.int32))
+
+    def _order(self) -> NDArray[np.int64]:
         rng = np.random.default_rng([self.seed, self.epoch])
         rows = np.resize(rng.permutation(len(self.lengths)), len(self))
         stretch = np.arange(len(rows)) // (self.batch_size * BATCHES_PER_SORT)
@@ -200,7 +204,7 @@ class LengthGrouped(Sampler[int]):
         if full:
             longest = int(self.lengths[batches[order, 0]].argmax())
             order[[0, longest]] = order[[longest, 0]]
-        return map(int, np.append(batches[order].reshape(-1), rest))
+        return np.append(batches[order].reshape(-1), rest)
 
 
 class BatchOrder(Sampler[list[int]]):

@@ -124,9 +124,11 @@ def _check(rows: bytes, dialect: Dialect) -> None:
 def _are_paired(codes: Array, dialect: Dialect) -> bool:
     """Check that marks open a cell, and close it or are doubled in it, in turn."""
     places = np.flatnonzero(codes == ord(dialect.mark))
-    ends = [ord(each) for each in (dialect.mark, dialect.delimiter, "\n")]
-    opened = np.isin(codes[places[::2] - 1], ends).all()
-    closed = np.isin(codes[places[1::2] + 1], [*ends, ord("\r")]).all()
+    ends = np.zeros(256, bool)
+    ends[[ord(each) for each in (dialect.mark, dialect.delimiter, "\n")]] = True
+    opened = ends[codes[places[::2] - 1]].all()
+    ends[ord("\r")] = True
+    closed = ends[codes[places[1::2] + 1]].all()
     return len(places) % 2 == 0 and bool(opened and closed)
 
 

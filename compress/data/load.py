@@ -27,6 +27,7 @@ from compress.data.task import Examples, Task, TaskData, UnsavedTask
 from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
+from compress.progress import Progress
 
 DETECTED: Final = ("ranking", "embedding", "qa", "tagging")
 """The kinds that a source shows, in the order in which they are looked for; others show
@@ -218,7 +219,9 @@ def _read(
     schema.refuse_unknown(split, names)
     notes.extend(split.notes)
     table = cache.table(
-        cache.write(folder / f"{cache.digest(split.place)}.raw", split.read(names))
+        cache.write(
+            folder / f"{cache.digest(split.place)}.raw", _read_shown(split, names)
+        )
     )
     if columns.label and columns.label[0] in split.classes:
         labelled = pc.is_valid(table[columns.label[0]])
@@ -230,9 +233,7 @@ def _read(
             )
             table = table.filter(labelled)
     for name in columns.text:
-        empty = np.flatnonzero(
-            pc.equal(pc.fill_null(pc.utf8_trim_whitespace(table[name]), ""), "")
-        )
+        empty = _find_empty(table[name])
         if len(empty) == len(table):
             raise DataError(
                 f"{split.place}: the text column {name!r} is empty in every row. Name "
@@ -253,6 +254,22 @@ def _read(
         ["text", "text_pair"][: len(columns.text)]
     )
     return _Split(split.name, texts, column)
+
+
+def _read_shown(split: Table, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Read columns of a split, and show how many rows are read."""
+    with Progress(f"reading {split.name}", unit="rows") as bar:
+        for batch in split.read(names):
+            yield batch
+            bar.advance(len(batch))
+
+
+def _find_empty(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the numbers of the rows without a text, a chunk at a time as they lie on
+    disk."""
+    trimmed = (pc.utf8_trim_whitespace(chunk) for chunk in column.chunks)
+    empty = [pc.equal(pc.fill_null(texts, ""), "") for texts in trimmed]
+    return np.flatnonzero(pa.chunked_array(empty, pa.bool_()))
 
 
 def _refuse_constant(place: str, encoded: Labels, task: Task) -> None:
@@ -327,8 +344,8 @@ def hold_out(encoded: Labels, task: Task, seed: int) -> NDArray[np.bool_]:
     if not task.many_labels:
         order = order[np.argsort(encoded[order], kind="stable")]
     if task.one_label:
-        _, classes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
-        order = order[counts[classes[order]] > 1]
+        counts = np.bincount(encoded)
+        order = order[counts[encoded[order]] > 1]
     step = math.ceil(1 / held_out_share(len(encoded)))
     mask = np.zeros(len(encoded), bool)
     if len(order) > 1:
