@@ -5,8 +5,10 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
+import torch
 from accelerate import PartialState
 from rich.console import Console
 
@@ -14,7 +16,7 @@ from compress.config.stages import Stage
 from compress.console import print_note
 from compress.data.held_out import DECIDING_ROWS, score_error
 from compress.data.task import TaskData
-from compress.errors import RecipeError
+from compress.errors import CompressError, RecipeError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.io import load_json, write_json
@@ -32,6 +34,8 @@ RECORD: Final = "pace.json"
 """The file of a run that keeps its pace."""
 TIMED_ROWS: Final = 64
 """Rows by which the teacher is timed."""
+TIMED_TEXTS: Final = 8
+"""Rows of full length by which a model that has no task is timed."""
 LOOP: Final = 2_000_000
 """Turns of the loop of Python that is timed."""
 LOOP_SECONDS: Final = 0.12
@@ -152,6 +156,53 @@ def measure_pace(
     seconds = time_call(score)
     looping = time_call(lambda: sum(turn * turn for turn in range(LOOP)))
     return Pace(seconds / len(rows), max(1.0, looping / LOOP_SECONDS))
+
+
+def refuse_long_steps(
+    teacher: Teacher, context: TrainingContext, stages: Sequence[Stage], run: Run
+) -> None:
+    """Raise CompressError if the time limit is too short for a step of a stage, judged
+    by forwards of the model over rows of full length."""
+    limit = context.time_limit
+    if limit is None:
+        return
+    find = partial(_find_long_step, teacher, stages, limit)
+    if problem := from_first(lambda: "" if run.before else find()):
+        raise CompressError(problem)
+
+
+def _find_long_step(teacher: Teacher, stages: Sequence[Stage], limit: TimeLimit) -> str:
+    for stage in stages:
+        rows = math.ceil(stage.tokens / stage.length) if stage.tokens else stage.batch
+        forward = _time_rows(teacher, stage.length)
+        seconds = rows * FORWARDS_TO_TRAIN * forward
+        left = limit.seconds(stage.name)
+        if seconds > left:
+            least = limit.minutes + (seconds - left) * len(stages) / 60
+            return (
+                f"stage {stage.name}: one step, of {rows:,} rows, takes about "
+                f"{seconds / 60:.1f} minutes, and --minutes {limit.minutes:g} leaves "
+                f"{left / 60:.1f}; give at least {math.ceil(least)}, or set a smaller "
+                "batch"
+            )
+    return ""
+
+
+def _time_rows(teacher: Teacher, length: int) -> float:
+    """Return the seconds that a model takes for a row of this length."""
+    model: Any = teacher.model
+    to_device(model, PartialState().device)
+    ids = torch.zeros(TIMED_TEXTS, length, dtype=torch.int64, device=model.device)
+    read = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if model.config.is_encoder_decoder:
+        read["decoder_input_ids"] = ids
+
+    @torch.no_grad()
+    def run() -> None:
+        model(**read)[0].sum().item()
+
+    run()  # the first forward takes longer
+    return time_call(run) / TIMED_TEXTS
 
 
 def _thin(data: TaskData, pace: Pace, minutes: float, console: Console) -> TaskData:

@@ -17,7 +17,7 @@ from compress.jobs.checks import (
     measure_lengths,
 )
 from compress.jobs.job import Job
-from compress.jobs.pace import limit_time
+from compress.jobs.pace import limit_time, refuse_long_steps
 from compress.jobs.phase import Phase
 from compress.jobs.request import PretrainRequest
 from compress.jobs.stages import StageModels
@@ -96,6 +96,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
             minutes=request.length.minutes,
             began=request.began,
         )
+        refuse_long_steps(base_teacher, context, resolved.training, run)
         models = StageModels(resolved, base_teacher, None, context, run)
         for note in [*models.check(), *([run.note] if run.note else [])]:
             warn(request.console, note)

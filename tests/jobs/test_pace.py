@@ -12,9 +12,9 @@ from rich.console import Console
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.task import TaskData
-from compress.errors import RecipeError
+from compress.errors import CompressError, RecipeError
 from compress.jobs import pace as paces
-from compress.jobs.pace import limit_time, measure_pace
+from compress.jobs.pace import limit_time, measure_pace, refuse_long_steps
 from compress.models.teacher import load
 from compress.training.context import TrainingContext
 from compress.training.run import Run
@@ -127,3 +127,36 @@ def test_a_stage_that_was_cut_short_says_how_long_it_needs(context: TrainingCont
     assert limited.explain_short(2, length, 6.0) == said
     assert limited.explain_short(750, length, 6.0) == ""
     assert context.explain_short(2, length, 6.0) == ""
+
+
+def test_a_step_that_takes_longer_than_its_stage_may_is_refused_before_anything_is_trained(
+    context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row takes 0.3 s, and learning from it 2.5 times as long; two stages share a minute, and the batches of each."""
+    assert context.base_teacher is not None
+    monkeypatch.setattr(paces, "time_call", lambda run: run() or 0.3 * paces.TIMED_TEXTS)
+    now = time.monotonic()
+    limit = TimeLimit(now + 60, ("lesson", "more"), minutes=1, began=now)
+    limited = replace(context, time_limit=limit)
+
+    def check(batch: int, **more: float) -> None:
+        run = Run(tmp_path, seed=0, main=True, **more)
+        stages = [learning.stage(batch=batch), learning.stage(name="more", batch=4)]
+        refuse_long_steps(context.base_teacher, limited, stages, run)
+
+    check(batch=32)
+    message = (
+        r"stage lesson: one step, of 48 rows, takes about 0.6 minutes, and --minutes 1 leaves 0.5; give at least 2"
+    )
+    with pytest.raises(CompressError, match=message):
+        check(batch=48)
+    check(batch=48, before=10.0)
+
+
+def test_a_batch_of_tokens_is_timed_by_its_rows(context: TrainingContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert context.base_teacher is not None
+    monkeypatch.setattr(paces, "time_call", lambda run: run() or 0.3 * paces.TIMED_TEXTS)
+    limit = TimeLimit(time.monotonic() + 30, ("lesson",), minutes=1, began=0.0)
+    stage = learning.stage(tokens=3200, max_length=32)
+    found = paces._find_long_step(context.base_teacher, [stage], limit)
+    assert "one step, of 100 rows, takes about 1.2 minutes" in found
