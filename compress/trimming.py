@@ -335,20 +335,20 @@ def compare_encodings(
     texts: Iterable[str],
 ) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both tokenizers give it the same tokens."""
-    old, new = (
-        each.backend.get_vocab(with_added_tokens=True) for each in (before, after)
-    )
+    old = before.backend.get_vocab(with_added_tokens=True)
+    new = after.backend.get_vocab(with_added_tokens=True)
     places = np.full(1 + max(old.values()), -1)
     common = old.keys() & new.keys()
     places[[old[token] for token in common]] = [new[token] for token in common]
     for chunk in show_progress(chunks(texts), "comparing texts", unit="thousand texts"):
         framed = before.tokens(chunk[:1]) == after.tokens(chunk[:1])
-        first, second = before.piece_arrays(chunk), after.piece_arrays(chunk)
-        ids = places[first.ids]
-        bounds = zip(pairwise(first.bounds), pairwise(second.bounds), strict=True)
-        for text, (own, other) in zip(chunk, bounds, strict=True):
-            same = np.array_equal(ids[slice(*own)], second.ids[slice(*other)])
-            yield text, framed and same
+        first = before.piece_arrays(chunk)
+        second = after.piece_arrays(chunk)
+        renumbered = places[first.ids]
+        expected = np.split(renumbered, first.bounds[1:-1])
+        found = np.split(second.ids, second.bounds[1:-1])
+        for text, own, other in zip(chunk, expected, found, strict=True):
+            yield text, framed and np.array_equal(own, other)
 
 
 @torch.no_grad()

@@ -195,8 +195,9 @@ def _shared_rows(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, int, floa
 
 def _count_among(keys: Keys, ordered: Keys) -> int:
     """Count the keys that are among others, which are in order."""
-    found = np.searchsorted(ordered, keys)
-    return int((ordered[np.minimum(found, len(ordered) - 1)] == keys).sum())
+    places = np.searchsorted(ordered, keys)
+    nearest = ordered[np.minimum(places, len(ordered) - 1)]
+    return int((nearest == keys).sum())
 
 
 def _is_labelled(task: Task, split: Dataset) -> bool:

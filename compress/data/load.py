@@ -268,7 +268,8 @@ def _find_empty(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return the numbers of the rows without a text, a chunk at a time as they lie on
     disk."""
     trimmed = (pc.utf8_trim_whitespace(chunk) for chunk in column.chunks)
-    empty = [pc.equal(pc.fill_null(texts, ""), "") for texts in trimmed]
+    texts = (pc.fill_null(chunk, "") for chunk in trimmed)
+    empty = [pc.equal(chunk, "") for chunk in texts]
     return np.flatnonzero(pa.chunked_array(empty, pa.bool_()))
 
 
