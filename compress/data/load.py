@@ -270,7 +270,8 @@ def _find_empty(column: pa.ChunkedArray) -> NDArray[np.int64]:
     trimmed = (pc.utf8_trim_whitespace(chunk) for chunk in column.chunks)
     texts = (pc.fill_null(chunk, "") for chunk in trimmed)
     empty = [pc.equal(chunk, "") for chunk in texts]
-    return np.flatnonzero(pa.chunked_array(empty, pa.bool_()))
+    mask = pa.chunked_array(empty, pa.bool_())
+    return np.flatnonzero(mask)
 
 
 def _refuse_constant(place: str, encoded: Labels, task: Task) -> None:

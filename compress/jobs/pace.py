@@ -179,8 +179,9 @@ def _find_long_step(teacher: Teacher, stages: Sequence[Stage], limit: TimeLimit)
         forward = _time_rows(teacher, stage.length)
         seconds = rows * FORWARDS_TO_TRAIN * forward
         left = limit.seconds(stage.name)
-        if seconds > left:
-            least = limit.minutes + (seconds - left) * len(stages) / 60
+        lacking = seconds - left
+        if lacking > 0:
+            least = limit.minutes + lacking * len(stages) / 60
             return (
                 f"stage {stage.name}: one step, of {rows:,} rows, takes about "
                 f"{seconds / 60:.1f} minutes, and --minutes {limit.minutes:g} leaves "
