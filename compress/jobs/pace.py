@@ -55,7 +55,7 @@ MANY_ROWS: Final = 100_000
 """Rows from which a run says at its beginning how long it may take."""
 FORWARDS_TO_TRAIN: Final = 2.5
 """Forwards of the teacher that take as long as learning from a row, its answer
-included: an estimate, from below (docs/LOG.md)."""
+included (docs/LOG.md)."""
 TRAINING_SHARE: Final = 0.2
 """The least share of the minutes that must be left to train."""
 
