@@ -289,12 +289,6 @@ class Run:
             self._lock.close()
 
 
-def count_processes() -> int:
-    """Count the processes of this launch: more than one if accelerate or torchrun has
-    started them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def _record_processes(path: Path, now: int | None) -> str:
     """Record by how many processes a run is continued; return a warning if it is not
     always the same number, else ''."""

@@ -52,12 +52,13 @@ from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
 from compress.training.processes import (
+    count_processes,
     forget_received,
     from_first,
     share_folder,
     wait_for_all,
 )
-from compress.training.run import Run, count_processes
+from compress.training.run import Run
 from compress.training.schedule import (
     AutoLength,
     Length,
