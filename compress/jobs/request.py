@@ -146,9 +146,13 @@ class TrainRequest:
         given: Recipe,
         state: "PartialState",
         number_format: str,
+        *,
+        sharded: bool = False,
     ) -> Run:
         """Open the run of a recipe, which was `given` before it was resolved."""
         identity = self.identify(recipe, number_format=number_format)
+        if sharded:
+            identity["use_fsdp"] = True
         check_same(
             {
                 "recipe": io.hash_value(recipe.to_yaml()),

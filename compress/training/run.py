@@ -60,6 +60,7 @@ _IDENTITY = (
     "precision",
     "columns",
     "code",
+    "use_fsdp",
 )
 """The settings that must be the same to resume a run, besides the recipe."""
 _FACTS = "run.json"
