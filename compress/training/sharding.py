@@ -5,7 +5,7 @@ gradients and the optimiser's state.
 accelerate itself splits models on accelerators only, ignores the request on a CPU, and
 would split whatever is trained. Here the layers of a model are split by torch, once the
 model is loaded, and transformers' Trainer treats it as one that was split when it was
-loaded. Files hold whole tensors: a checkpoint is that of any number of processes.
+loaded. Files hold whole tensors.
 """
 
 import os
@@ -67,25 +67,26 @@ class Sharding:
         reshard = "FSDP_RESHARD_AFTER_FORWARD"
         followed = {
             "FSDP_VERSION": ("2",),
-            "FSDP_OFFLOAD_PARAMS": ("", "false"),
-            "FSDP_ACTIVATION_CHECKPOINTING": ("", "false"),
-            "FSDP_AUTO_WRAP_POLICY": ("", "TRANSFORMER_BASED_WRAP"),
-            "FSDP_TRANSFORMER_CLS_TO_WRAP": ("",),
-            "FSDP_IGNORED_MODULES": ("",),
-            "FSDP_STATE_DICT_TYPE": ("", "FULL_STATE_DICT"),
-            reshard: ("", "true", "false"),
+            "FSDP_OFFLOAD_PARAMS": ("false",),
+            "FSDP_ACTIVATION_CHECKPOINTING": ("false",),
+            "FSDP_AUTO_WRAP_POLICY": ("TRANSFORMER_BASED_WRAP",),
+            "FSDP_TRANSFORMER_CLS_TO_WRAP": (),
+            "FSDP_IGNORED_MODULES": (),
+            "FSDP_STATE_DICT_TYPE": ("FULL_STATE_DICT",),
+            reshard: ("true", "false"),
         }
+        asked = {"FSDP_VERSION": "1", **os.environ}
         problems = []
         for name, values in followed.items():
-            found = os.environ.get(name, "")
-            if found not in values:
-                wanted = " or ".join(filter(None, values)) or "that it is not set"
+            found = asked.get(name)
+            if found and found not in values:
+                wanted = " or ".join(values) or "that it is not set"
                 problems.append(f"{name} is {found!r}, expected {wanted}")
         if count_processes() == 1:
             problems.append("there is one process, expected several")
         if problems:
             raise RunError(f"{REQUEST} is set: {'; '.join(problems)}")
-        return Sharding(os.environ.get(reshard) != "false")
+        return Sharding(asked.get(reshard) != "false")
 
     def check(self, recipe: Recipe) -> None:
         """Raise RecipeError if a teacher's stage needs whole weights."""
@@ -144,8 +145,7 @@ class ShardedTrainer(StepTrainer):
         read_weights(self.step, folder / STEP_WEIGHTS)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        assert self.optimizer is not None, "training has begun"
-        assert self.lr_scheduler is not None, "training has begun"
+        assert self.optimizer and self.lr_scheduler, "training has begun"
         optimizer = gather_optimizer(self.optimizer)
         if self.args.should_save:
             torch.save(optimizer, Path(output_dir, OPTIMIZER_NAME))
@@ -155,8 +155,7 @@ class ShardedTrainer(StepTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        assert self.optimizer is not None, "training has begun"
-        assert self.lr_scheduler is not None, "training has begun"
+        assert self.optimizer and self.lr_scheduler, "training has begun"
         folder = Path(checkpoint)
         with loading(folder):
             saved = torch.load(
@@ -180,13 +179,13 @@ def gather_weights(model: nn.Module) -> dict[str, Tensor]:
 def read_weights(model: nn.Module, file: Path) -> None:
     """Give a split model the tensors of a safetensors file, which the main process
     reads. All processes call this."""
+    state = PartialState()
     with ExitStack() as opened, torch.no_grad():
         stored = None
-        if PartialState().is_main_process:
+        if state.is_main_process:
             stored = opened.enter_context(safe_open(file, "pt"))
         for name, tensor in _tensors(model):
-            device = PartialState().device
-            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=state.device)
             if stored is not None:
                 whole.copy_(stored.get_tensor(name))
             distributed.broadcast(whole, src=0)
