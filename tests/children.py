@@ -40,7 +40,7 @@ def start_together(
     arguments: Sequence[str], out: Path, accident: Accident | None = None, *, processes: int
 ) -> list[BaseProcess]:
     """As torchrun would start them, on the processor."""
-    shared = _meeting(processes)
+    shared = meeting(processes)
     return [
         start(arguments, out, accident, environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(processes)
@@ -58,7 +58,7 @@ class Node:
 
 def start_nodes(nodes: Sequence[Node], accident: Accident | None = None) -> list[BaseProcess]:
     """As torchrun would start them on machines that share nothing, with one process each."""
-    shared = _meeting(len(nodes)) | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    shared = meeting(len(nodes)) | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     return [
         start(
             node.arguments,
@@ -70,7 +70,7 @@ def start_nodes(nodes: Sequence[Node], accident: Accident | None = None) -> list
     ]
 
 
-def _meeting(processes: int) -> dict[str, str]:
+def meeting(processes: int) -> dict[str, str]:
     """The variables that all processes of a launch have."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -467,9 +467,9 @@ def print_forecast(
         found,
         phases=(PhaseEstimate("starting", seconds=(seconds, seconds)), *found.phases),
     )
-    if as_json:
+    if as_json and is_first():
         print_json("plan", found.to_json())
-    else:
+    elif not as_json:
         for line in forecast_lines(found):
             printer(answer=True)(line)
 

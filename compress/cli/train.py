@@ -187,7 +187,7 @@ def label(
             print_forecast(command.forecast_labelling, as_json, **arguments)
             return
         labels = command.label(**arguments)
-        if as_json:
+        if as_json and is_first():
             print_json(
                 "label",
                 {

@@ -17,6 +17,8 @@ from compress.arguments import (
     with_keywords_of,
 )
 from compress.config.options import ColumnOptions, OnWeakTeacher
+from compress.data.objects import data_path
+from compress.jobs.checks import join_processes
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder
@@ -29,6 +31,7 @@ from compress.prompting.labels import (
 from compress.prompting.prompt import Prompt
 from compress.records.forecast import Forecast
 from compress.teachers.labelling import AskForLabels, LabelJob, WriteLabels, load_texts
+from compress.training.processes import check_given, node_first
 from compress.training.trainer import peak_rss_mb
 
 LABEL_PHASES: tuple[Phase[LabelJob], ...] = (AskForLabels(), WriteLabels())
@@ -52,27 +55,46 @@ class LabelRequest:
 
     def open(self) -> LabelJob:
         """Check the arguments, and load the model and the texts."""
+        state = join_processes()
         file = Path(self.out)
-        if file.parent.is_dir():
-            check_new_file(file, "out", "labelled.jsonl")
-        else:
-            check_output_folder(file.parent, "out")
+        if state.is_main_process:
+            _check_output(file)
+        teacher = name_of(self.teacher)
         prompt = Prompt.load(name_of(self.prompt))
         columns = self.columns
-        texts = load_texts(
-            self.data, text=columns.text, label=columns.label, seed=self.seed
-        )
+        data = data_path(self.data)
+        check_given(teacher=teacher, prompt=name_of(self.prompt), data=data)
+        with node_first():
+            texts = load_texts(
+                data, text=columns.text, label=columns.label, seed=self.seed
+            )
         task = texts.task(list(prompt.labels))
         task_prompt = build_task_prompt(prompt, task, train=texts.rows, seed=self.seed)
         model = open_language_model(
-            name_of(self.teacher),
+            teacher,
             allow_pickle=self.allow_pickle,
             bf16=precisions.choose(self.precision) == "bf16",
         )
         console = self.console or Console(quiet=True)
         labeller = PromptedTeacher(model, task_prompt, console)
         strict = self.gate == "refuse"
-        return LabelJob(labeller, texts, file, self.seed, strict, console)
+        return LabelJob(
+            labeller,
+            texts,
+            file,
+            self.seed,
+            strict,
+            console,
+            main=state.is_main_process,
+        )
+
+
+def _check_output(file: Path) -> None:
+    """Raise OutputError if the file exists, or cannot be written."""
+    if file.parent.is_dir():
+        check_new_file(file, "out", "labelled.jsonl")
+    else:
+        check_output_folder(file.parent, "out")
 
 
 @with_keywords_of(LabelRequest)
@@ -92,8 +114,8 @@ def label(request: LabelRequest) -> SoftLabels:
     A line holds `text` (and `text_pair`), the most likely `label`, and `probabilities`
     by label: the file can serve as training data. If the model did not answer, `label`
     and `probabilities` are null: remove such lines first. Answers are kept under
-    $COMPRESS_HOME, so that an interrupted run continues where it stopped. Raises a
-    CompressError.
+    $COMPRESS_HOME, so that an interrupted run continues where it stopped. The processes
+    of a launch share the texts, and the first one writes `out`. Raises a CompressError.
     """
     return run_phases(LABEL_PHASES, request.open()).soft
 

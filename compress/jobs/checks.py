@@ -21,6 +21,7 @@ from compress.slicing.shape import positions
 from compress.training.augment import reads_corpus, trains_language_model
 from compress.training.objective import check_terms, find_loss
 from compress.training.processes import node_first, wait_for_all
+from compress.training.sharding import refuse_sharding
 from compress.training.stage import shares
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ def join_processes() -> PartialState:
     ACCELERATE_USE_CPU is set.
 
     Returns once all of them have joined: the store that they meet in ends with the
-    first process, which may be about to refuse its arguments.
+    first process, which may be about to refuse its arguments. Raises RunError for a
+    launch that asks for split weights, unless a command has taken that request.
     """
+    refuse_sharding()
     state = PartialState(
         cpu=not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
     )

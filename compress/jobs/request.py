@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from compress import __version__, io
+from compress import io
 from compress.arguments import (
     DataLike,
     NameLike,
@@ -31,8 +31,8 @@ from compress.config.options import (
 from compress.config.recipe import Recipe
 from compress.prompting.prompt import Prompt
 from compress.provenance import command_line
-from compress.training.processes import check_same, glance
-from compress.training.run import Run, count_processes
+from compress.training.processes import check_given, check_same
+from compress.training.run import Run
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -125,13 +125,7 @@ class TrainRequest:
 
     def check_launch(self) -> None:
         """Compare what the processes of a launch have been given. Raises RunError."""
-        if count_processes() == 1:
-            return
-        sources = {"teacher": self.teacher, "data": self.data, "corpus": self.corpus}
-        facts = {"version of compress": __version__}
-        for name, source in sources.items():
-            facts |= glance(name, source)
-        check_same(facts)
+        check_given(teacher=self.teacher, data=self.data, corpus=self.corpus)
 
     def identify(self, recipe: Recipe, *, number_format: str) -> dict[str, Any]:
         """Return what identifies its run, besides the recipe."""
@@ -152,9 +146,13 @@ class TrainRequest:
         given: Recipe,
         state: "PartialState",
         number_format: str,
+        *,
+        sharded: bool = False,
     ) -> Run:
         """Open the run of a recipe, which was `given` before it was resolved."""
         identity = self.identify(recipe, number_format=number_format)
+        if sharded:
+            identity["use_fsdp"] = True
         check_same(
             {
                 "recipe": io.hash_value(recipe.to_yaml()),

@@ -21,6 +21,13 @@ from compress.data.cache import explained, home, locked
 from compress.errors import TeacherError
 from compress.io import atomic_file, name_disk_errors
 from compress.progress import Progress, note
+from compress.training.processes import (
+    check_same,
+    count_processes,
+    gather,
+    node_first,
+    process_rank,
+)
 
 FLUSH_SECONDS: Final = 1.0
 """The most seconds of answers that a power cut may lose."""
@@ -83,6 +90,10 @@ class LanguageModel(Protocol):
     @property
     def parameters(self) -> int | None: ...
     def count(self, text: str) -> int: ...
+    def askers(self, processes: int) -> int:
+        """Return how many of the processes of a launch may ask at the same time."""
+        ...
+
     def likelihoods(
         self, prompts: Sequence[str], answers: Sequence[str]
     ) -> Iterator[tuple[int, Likelihood]]:
@@ -102,44 +113,113 @@ def ask(
     TeacherError for a missing answer.
 
     Every answer is appended at once to a file under $COMPRESS_HOME/soft-labels, by the
-    hash of its prompt, one file per model and set of answers: a prompt is asked again
-    only if its answer is damaged there.
+    hash of its prompt: a prompt is asked again only if its answer is damaged there.
+    There is one file per model, set of answers and process of a launch, and all of them
+    are read.
     """
-    path = answers_file(model, answers)
+    known = _read_all(answers_file(model, answers), len(answers))
     keys = [_key(prompt) for prompt in prompts]
-    by_key = dict(zip(keys, prompts, strict=True))
-    known, _ = _read(path, len(answers))
+    missing = [key for key in dict.fromkeys(keys) if key not in known]
     asked = 0
     seconds = 0.0
-    if by_key.keys() - known.keys():
-        with explained(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # another process with the same prompts waits, then finds them answered
-            with locked(path):
-                known = _repair(path, len(answers))
-                new = {
-                    key: prompt for key, prompt in by_key.items() if key not in known
-                }
-                start = time.monotonic()
-                with (
-                    Progress(
-                        f"asking {model.name}", len(new), "rows", console=console
-                    ) as bar,
-                    name_disk_errors(path),
-                ):
-                    try:
-                        for key, likelihood in _ask(model, new, answers, path):
-                            known[key] = likelihood
-                            bar.advance()
-                    except UnansweredError as error:
-                        row = keys.index(list(new)[error.number])
-                        end = prompts[row][-PROMPT_SHOWN:]
-                        raise TeacherError(
-                            f"row {row + 1:,} of {len(keys):,}, prompt ...{end!r}: "
-                            f"{error}"
-                        ) from error
-                    asked = len(new)
-                    seconds = time.monotonic() - start
+    if missing:
+        known, asked, seconds = _ask_missing(model, prompts, answers, missing, console)
+    return _collect(model, known, keys, asked, seconds)
+
+
+def ask_together(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    *,
+    console: Console,
+) -> Likelihoods:
+    """Ask as `ask` does, in all processes of a launch, which get all answers.
+
+    The prompts that no process has cached are shared by the processes that may ask. The
+    answers of other machines are kept here too. Raises RunError if the processes have
+    different prompts, or if one of them has ended.
+    """
+    count = count_processes()
+    if count == 1:
+        return ask(model, prompts, answers, console=console)
+    path = answers_file(model, answers)
+    keys = [_key(prompt) for prompt in prompts]
+    check_same({"prompts": digest.hash_value([path.name, *keys])})
+    start = time.monotonic()
+    known = _read_all(path, len(answers))
+    missing = gather({key for key in keys if key not in known})
+    new = [key for key in dict.fromkeys(keys) if all(key in lacks for lacks in missing)]
+    if any(missing):
+        rank = process_rank()
+        askers = model.askers(count)
+        sent = new[rank::askers] if rank < askers else []
+        if sent:
+            found, _, _ = _ask_missing(model, prompts, answers, sent, console)
+            known |= found
+        for key in set[str]().union(*missing).difference(new):
+            holder = [key in lacks for lacks in missing].index(False)
+            if holder == rank:
+                sent.append(key)
+        for shared in gather({key: known[key] for key in sent}):
+            known |= shared
+        with node_first():
+            _keep(path, {key: known[key] for key in keys}, len(answers))
+    seconds = time.monotonic() - start
+    return _collect(model, known, keys, len(new), seconds)
+
+
+def _ask_missing(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    missing: Sequence[str],
+    console: Console,
+) -> tuple[dict[str, Likelihood], int, float]:
+    """Ask the prompts with these keys, unless their answers have been cached meanwhile.
+
+    Returns all cached answers by their keys, how many were asked, and the seconds for
+    them. Raises TeacherError.
+    """
+    path = answers_file(model, answers)
+    own = _own_file(path)
+    keys = [_key(prompt) for prompt in prompts]
+    by_key = dict(zip(keys, prompts, strict=True))
+    with explained(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # another process with the same prompts waits, then finds them answered
+        with locked(own):
+            known = _repair_all(path, len(answers))
+            new = {key: by_key[key] for key in missing if key not in known}
+            start = time.monotonic()
+            with (
+                Progress(
+                    f"asking {model.name}", len(new), "rows", console=console
+                ) as bar,
+                name_disk_errors(own),
+            ):
+                try:
+                    for key, likelihood in _ask(model, new, answers, own):
+                        known[key] = likelihood
+                        bar.advance()
+                except UnansweredError as error:
+                    row = keys.index(list(new)[error.number])
+                    end = prompts[row][-PROMPT_SHOWN:]
+                    raise TeacherError(
+                        f"row {row + 1:,} of {len(keys):,}, prompt ...{end!r}: {error}"
+                    ) from error
+            return known, len(new), time.monotonic() - start
+
+
+def _collect(
+    model: LanguageModel,
+    known: Mapping[str, Likelihood],
+    keys: Sequence[str],
+    asked: int,
+    seconds: float,
+) -> Likelihoods:
+    """Stack the answers in the order of their prompts. Raises TeacherError for
+    likelihoods that are not finite."""
     rows = [known[key] for key in keys]
     log_p_NA = np.array([row.log_p for row in rows], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():
@@ -155,7 +235,8 @@ def ask(
 
 
 def answers_file(model: LanguageModel, answers: Sequence[str]) -> Path:
-    """Return the cache file of a language model for these answers."""
+    """Return the cache file of a language model for these answers; other processes of a
+    launch than the first write others beside it."""
     return (
         home()
         / "soft-labels"
@@ -167,7 +248,7 @@ def list_unanswered(
     model: LanguageModel, prompts: Sequence[str], answers: Sequence[str]
 ) -> list[str]:
     """List the prompts, each once, that have no cached answer."""
-    known, _ = _read(answers_file(model, answers), len(answers))
+    known = _read_all(answers_file(model, answers), len(answers))
     return [prompt for prompt in dict.fromkeys(prompts) if _key(prompt) not in known]
 
 
@@ -185,11 +266,7 @@ def _ask(
         flushed = time.monotonic()
         try:
             for number, likelihood in model.likelihoods(list(new.values()), answers):
-                line = _Line(prompt=keys[number], **asdict(likelihood))
-                file.write(
-                    line.model_copy(update={"check": line.digest()}).model_dump_json()
-                    + "\n"
-                )
+                file.write(_Line.encode(keys[number], likelihood))
                 file.flush()
                 if time.monotonic() - flushed > FLUSH_SECONDS:
                     os.fsync(file.fileno())
@@ -213,18 +290,77 @@ class _Line(BaseModel):
     absent: int
     check: str | None = None
 
+    @classmethod
+    def encode(cls, key: str, likelihood: Likelihood) -> str:
+        """Return the line of an answer."""
+        line = cls(prompt=key, **asdict(likelihood))
+        checked = line.model_copy(update={"check": line.digest()})
+        return checked.model_dump_json() + "\n"
+
     def digest(self) -> str:
         return digest.hash_value([self.prompt, self.log_p, self.tokens, self.absent])[
             :16
         ]
 
 
+def _own_file(path: Path) -> Path:
+    """Return the file that this process writes, given that of the first process."""
+    rank = process_rank()
+    return path.with_suffix(f".{rank}.jsonl") if rank else path
+
+
+def _files(path: Path) -> list[Path]:
+    """List the files of all processes that have written any, now or earlier."""
+    others = sorted(path.parent.glob(f"{path.stem}.*.jsonl"))
+    return [file for file in (path, *others) if file.is_file()]
+
+
+def _read_all(path: Path, answers: int) -> dict[str, Likelihood]:
+    """Read the cached answers of all processes by their keys."""
+    known: dict[str, Likelihood] = {}
+    for file in _files(path):
+        known |= _read(file, answers)[0]
+    return known
+
+
+def _repair_all(path: Path, answers: int) -> dict[str, Likelihood]:
+    """Read the cached answers of all processes. Repair the file of this one, whose lock
+    it holds, and those that no other process is writing."""
+    own = _own_file(path)
+    known: dict[str, Likelihood] = {}
+    for file in _files(path):
+        if file == own:
+            known |= _repair(file, answers)
+            continue
+        found, damaged = _read(file, answers)
+        known |= found
+        if damaged:
+            with locked(file, wait=False) as free:
+                if free:
+                    _repair(file, answers)
+    return known
+
+
+def _keep(path: Path, given: Mapping[str, Likelihood], answers: int) -> None:
+    """Append the answers that this machine has not cached."""
+    own = _own_file(path)
+    with explained(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(own), name_disk_errors(own):
+            known = _repair_all(path, answers)
+            lines = [
+                _Line.encode(key, likelihood)
+                for key, likelihood in given.items()
+                if key not in known
+            ]
+            with own.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+
+
 def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
     """Read the cached answers by their keys, and the numbers of the damaged lines."""
     known: dict[str, Likelihood] = {}
     damaged: list[int] = []
-    if not path.exists():
-        return known, damaged
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -39,6 +39,7 @@ from compress.config.stages import Frozen
 from compress.errors import PromptError, RecipeError, TeacherError
 from compress.prompting.answers import Likelihood, UnansweredError
 from compress.terminal import one_line
+from compress.training.processes import process_rank
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 ADVICE = {
@@ -142,8 +143,8 @@ class Endpoint(Frozen):
 
 
 def open_endpoint(path: str) -> "RemoteModel":
-    """Open the endpoint file of a language model. Raises PromptError for the file,
-    TeacherError without the key."""
+    """Open the endpoint file of a language model. Raises PromptError for the file, and
+    TeacherError without the key in the process that asks, the first of a launch."""
     endpoint = Endpoint.load(path)
     if endpoint.mode == "embeddings":
         raise PromptError(
@@ -152,7 +153,8 @@ def open_endpoint(path: str) -> "RemoteModel":
                 "prompt: omit --prompt"
             ]
         )
-    return RemoteModel(endpoint, _find_key(path, endpoint))
+    key = None if process_rank() else _find_key(path, endpoint)
+    return RemoteModel(endpoint, key)
 
 
 def open_encoder(path: str) -> "RemoteEncoder":
@@ -379,6 +381,11 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
 
     def count(self, text: str) -> int:
         return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+    def askers(self, processes: int) -> int:
+        """Return 1: `concurrency` is the limit of the whole launch, and one process
+        reaches it."""
+        return 1
 
     def likelihoods(
         self, prompts: Sequence[str], answers: Sequence[str]

@@ -48,10 +48,12 @@ from compress.errors import (
     TeacherError,
     did_you_mean,
 )
+from compress.models.checkpoints import resolve
 from compress.prompting import http_model, local_model
-from compress.prompting.answers import LanguageModel, Likelihoods, ask
+from compress.prompting.answers import LanguageModel, Likelihoods, ask_together
 from compress.prompting.prompt import Example, Prompt
 from compress.training.objective import find_loss
+from compress.training.processes import node_first
 
 ENOUGH: Final = 20
 """The least rows for which the same label everywhere shows that the teacher cannot tell
@@ -442,7 +444,7 @@ class PromptedTeacher:
         return min(limit for limit in limits if limit is not None)
 
     def _ask(self, prompts: Sequence[str]) -> Likelihoods:
-        return ask(
+        return ask_together(
             self.language_model, prompts, self.task_prompt.answers, console=self.console
         )
 
@@ -471,9 +473,11 @@ def open_language_model(
     name: str, *, allow_pickle: bool = False, bf16: bool = False
 ) -> LanguageModel:
     """Open a language model by alias, folder, hub id, or the .yaml file of an endpoint.
-    Raises CompressError."""
+    The first process of each machine downloads. Raises CompressError."""
     if name.endswith((".yaml", ".yml")):
         return http_model.open_endpoint(name)
+    with node_first():
+        resolve(name, allow_pickle=allow_pickle)
     return local_model.open_model(name, allow_pickle=allow_pickle, bf16=bf16)
 
 

@@ -128,6 +128,9 @@ class LocalModel:
     def count(self, text: str) -> int:
         return len(self._tokens(text)[0]) + sum(map(len, self._ends))
 
+    def askers(self, processes: int) -> int:
+        return processes
+
     def likelihoods(
         self, prompts: Sequence[str], answers: Sequence[str]
     ) -> Iterator[tuple[int, Likelihood]]:

@@ -43,6 +43,7 @@ from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import with_pretrained_head
 from compress.training.processes import check_same, node_first
 from compress.training.run import Run
+from compress.training.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def make_context(
     *,
     number_format: str,
     console: Console,
+    sharding: Sharding | None = None,
 ) -> TrainingContext:
     """Make what the stages share, after the run has confirmed its inputs."""
     check_same(inputs.digests)
@@ -134,6 +136,7 @@ def make_context(
         masked_lm=lambda: with_pretrained_head(
             teacher, "masked_lm", recipe.teacher_lm, context, run
         ),
+        sharding=sharding,
     )
     return context
 
@@ -153,6 +156,7 @@ def open_job(
     """
     options = request.options
     console = request.console
+    sharding = Sharding.take_request()
     state = join_processes()
     request.check_launch()
     chosen = request.recipe
@@ -176,10 +180,18 @@ def open_job(
     lengths = measure_lengths(inputs.data, inputs.teacher, options.seed)
     recipe = resolve(given, inputs, lengths)
     inputs = inputs.compare(recipe.stages[-1].length)
-    run = request.open_run(recipe, given, state, number_format)
+    if sharding is not None:
+        sharding.check(recipe)
+    sharded = sharding is not None
+    run = request.open_run(recipe, given, state, number_format, sharded=sharded)
     with closing(run):
         context = make_context(
-            inputs, recipe, run, number_format=number_format, console=console
+            inputs,
+            recipe,
+            run,
+            number_format=number_format,
+            console=console,
+            sharding=sharding,
         )
         if inputs.source.note:
             print_note(console, inputs.source.note)
@@ -193,6 +205,8 @@ def open_job(
         )
         models = StageModels(recipe, inputs.teacher, None, context, run)
         notes = [*models.check(), *notes]
+        if sharding is not None and not untrained:
+            notes.append("--use_fsdp splits a teacher that is fine-tuned, and none is")
         if run.note:
             notes.append(run.note)
         for note in notes:

@@ -61,8 +61,8 @@ class TextsToLabel:
 
 @dataclass(frozen=True)
 class LabelJob:
-    """Texts, the language model that labels them, and the file that they are written
-    to."""
+    """Texts, the language model that labels them, and the file that they are written to
+    by the main process of a launch."""
 
     labeller: PromptedTeacher
     texts: TextsToLabel
@@ -70,6 +70,7 @@ class LabelJob:
     seed: int
     strict: bool
     console: Console
+    main: bool = True
     labels: SoftLabels | None = None
 
     @property
@@ -111,6 +112,8 @@ class WriteLabels(Phase[LabelJob]):
     """Write one JSON line per text."""
 
     def run(self, job: LabelJob) -> LabelJob:
+        if not job.main:
+            return job
         soft = job.soft
         make_folder(job.file.parent)
         with (

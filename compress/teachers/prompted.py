@@ -28,7 +28,7 @@ from compress.prompting.prompt import Prompt
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import TeacherCheck, check_logits
-from compress.training.processes import from_first
+from compress.training.processes import count_processes, from_first
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class AskLanguageModel(Phase[Job]):
         return {"": f"ask {job.models.base_teacher.name}"}
 
     def run(self, job: Job) -> Job:
-        answers, check = from_first(partial(self.ask, job))
+        found = self.ask(job)
+        # other machines round otherwise
+        answers, check = from_first(lambda: found)
         teacher = job.models.base_teacher.record(**answers)
         job.models.run.confirm(teacher=teacher.digest)
         return job.with_teacher(teacher, check)
@@ -170,8 +172,17 @@ def estimate_answers(
     seed: int,
     console: Console,
 ) -> list[PhaseEstimate]:
-    """Estimate the answers to these texts or pairs, by asking for some of them; these
-    are kept."""
+    """Estimate the answers to these texts or pairs, by asking for some of them in the
+    first process; these are kept."""
+    return from_first(partial(_estimate, labeller, texts, seed, console))
+
+
+def _estimate(
+    labeller: PromptedTeacher,
+    texts: Sequence[Sequence[str]],
+    seed: int,
+    console: Console,
+) -> list[PhaseEstimate]:
     model = labeller.language_model
     answers = labeller.task_prompt.answers
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
@@ -203,7 +214,8 @@ def estimate_answers(
         if cache.is_file()
         else 0.0
     )
-    seconds = (most / max(1, concurrency), most)
+    at_once = max(1, concurrency, model.askers(count_processes()))
+    seconds = (most / at_once, most)
     note = (
         f"{len(left):,} rows, {len(prompts) - before - len(left):,} were answered now"
     )

@@ -29,6 +29,7 @@ from compress.training.augment import asks_language_model, augment_split, task_t
 from compress.training.objective import compares_queries
 from compress.training.processes import node_first, share_rows
 from compress.training.schedule import Length, TimeLimit
+from compress.training.sharding import Sharding
 from compress.training.unlabelled import with_texts
 
 HELD_OUT_TOKENS: Final = 200_000
@@ -45,7 +46,8 @@ class TrainingContext:
     and how batches are collated.
 
     Stages that augment the task's rows use `masked_lm()`, the teacher's language model,
-    or `base_teacher`, the teacher as the user named it.
+    or `base_teacher`, the teacher as the user named it. `sharding` is how a teacher is
+    split that is fine-tuned.
     """
 
     task_data: TaskData | None
@@ -57,6 +59,7 @@ class TrainingContext:
     masked_lm: Callable[[], Teacher] | None = None
     base_teacher: Teacher | None = None
     time_limit: TimeLimit | None = None
+    sharding: Sharding | None = None
 
     def seconds(self, stage: str) -> float | None:
         """Return the seconds that the time limit leaves to this stage; None without a

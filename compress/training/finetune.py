@@ -123,9 +123,12 @@ def _train_once(
         console.print(f"{reused}: kept from an earlier run in {cache}")
     else:
         console.print(started)
+        if context.sharding is not None:
+            console.print(f"{stage.name}: its weights are split over the processes")
         if not run.done(stage.name, console):
             set_seed(run.seed)
-            run_stage(stage, load_model().requires_grad_(True), None, context, run)
+            model = load_model().requires_grad_(True)
+            run_stage(stage, model, None, context, run, sharding=context.sharding)
         if run.main:
             load_or_create(
                 cache,

@@ -11,6 +11,7 @@ by the first process of the launch, and sent to the nodes that lack it.
 """
 
 import datetime
+import os
 import shutil
 import socket
 import time
@@ -20,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from compress import io
+from compress import __version__, io
 from compress.data.cache import dataset, home, is_whole
 from compress.errors import DamagedError, RunError
 
@@ -35,6 +36,17 @@ WAIT_LIMIT = datetime.timedelta(days=14)
 once."""
 SENT_AT_ONCE = 1 << 26
 """Bytes of a file that are held in memory while it is sent."""
+
+
+def count_processes() -> int:
+    """Count the processes of this launch: more than one if accelerate or torchrun has
+    started them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def process_rank() -> int:
+    """Return the number of this process in its launch, from 0."""
+    return int(os.environ.get("RANK", "0"))
 
 
 @cache
@@ -82,7 +94,7 @@ def naming_lost_processes() -> Iterator[None]:
         if isinstance(error, distributed.DistError) or "gloo" in str(error):
             raise RunError(
                 "another process of this launch has ended, and its own output says "
-                "why; --resume continues the run once all are started again"
+                "why; start all of them again, and those of a run with --resume"
             ) from error
         raise
 
@@ -156,6 +168,17 @@ def check_same(facts: Mapping[str, str]) -> None:
             ". All need the same files, options and versions: copy or mount them where "
             "they differ"
         )
+
+
+def check_given(**sources: str | None) -> None:
+    """Compare the files and the version of this package that the processes of a launch
+    have been given. Raises RunError."""
+    if count_processes() == 1:
+        return
+    facts = {"version of compress": __version__}
+    for name, source in sources.items():
+        facts |= glance(name, source)
+    check_same(facts)
 
 
 def glance(name: str, source: str | None) -> dict[str, str]:

@@ -60,6 +60,7 @@ _IDENTITY = (
     "precision",
     "columns",
     "code",
+    "use_fsdp",
 )
 """The settings that must be the same to resume a run, besides the recipe."""
 _FACTS = "run.json"
@@ -287,12 +288,6 @@ class Run:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
-
-
-def count_processes() -> int:
-    """Count the processes of this launch: more than one if accelerate or torchrun has
-    started them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _record_processes(path: Path, now: int | None) -> str:

@@ -52,12 +52,13 @@ from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
 from compress.training.processes import (
+    count_processes,
     forget_received,
     from_first,
     share_folder,
     wait_for_all,
 )
-from compress.training.run import Run, count_processes
+from compress.training.run import Run
 from compress.training.schedule import (
     AutoLength,
     Length,
@@ -65,6 +66,12 @@ from compress.training.schedule import (
     learning_rate,
 )
 from compress.training.scoring import Scoring, choose_scoring, improves
+from compress.training.sharding import (
+    ShardedTrainer,
+    Sharding,
+    gather_weights,
+    is_split,
+)
 from compress.training.step import Distillation, Score, Step
 from compress.training.teacher_cache import (
     OUTPUTS_ENCODING,
@@ -137,9 +144,10 @@ def train(
     *,
     corrupt: Corrupt | None = None,
     scoring: Scoring | None = None,
+    sharding: Sharding | None = None,
 ) -> Trained:
     """Minimise `step` over encoded `rows`; its student ends with the weights of the
-    best score, or the last ones.
+    best score, or the last ones, and split if a `sharding` is given.
 
     Training resumes from the newest intact checkpoint of this stage, and ends with the
     same weights as without the interruption. Raises CompressError when the loss is not
@@ -187,11 +195,9 @@ def train(
     # a corrupted batch has tokens that are not in the rows; LAMB and Adafactor average
     # over the whole table
     partial_table = step.only_rows and corrupt is None and stage.optimizer == "adamw"
-    with (
-        only_tokens_in_use(step.student, rows) if partial_table else nullcontext(),
-        compile_layers(step, plan_steps(stage, per_epoch)),
-    ):
-        trainer = StepTrainer(
+    steps = plan_steps(stage, per_epoch)
+    with _prepared(step, rows, steps, partial_table, sharding) as trainer_class:
+        trainer = trainer_class(
             step,
             stage,
             rows,
@@ -265,6 +271,27 @@ def train(
             " ".join(notes) or None,
             measure=scoring.measure if scoring and score is not None else None,
         )
+
+
+@contextmanager
+def _prepared(
+    step: Step,
+    rows: Dataset,
+    steps: int,
+    partial_table: bool,
+    sharding: Sharding | None,
+) -> Iterator[type[StepTrainer]]:
+    """Split the student for training, or else train only the tokens in use and compile
+    its layers; yield the class of its trainer."""
+    if sharding is not None:
+        sharding.split(step.student)
+        yield ShardedTrainer
+        return
+    with (
+        only_tokens_in_use(step.student, rows) if partial_table else nullcontext(),
+        compile_layers(step, steps),
+    ):
+        yield StepTrainer
 
 
 def check_processes(stage: str, order: Order, checkpoint: Path) -> None:
@@ -478,6 +505,7 @@ def run_stage(
     teacher_logits: Any = None,
     origin_D: Tensor | None = None,
     wrap_score: Callable[[Score], Score] | None = None,
+    sharding: Sharding | None = None,
 ) -> PreTrainedModel:
     """Train `student` on the stage's objective and save the result in the run's folder
     of this stage.
@@ -487,6 +515,7 @@ def run_stage(
                      came from
     wrap_score       wraps the scoring function, for example to score parts of a
                      supernet instead of the whole; by default the step's own
+    sharding         how to split the student over the processes; None trains it whole
 
     The seed is derived from the run's and the stage's name, so that a stage does the
     same whether or not the ones before it ran in this process. Returns the step's
@@ -554,7 +583,14 @@ def run_stage(
         if stage.table == "codebook":
             frozen.enter_context(rounded_table(student, rows))
         trained = train(
-            step, stage, rows, context, run, corrupt=corrupt, scoring=scoring
+            step,
+            stage,
+            rows,
+            context,
+            run,
+            corrupt=corrupt,
+            scoring=scoring,
+            sharding=sharding,
         )
     if before is not None and scoring is not None:
         old = from_first(partial(scoring.score, before))
@@ -688,10 +724,11 @@ def _save_result(
     trained: Trained,
 ) -> None:
     """Write the stage's result, which marks the stage as done."""
+    weights = gather_weights(student) if is_split(student) else None
     if not run.main:
         return
     with atomic_folder(run.result(stage.name), sealed=True) as folder:
-        student.save_pretrained(folder)
+        student.save_pretrained(folder, state_dict=weights)
         save_tokenizer(folder, context.tokenizer)
         trained.write(folder)
     run.save_seconds()

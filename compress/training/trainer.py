@@ -73,6 +73,7 @@ Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's
 generator each time."""
 BEST = "best.safetensors"
+STEP_WEIGHTS = "model.safetensors"
 
 
 class _Hooks(TrainerCallback):
@@ -469,17 +470,26 @@ class StepTrainer(Trainer):
             lambda: {f"eval_{name}": float(value) for name, value in scores.items()}
         )
         best = self.state.best_metric
-        if self.args.should_save and metrics["eval_score"] > (
-            -math.inf if best is None else best
-        ):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with atomic_file(self.folder / BEST) as partial:
-                save_model(self.student, str(partial))
+        if metrics["eval_score"] > (-math.inf if best is None else best):
+            self.keep_best()
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
+
+    def keep_best(self) -> None:
+        """Save the student's weights as the best so far."""
+        if self.args.should_save:
+            with self.writing_best() as file:
+                save_model(self.student, str(file))
+
+    @contextmanager
+    def writing_best(self) -> Iterator[Path]:
+        """Yield the path to write the best weights to."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(self.folder / BEST) as partial:
+            yield partial
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let the library write into .partial, then seal, flush and rename the complete
@@ -539,7 +549,7 @@ class StepTrainer(Trainer):
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
             folder.mkdir(parents=True, exist_ok=True)
-            save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
+            save_model(self.model, str(folder / STEP_WEIGHTS))  # type: ignore[arg-type]
 
     # The library has no public hook for reading a checkpoint: these three report a
     # damaged one as such.
@@ -549,11 +559,15 @@ class StepTrainer(Trainer):
     ) -> None:
         folder = Path(resume_from_checkpoint)
         with loading(folder):
-            load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
+            self.read_checkpoint(folder)
         best = folder / BEST
         if best.is_file() and self.args.should_save:
             with atomic_file(self.folder / BEST) as partial:
                 shutil.copyfile(best, partial)
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """Give student and projections the weights of a checkpoint."""
+        load_model(self.model, folder / STEP_WEIGHTS)  # type: ignore[arg-type]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

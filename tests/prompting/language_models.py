@@ -112,6 +112,9 @@ class FakeLanguageModel:
     def count(self, text: str) -> int:
         return len(text.split())
 
+    def askers(self, processes: int) -> int:
+        return processes
+
     def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
         for number, prompt in enumerate(prompts):
             if self.stop_after is not None and len(self.asked) >= self.stop_after:
