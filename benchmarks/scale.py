@@ -179,7 +179,7 @@ def encode_text(folder: Path) -> dict[str, float]:
         while not done.wait(0.2):
             peak = max(peak, anonymous_mb(os.getpid()))
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     began = time.monotonic()
     rows = encode_corpus(load_corpus(str(text)), tokenizer, 128)

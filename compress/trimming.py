@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> NDArray[np.int64
         1 + max(encoder.backend.get_vocab(with_added_tokens=True).values()), np.int64
     )
     for chunk in show_progress(chunks(texts), "counting tokens", unit="thousand texts"):
-        ids = np.fromiter(chain.from_iterable(encoder.pieces(chunk)), np.int64)
+        ids = encoder.piece_arrays(chunk).ids
         counts += np.bincount(ids, minlength=len(counts))
     return counts
 
@@ -335,11 +335,20 @@ def compare_encodings(
     texts: Iterable[str],
 ) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both tokenizers give it the same tokens."""
+    old = before.backend.get_vocab(with_added_tokens=True)
+    new = after.backend.get_vocab(with_added_tokens=True)
+    places = np.full(1 + max(old.values()), -1)
+    common = old.keys() & new.keys()
+    places[[old[token] for token in common]] = [new[token] for token in common]
     for chunk in show_progress(chunks(texts), "comparing texts", unit="thousand texts"):
-        for text, first, second in zip(
-            chunk, before.tokens(chunk), after.tokens(chunk), strict=True
-        ):
-            yield text, first == second
+        framed = before.tokens(chunk[:1]) == after.tokens(chunk[:1])
+        first = before.piece_arrays(chunk)
+        second = after.piece_arrays(chunk)
+        renumbered = places[first.ids]
+        expected = np.split(renumbered, first.bounds[1:-1])
+        found = np.split(second.ids, second.bounds[1:-1])
+        for text, own, other in zip(chunk, expected, found, strict=True):
+            yield text, framed and np.array_equal(own, other)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from compress.data.encoder import encoder_of
 from compress.data.task import Task, TaskData
 from compress.errors import DataError
 from compress.machine import count_cores
+from compress.progress import show_progress
 from compress.records.inspection import Coverage, Overlap, SplitFacts, Spread
 
 if TYPE_CHECKING:
@@ -131,7 +132,10 @@ def row_keys(split: Dataset) -> Keys:
     different ones."""
     columns = [batch.columns for batch in _batches(split)]
     with ThreadPoolExecutor(count_cores()) as pool:
-        return np.concatenate([np.empty(0, np.int64), *pool.map(_keys, columns)])
+        keys = show_progress(
+            pool.map(_keys, columns), "comparing rows", len(columns), "batches"
+        )
+        return np.concatenate([np.empty(0, np.int64), *keys])
 
 
 def _keys(columns: Sequence[pa.Array]) -> Keys:
@@ -191,8 +195,9 @@ def _shared_rows(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, int, floa
 
 def _count_among(keys: Keys, ordered: Keys) -> int:
     """Count the keys that are among others, which are in order."""
-    found = np.searchsorted(ordered, keys)
-    return int((ordered[np.minimum(found, len(ordered) - 1)] == keys).sum())
+    places = np.searchsorted(ordered, keys)
+    nearest = ordered[np.minimum(places, len(ordered) - 1)]
+    return int((nearest == keys).sum())
 
 
 def _is_labelled(task: Task, split: Dataset) -> bool:

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from compress import io
 from compress.errors import DamagedError, DataError
-from compress.progress import note
+from compress.progress import note, show_progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -142,7 +142,11 @@ def keep_splits(
     `identity`.
     """
     files = {
-        role: write(folder / f"{role}.arrow", splits[role]) for role in sorted(splits)
+        role: write(
+            folder / f"{role}.arrow",
+            show_progress(splits[role], f"keeping {role}", unit="batches"),
+        )
+        for role in sorted(splits)
     }
     prints = {role: digest(path) for role, path in files.items()}
     fingerprint = digest(*identity, *(word for pair in prints.items() for word in pair))

@@ -190,7 +190,8 @@ class LengthGrouped(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         # an array of all rows is kept for as long as one of them is to come
-        return map(int, self._order().astype(np.int32))
+        order = self._order().astype(np.int32)
+        return map(int, order)
 
     def _order(self) -> NDArray[np.int64]:
         rng = np.random.default_rng([self.seed, self.epoch])

@@ -103,7 +103,8 @@ def _find_end(text: bytes, dialect: Dialect) -> int:
     ends = np.flatnonzero(codes == ord("\n"))
     if dialect.mark:
         marks = np.flatnonzero(codes == ord(dialect.mark))
-        ends = ends[np.searchsorted(marks, ends) % 2 == 0]
+        marks_before = np.searchsorted(marks, ends)
+        ends = ends[marks_before % 2 == 0]
     if not len(ends):
         raise NotPlainError
     return int(ends[-1]) + 1
@@ -112,7 +113,8 @@ def _find_end(text: bytes, dialect: Dialect) -> int:
 def _check(rows: bytes, dialect: Dialect) -> None:
     """Raise NotPlainError for rows that are not plain; the last ends in \\n."""
     codes = np.frombuffer(b"\n" + rows, np.uint8)
-    plain = b"\0" not in rows and rows.count(b"\r") == rows.count(b"\r\n")
+    plain = b"\0" not in rows
+    plain &= rows.count(b"\r") == rows.count(b"\r\n")
     # the parser takes a first character that looks like a mark of order for one
     plain &= not rows.startswith(codecs.BOM_UTF8)
     if dialect.mark:
@@ -126,10 +128,12 @@ def _are_paired(codes: Array, dialect: Dialect) -> bool:
     places = np.flatnonzero(codes == ord(dialect.mark))
     ends = np.zeros(256, bool)
     ends[[ord(each) for each in (dialect.mark, dialect.delimiter, "\n")]] = True
-    opened = ends[codes[places[::2] - 1]].all()
+    before = codes[places[::2] - 1]
+    opened = bool(ends[before].all())
     ends[ord("\r")] = True
-    closed = ends[codes[places[1::2] + 1]].all()
-    return len(places) % 2 == 0 and bool(opened and closed)
+    after = codes[places[1::2] + 1]
+    closed = bool(ends[after].all())
+    return opened and closed and len(places) % 2 == 0
 
 
 def _without(

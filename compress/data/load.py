@@ -268,8 +268,10 @@ def _find_empty(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return the numbers of the rows without a text, a chunk at a time as they lie on
     disk."""
     trimmed = (pc.utf8_trim_whitespace(chunk) for chunk in column.chunks)
-    empty = [pc.equal(pc.fill_null(texts, ""), "") for texts in trimmed]
-    return np.flatnonzero(pa.chunked_array(empty, pa.bool_()))
+    texts = (pc.fill_null(chunk, "") for chunk in trimmed)
+    empty = [pc.equal(chunk, "") for chunk in texts]
+    mask = pa.chunked_array(empty, pa.bool_())
+    return np.flatnonzero(mask)
 
 
 def _refuse_constant(place: str, encoded: Labels, task: Task) -> None:

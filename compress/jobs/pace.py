@@ -42,8 +42,8 @@ LOOP_SECONDS: Final = 0.12
 """Seconds that the loop takes on a quiet Xeon (docs/LOG.md)."""
 SHIPPING_SECONDS: Final = 60.0
 SHIPPING_SECONDS_PER_MILLION: Final = 0.25
-"""Seconds in which files are written, quantised and raced on this machine, and for each
-million parameters of the teacher (docs/LOG.md)."""
+"""Seconds in which files are written, quantised and raced, and for each million
+parameters of the teacher: estimates, from a few runs of one machine (docs/LOG.md)."""
 SCORING_SHARE: Final = 0.1
 """The share of the minutes in which all models are scored."""
 FORWARDS: Final = 5
@@ -154,7 +154,7 @@ def measure_pace(
 
     score()  # the first forward takes longer
     seconds = time_call(score)
-    looping = time_call(lambda: sum(turn * turn for turn in range(LOOP)))
+    looping = min(time_call(_loop) for _ in range(3))
     return Pace(seconds / len(rows), max(1.0, looping / LOOP_SECONDS))
 
 
@@ -173,12 +173,15 @@ def refuse_long_steps(
 
 def _find_long_step(teacher: Teacher, stages: Sequence[Stage], limit: TimeLimit) -> str:
     for stage in stages:
-        rows = math.ceil(stage.tokens / stage.length) if stage.tokens else stage.batch
+        rows = stage.batch
+        if stage.tokens:
+            rows = math.ceil(stage.tokens / stage.length)
         forward = _time_rows(teacher, stage.length)
         seconds = rows * FORWARDS_TO_TRAIN * forward
         left = limit.seconds(stage.name)
-        if seconds > left:
-            least = limit.minutes + (seconds - left) * len(stages) / 60
+        lacking = seconds - left
+        if lacking > 0:
+            least = limit.minutes + lacking * len(stages) / 60
             return (
                 f"stage {stage.name}: one step, of {rows:,} rows, takes about "
                 f"{seconds / 60:.1f} minutes, and --minutes {limit.minutes:g} leaves "
@@ -203,6 +206,10 @@ def _time_rows(teacher: Teacher, length: int) -> float:
 
     run()  # the first forward takes longer
     return time_call(run) / TIMED_TEXTS
+
+
+def _loop() -> None:
+    sum(turn * turn for turn in range(LOOP))
 
 
 def _thin(data: TaskData, pace: Pace, minutes: float, console: Console) -> TaskData:

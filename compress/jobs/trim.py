@@ -42,6 +42,7 @@ from compress.records.forecast import PhaseEstimate, size_mb, time_call
 from compress.records.latency import describe_device
 from compress.records.run_report import REPORT
 from compress.trimming import (
+    TEXTS_PER_CHUNK,
     Trimmed,
     check_new,
     chunks,
@@ -250,16 +251,15 @@ def lines_of(corpus: Corpus) -> Iterator[str]:
 
 def texts_of(split: Dataset) -> Iterator[str]:
     """Yield every text of a split, for any kind of task."""
-    for row in split:
-        if "words" in row:
-            yield " ".join(row["words"])
-            yield from row["words"]
-        else:
-            yield from (
-                row[name]
-                for name in ("text", "text_pair", "question", "context")
-                if name in row
-            )
+    names = ("text", "text_pair", "question", "context", "words")
+    found = split.select_columns([each for each in names if each in split.column_names])
+    for table in found.with_format("arrow").iter(TEXTS_PER_CHUNK):
+        for row in table.to_pylist():
+            if "words" in row:
+                yield " ".join(row["words"])
+                yield from row["words"]
+            else:
+                yield from row.values()
 
 
 def certify_files(
