@@ -212,7 +212,7 @@ class Stage(ReadsRows):
                  previous: the model before the latest `student`. By default task or
                  general, as `data` is task or text
     student      a new student, with which this stage begins
-    train        all weights, or only the head's
+    train        all weights, or only the head's, or all but the table of positions
     table        codebook: round the table of words to a codebook at the beginning, and
                  do not train it: a quarter of its bytes in int8 files
                  (`training.codebook`)
@@ -263,7 +263,7 @@ class Stage(ReadsRows):
     head: Head
     teacher: Literal["task", "general", "previous"]
     student: StudentSpec | None = None
-    train: Literal["all", "head"] = "all"
+    train: Literal["all", "head", "no positions"] = "all"
     table: Literal["full", "codebook"] = "full"
     rows: TermLine | None = None
     corrupt: TermLine | None = None

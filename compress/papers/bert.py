@@ -83,9 +83,11 @@ def mask(
     *,
     rate: float = 0.15,
     max_predictions: int | None = None,
+    masked: float = 0.8,
+    random: float = 0.1,
 ) -> dict[str, Tensor]:
     """Mask `rate` of each row's tokens, at least one (Sec. 3.1); special tokens count
-    but are never chosen.
+    but are never chosen. See `conceal` for `masked` and `random`.
 
     `max_predictions` limits their number (authors' code: 20 of 128 tokens, 76 or 77 of
     512).
@@ -100,7 +102,8 @@ def mask(
         .argsort(-1)
     )
     rank_BL = order_BL.argsort(-1)
-    return conceal(batch, open_BL & (rank_BL < wanted_B[:, None]), words)
+    chosen_BL = open_BL & (rank_BL < wanted_B[:, None])
+    return conceal(batch, chosen_BL, words, masked=masked, random=random)
 
 
 def predictable(batch: Mapping[str, Tensor], words: Words) -> Tensor:

@@ -7,7 +7,8 @@ Sec. 3.3  Disentangled    gdes: E_D = sg(E_G) + E_Delta, with E_Delta = 0 at fir
 (code)    Detector        LayerNorm(h + h_[CLS]) -> dense -> activation -> 1
 
 The formulas are ELECTRA's: electra.replace, electra.replaced_tokens. The corruption of
-the authors' code is `{by: electra.mask, masked: 1.0}`.
+the authors' code is `{by: bert.mask, masked: 1.0, random: 0.0}`: exactly 15 % of the
+tokens, all hidden.
 
 Shapes: B examples, L tokens, R chosen positions, D hidden, E embedding, V vocabulary.
 
@@ -18,6 +19,8 @@ Deviations
   where the losses share no parameter, the difference is only the table that the
   discriminator reads under gdes: theirs already includes the generator's step. Under es
   one step follows the sum of both gradients.
+- from the authors' code: tokens are chosen anywhere in the row; theirs chooses one in
+  each stretch of six.
 - from the authors' code: rows are whole sentences of one document; theirs cut one text
   of all documents every 510 tokens.
 - from the authors' code: `weight` is the paper's 50; their default is 10.
@@ -125,7 +128,7 @@ class Disentangled(nn.Module):
 
 class ReplacedTokenDetection(WrappedStep):
     """step(**batch) -> L_MLM + weight * L_RTD (+ the terms of `objective`), of a batch
-    that electra.mask has corrupted.
+    that bert.mask has corrupted.
 
     The student is the encoder of the discriminator, whose head belongs to the step. The
     generator has the student's width and `layers` times its depth, starts from the

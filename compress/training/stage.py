@@ -4,12 +4,12 @@ import copy
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import transformers
 from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
@@ -578,8 +578,7 @@ def run_stage(
         wrap = wrap_score or step.wrap_score
         scoring = replace(scoring, score=wrap(scoring.score))
     with ExitStack() as frozen:
-        if stage.train == "head":
-            frozen.enter_context(_only_head(student))
+        frozen.enter_context(_without(_FROZEN[stage.train](student)))
         if stage.table == "codebook":
             frozen.enter_context(rounded_table(student, rows))
         trained = train(
@@ -688,10 +687,33 @@ def _make_step(
     return Distillation(student, cache or model, objective)
 
 
+def _positions(student: PreTrainedModel) -> Iterable[nn.Parameter]:
+    """Return the table of absolute positions. Raises ObjectiveError if there is
+    none."""
+    found = [
+        table
+        for name, table in student.named_parameters()
+        if name.endswith(("position_embeddings.weight", "wpe.weight"))
+    ]
+    if not found:
+        raise ObjectiveError(
+            f"train: no positions: a {student.config.model_type} has no table of "
+            "positions; expected a model that has one, or train: all"
+        )
+    return found
+
+
+_FROZEN: Final[Mapping[str, Callable[[PreTrainedModel], Iterable[nn.Parameter]]]] = {
+    "all": lambda student: (),
+    "head": lambda student: student.base_model.parameters(),
+    "no positions": _positions,
+}
+"""What stays as it is, by what a stage trains."""
+
+
 @contextmanager
-def _only_head(student: PreTrainedModel) -> Iterator[None]:
-    """Freeze the encoder below the head in this context."""
-    parameters = student.base_model.parameters()
+def _without(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Freeze parameters in this context."""
     frozen = [each for each in parameters if each.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)

@@ -1,6 +1,7 @@
 """What every masking promises: whom it chooses, what becomes of them, and that the same seed draws the same."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ MASKS: dict[str, tuple[Callable[..., dict[str, Tensor]], float, float]] = {
     "albert": (albert.mask, 0.8, 0.1),
     "distilbert": (distilbert.mask, 0.8, 0.1),
     "electra": (electra.mask, 0.85, 0.15),
+    "deberta-v3": (partial(bert.mask, masked=1.0, random=0.0), 1.0, 0.0),
 }
 """Function, and the shares of the chosen tokens that become [MASK] and that stay as they are."""
 
@@ -51,7 +53,7 @@ def test_what_the_chosen_tokens_become(name: str) -> None:
     batch = long_rows(60)
     masked = corrupt(name, batch)
     chosen_BL = masked["labels"] != IGNORE_INDEX
-    if name in ("bert", "albert"):
+    if name in ("bert", "albert", "deberta-v3"):
         assert (chosen_BL.sum(-1) == round(0.15 * 256)).all()
     now, then = masked["input_ids"][chosen_BL], batch["input_ids"][chosen_BL]
     _, hidden, same = MASKS[name]

@@ -16,7 +16,7 @@ from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.collate import LengthGrouped
 from compress.errors import CompressError, ObjectiveError
-from compress.training.stage import Trained, _make_step
+from compress.training.stage import Trained, _make_step, _positions
 from compress.training.step import Distillation
 from tests import learning, tiny
 
@@ -343,3 +343,15 @@ def test_a_budget_of_tokens_is_resumed_where_it_was(tmp_path: Path) -> None:
         learning.train(halved, stage, tmp_path / "halved")
     learning.train(again, stage, tmp_path / "halved")
     assert_same(again, whole, atol=0)
+
+
+@pytest.mark.parametrize(("family", "table"), [("bert", "position_embeddings"), ("gpt2", "wpe")])
+def test_a_table_of_positions_is_found(family: str, table: str) -> None:
+    model = tiny.model(family)
+    (found,) = _positions(model)
+    assert [name.split(".")[-2] for name, each in model.named_parameters() if each is found] == [table]
+
+
+def test_a_model_without_positions_cannot_leave_them_as_they_are() -> None:
+    with pytest.raises(ObjectiveError, match="a deberta-v2 has no table of positions; expected a model that has one"):
+        _positions(tiny.model("deberta-v2"))
