@@ -195,12 +195,16 @@ class LengthGrouped(Sampler[int]):
 
     def _order(self) -> NDArray[np.int64]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        rows = np.resize(rng.permutation(len(self.lengths)), len(self))
-        stretch = np.arange(len(rows)) // (self.batch_size * BATCHES_PER_SORT)
-        rows = rows[np.lexsort((-self.lengths[rows], stretch))]
+        shuffled = rng.permutation(len(self.lengths))
+        rows = np.resize(shuffled, len(self))
+        sorted_at_once = self.batch_size * BATCHES_PER_SORT
+        stretch = np.arange(len(rows)) // sorted_at_once
+        longest_first = -self.lengths[rows]
+        rows = rows[np.lexsort((longest_first, stretch))]
         full = len(rows) // self.batch_size
-        batches = rows[: full * self.batch_size].reshape(full, self.batch_size)
-        rest = rows[full * self.batch_size :]
+        whole = full * self.batch_size
+        batches = rows[:whole].reshape(full, self.batch_size)
+        rest = rows[whole:]
         order = rng.permutation(full)
         if full:
             longest = int(self.lengths[batches[order, 0]].argmax())

@@ -157,7 +157,8 @@ def _collect(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         waiting.append(batch)
         full = sum(each.nbytes for each in waiting) >= BATCH_CHARACTERS
-        if full or sum(map(len, waiting)) >= BATCH_ROWS:
+        rows = sum(map(len, waiting))
+        if full or rows >= BATCH_ROWS:
             divided = _divide(waiting)
             waiting = [] if full else [divided.pop()]
             yield from divided
@@ -166,5 +167,6 @@ def _collect(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _divide(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    joined = pa.Table.from_batches(batches).combine_chunks()
-    return joined.to_batches(max_chunksize=BATCH_ROWS)
+    joined = pa.Table.from_batches(batches)
+    whole = joined.combine_chunks()
+    return whole.to_batches(max_chunksize=BATCH_ROWS)

@@ -347,7 +347,8 @@ def hold_out(encoded: Labels, task: Task, seed: int) -> NDArray[np.bool_]:
         order = order[np.argsort(encoded[order], kind="stable")]
     if task.one_label:
         counts = np.bincount(encoded)
-        order = order[counts[encoded[order]] > 1]
+        alike = counts[encoded[order]]
+        order = order[alike > 1]
     step = math.ceil(1 / held_out_share(len(encoded)))
     mask = np.zeros(len(encoded), bool)
     if len(order) > 1:

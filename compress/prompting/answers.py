@@ -148,8 +148,9 @@ def ask_together(
     check_same({"prompts": digest.hash_value([path.name, *keys])})
     start = time.monotonic()
     known = _read_all(path, len(answers))
-    missing = gather({key for key in keys if key not in known})
-    new = [key for key in dict.fromkeys(keys) if all(key in lacks for lacks in missing)]
+    missing = gather(set(keys) - known.keys())
+    nowhere = set[str].intersection(*missing)
+    new = [key for key in dict.fromkeys(keys) if key in nowhere]
     if any(missing):
         rank = process_rank()
         askers = model.askers(count)
@@ -157,7 +158,8 @@ def ask_together(
         if sent:
             found, _, _ = _ask_missing(model, prompts, answers, sent, console)
             known |= found
-        for key in set[str]().union(*missing).difference(new):
+        anywhere = set[str].union(*missing)
+        for key in anywhere - nowhere:
             holder = [key in lacks for lacks in missing].index(False)
             if holder == rank:
                 sent.append(key)

@@ -578,7 +578,7 @@ def run_stage(
         wrap = wrap_score or step.wrap_score
         scoring = replace(scoring, score=wrap(scoring.score))
     with ExitStack() as frozen:
-        frozen.enter_context(_without(_FROZEN[stage.train](student)))
+        frozen.enter_context(_without(_NOT_TRAINED[stage.train](student)))
         if stage.table == "codebook":
             frozen.enter_context(rounded_table(student, rows))
         trained = train(
@@ -703,7 +703,9 @@ def _positions(student: PreTrainedModel) -> Iterable[nn.Parameter]:
     return found
 
 
-_FROZEN: Final[Mapping[str, Callable[[PreTrainedModel], Iterable[nn.Parameter]]]] = {
+_NOT_TRAINED: Final[
+    Mapping[str, Callable[[PreTrainedModel], Iterable[nn.Parameter]]]
+] = {
     "all": lambda student: (),
     "head": lambda student: student.base_model.parameters(),
     "no positions": _positions,
