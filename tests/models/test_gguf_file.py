@@ -24,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gguf")
 TOKENS = (*generative.GPT2_SPECIAL, "\u0120", *generative.PIECES, "in")
 
 
-def llama(seed: int = 0) -> Any:
-    return generative.llama(vocab_size=len(TOKENS), seed=seed)
+def llama(seed: int = 0, size: int = len(TOKENS)) -> Any:
+    return generative.llama(vocab_size=size, seed=seed)
 
 
 def interleave(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -59,9 +59,13 @@ def write(path: Path, model: Any, change: Callable[[Any], Any] = lambda writer: 
     writer.add_string("general.license", "apache-2.0")
     writer.add_tokenizer_model(said.pop("tokenizer", "gpt2"))
     writer.add_tokenizer_pre(said.pop("words", "smollm"))
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
-    writer.add_token_merges(["i n"])
+    tokens = said.pop("tokens", TOKENS)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * (len(tokens) - 1))
+    if tokens is TOKENS:
+        writer.add_token_merges(["i n"])
+    else:
+        writer.add_token_scores([-float(index) for index in range(len(tokens))])
     change(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
@@ -98,6 +102,22 @@ def test_its_tokenizer_cuts_off_digits(written: Path) -> None:
     assert [word for word, _ in cut] == ["in", "\u0120", "2", "0", "2", "4", "\u0120x"]
     assert tokenizer.convert_ids_to_tokens(tokenizer("in 12")["input_ids"]) == ["in", "\u0120", "1", "2"]
     assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|endoftext|>", 64)
+
+
+@NEEDS_GGUF
+def test_a_beginning_is_marked_if_the_file_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "tiny.gguf", llama(), lambda writer: writer.add_add_bos_token(True))
+    assert load_tokenizer(checkpoints.resolve(str(path)))("in")["input_ids"] == [0, TOKENS.index("in")]
+
+
+@NEEDS_GGUF
+def test_pieces_of_sentencepiece(tmp_path: Path) -> None:
+    """Merges are found from the scores, and a space is put before a text."""
+    tokens = tuple(token.replace("\u0120", "\u2581") for token in (*TOKENS[:-1], "\u2581i", "\u2581in"))
+    path = write(tmp_path / "tiny.gguf", llama(size=len(tokens)), tokenizer="llama", tokens=tokens)
+    tokenizer = load_tokenizer(checkpoints.resolve(str(path)))
+    assert tokenizer.tokenize("in a", add_special_tokens=True) == [tokens[0], "\u2581in", "\u2581", "a"]
+    assert tokenizer.decode(tokenizer("in a")["input_ids"], skip_special_tokens=True) == "in a"
 
 
 @NEEDS_GGUF
