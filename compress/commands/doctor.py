@@ -59,6 +59,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "wandb": "--track wandb",
     "lan": "the QR code of compress bench --device browser --lan",
     "fast": "tokens many times as fast; without it, tokenizers makes the same ones",
+    "gguf": "--teacher model.gguf, a model in the format of llama.cpp",
     "ray": "bundles in Ray Data (docs/engines.md)",
     "spark": "bundles in Spark (docs/engines.md), which needs Java too",
 }

@@ -27,7 +27,7 @@ from compress.errors import (
 from compress.exporters import manifest as manifests
 from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
-from compress.models import checkpoints
+from compress.models import checkpoints, gguf_file
 from compress.models.checkpoints import ALIASES, EMBEDDED_MODEL
 from compress.models.folder import (
     ADAPTER,
@@ -110,6 +110,8 @@ def inspect(
 def detect_form(name: str) -> InspectedForm:
     """Detect what a path or name is."""
     path = Path(name).expanduser()
+    if gguf_file.find(path):
+        return "checkpoint"
     if path.is_dir():
         marks: Mapping[str, InspectedForm] = {
             STUDY_FILE: "study",
@@ -224,7 +226,7 @@ def inspect_checkpoint(name: str) -> Inspection:
     problems = list[str]()
     with _gather(problems):
         source.check()
-    is_local = Path(name).is_dir() or name == EMBEDDED_MODEL
+    is_local = Path(name).exists() or name == EMBEDDED_MODEL
     weights = None
     if is_local or list(folder.glob("*.safetensors")):
         with _gather(problems):

@@ -33,7 +33,9 @@ data_option, training, budget, device_option, search_option, output = (
 file_output = partial(output, dir_okay=False)
 """An option for a file to write, which cannot be a folder."""
 
-TeacherOption = Annotated[str, training(help="minilm, an alias, a folder or a hub id.")]
+TeacherOption = Annotated[
+    str, training(help="minilm, an alias, a folder, a hub id, or a .gguf file.")
+]
 RecipeOption = Annotated[
     str, training(help="auto, a name of `compress recipes`, or a .yaml.")
 ]

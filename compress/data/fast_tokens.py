@@ -297,7 +297,8 @@ def _open_library(state: str) -> tuple[FastLibrary | None, str | None]:
         return None, None
     try:
         encode_batch = open_batch(state)
-    except (ImportError, ValueError):  # ValueError: a setting that it does not know
+    # ValueError: a setting that it does not know; RuntimeError: a byte without a token
+    except (ImportError, ValueError, RuntimeError):
         return None, None
     library = FastLibrary(reference, surroundings, encode_batch)
     return library, library.find_difference(difficult_strings(reference))

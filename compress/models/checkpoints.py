@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
+from compress.models import gguf_file
 from compress.models.folder import CONFIG, ModelFolder
 
 ALIASES: Final[Mapping[str, str]] = {
@@ -69,8 +70,8 @@ _OTHER_FILES: Final = ("*.json", "*.txt", "*.model", "*.vocab", "*.codes", "READ
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:
-    """Return the local folder, with config and weights, of an alias, a folder or a hub
-    id. Raises TeacherError.
+    """Return the local folder, with config and weights, of an alias, a folder, a GGUF
+    file or a hub id. Raises TeacherError.
 
     Hub ids go through the local hub cache, whose content is available without a
     network.
@@ -78,7 +79,7 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
     check(name, allow_pickle=allow_pickle)
     place = _locate(name)
     if isinstance(place, Path):
-        return place
+        return _open(place)
     from huggingface_hub import snapshot_download
 
     from compress.data import sources  # pyarrow
@@ -97,7 +98,11 @@ def check(name: str, *, allow_pickle: bool = False) -> None:
     """Raise TeacherError for a name that is neither a complete local checkpoint nor a
     hub id. Downloads nothing."""
     place = _locate(name)
-    if isinstance(place, Path) and name != EMBEDDED_MODEL:
+    if not isinstance(place, Path) or name == EMBEDDED_MODEL:
+        return
+    if file := gguf_file.find(place):
+        gguf_file.check(file)
+    else:
         _check(place, allow_pickle)
 
 
@@ -116,6 +121,7 @@ def config_folder(name: str) -> Path:
                     place, CONFIG, local_files_only=not sources.is_hub_reachable()
                 )
             ).parent
+    place = _open(place)
     _ = ModelFolder(place).config  # raises
     return place
 
@@ -157,8 +163,11 @@ def _locate(name: str) -> Path | str:
             )
         return Path(spec.submodule_search_locations[0]) / "model"
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    is_gguf = folder.suffix == gguf_file.GGUF
+    if folder.is_dir() or (is_gguf and folder.is_file()):
         return folder
+    if is_gguf:
+        raise TeacherError(f"{name}: no such file; expected a GGUF file")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         aliases = ", ".join(sorted([*ALIASES, EMBEDDED_MODEL]))
         raise TeacherError(
@@ -172,6 +181,12 @@ def _locate(name: str) -> Path | str:
             "google-bert/bert-base-uncased also works"
         )
     return ALIASES.get(name, name)
+
+
+def _open(place: Path) -> Path:
+    """Return the folder of the checkpoint at a path, which may be a GGUF file."""
+    file = gguf_file.find(place)
+    return gguf_file.convert(file) if file else place
 
 
 @contextmanager

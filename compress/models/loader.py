@@ -14,11 +14,20 @@ where a new head is wanted, the heads of other tasks. docs/what-is-read.md lists
 """
 
 from collections.abc import Collection
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from compress.errors import TeacherError
 from compress.kinds import Kind
@@ -271,6 +280,31 @@ def load_model(
         dropped = judge(folder, model, fit, saved, new=new, drop_heads=drop_heads)
     model.eval().requires_grad_(False)
     return LoadedModel(model, fit.missing | fit.mismatched.keys(), dropped)
+
+
+def load_gguf(file: Path) -> tuple["PreTrainedModel", PreTrainedTokenizerBase]:
+    """Load a language model in float32, and its tokenizer, from a GGUF file alone: what
+    lies beside it is not read. Raises TeacherError."""
+    with (
+        explain_load_errors(file),
+        TemporaryDirectory() as empty,
+        redirect_stderr(StringIO()),  # of a bar that no setting turns off
+    ):
+        path = str(file.resolve())
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(empty, gguf_file=path)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            empty, gguf_file=path, dtype=torch.float32, output_loading_info=True
+        )
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise TeacherError(
+            f"{file}: has no weights for {len(missing)} tensors of a "
+            f"{type(model).__name__}, such as {missing[0]}; download it again"
+        )
+    # a model that is marked as quantised cannot be saved
+    if quantizer := getattr(model, "hf_quantizer", None):
+        quantizer.remove_quantization_config(model)
+    return model, tokenizer
 
 
 def load_result(folder: Path, head: "Head", kind: Kind | None) -> Any:

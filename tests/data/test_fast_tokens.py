@@ -28,7 +28,7 @@ def word_piece(lower: bool) -> Tokenizer:
     return trained(tokenizer, trainers.WordPieceTrainer(vocab_size=900, special_tokens=SPECIAL))
 
 
-def byte_level(pattern: str = "", *, normalizer: Any = None) -> Tokenizer:
+def byte_level(pattern: str = "", *, normalizer: Any = None, missing: str = "") -> Tokenizer:
     """Make a tokenizer like RoBERTa's, or with a pattern, like those of newer models."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizer
@@ -37,7 +37,7 @@ def byte_level(pattern: str = "", *, normalizer: Any = None) -> Tokenizer:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = sorted({*pre_tokenizers.ByteLevel.alphabet()} - {*missing})
     return trained(tokenizer, trainers.BpeTrainer(vocab_size=700, special_tokens=SPECIAL, initial_alphabet=alphabet))
 
 
@@ -129,6 +129,11 @@ def wrong(backend: Tokenizer, on: str) -> Callable[[str], fast_tokens.EncodeBatc
 @pytest.fixture(autouse=True)
 def opened_anew() -> None:
     fast_tokens._open_library.cache_clear()
+
+
+def test_a_vocabulary_without_a_byte_is_left_to_tokenizers() -> None:
+    """SmolLM2's has no token for the byte 4, and its library then raises."""
+    assert open_fast(byte_level(missing="\u0104"), "tiny") is None
 
 
 @pytest.mark.parametrize("on", ["GOOD film", "my own text"])
