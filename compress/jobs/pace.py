@@ -192,7 +192,8 @@ def _find_long_step(teacher: Teacher, stages: Sequence[Stage], limit: TimeLimit)
 
 
 def _time_rows(teacher: Teacher, length: int) -> float:
-    """Return the seconds that a model takes for a row of this length."""
+    """Return the seconds that a model takes for a row of this length, and for the
+    probabilities of all words at each place."""
     model: Any = teacher.model
     to_device(model, PartialState().device)
     ids = torch.zeros(TIMED_TEXTS, length, dtype=torch.int64, device=model.device)
@@ -200,10 +201,14 @@ def _time_rows(teacher: Teacher, length: int) -> float:
     if model.config.is_encoder_decoder:
         read["decoder_input_ids"] = ids
 
+    words = model.get_input_embeddings().weight
+
     @torch.no_grad()
     def run() -> None:
-        answer = model(**read)[0]
-        answer.sum().item()  # waits for it
+        hidden = model(**read)[0]
+        if hidden.shape[-1] == words.shape[-1]:
+            hidden = (hidden @ words.T).log_softmax(-1)
+        hidden.sum().item()  # waits for it
 
     run()  # the first forward takes longer
     return time_call(run) / TIMED_TEXTS
