@@ -541,6 +541,7 @@ def run_stage(
         rows=rows,
         origin_D=origin_D,
         unit=unit,
+        seed=seed,
     )
     scoring = choose_scoring(
         stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits
@@ -602,6 +603,7 @@ def _make_step(
     rows: Dataset,
     origin_D: Tensor | None,
     unit: float,
+    seed: int,
 ) -> Step:
     objective = None
     if stage.objective:
@@ -628,7 +630,7 @@ def _make_step(
                         "answered all rows already: leave it out"
                     ]
                 )
-            known = teacher.known_answers(context.data.train)
+            known = teacher.known_answers(context.split(stage, seed))
             assert known is not None, "they are recorded"
             cache = cache_logits(
                 known[rows["text"][:]] if "asker" in rows.column_names else known, rows
