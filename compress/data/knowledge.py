@@ -37,7 +37,7 @@ FACTS_ENCODING: Final = "1"
 """Part of every cache key: raise it when the facts of the same texts change."""
 TRIPLE_COLUMNS: Final = ("head", "relation", "tail")
 
-Name = tuple[str, ...]
+EntityName = tuple[str, ...]
 """The words of a name."""
 
 
@@ -60,13 +60,13 @@ class Knowledge:
 
     name: str
     digest: str
-    facts: Mapping[Name, Sequence[Fact]]
+    facts: Mapping[EntityName, Sequence[Fact]]
     longest: Mapping[str, int]
 
-    def find_names(self, text: str) -> list[Name]:
+    def find_names(self, text: str) -> list[EntityName]:
         """Return the names in a text, each once, in their order there."""
         words = split_words(text)
-        found = dict[Name, None]()
+        found = dict[EntityName, None]()
         at = 0
         while at < len(words):
             name = self._find_longest(words[at : at + self.longest.get(words[at], 0)])
@@ -75,7 +75,7 @@ class Knowledge:
             at += len(name) or 1
         return list(found)
 
-    def _find_longest(self, words: Sequence[str]) -> Name:
+    def _find_longest(self, words: Sequence[str]) -> EntityName:
         """Return the longest name that these words begin with; () if there is none."""
         for count in range(len(words), 0, -1):
             name = tuple(words[:count])
@@ -92,7 +92,7 @@ class Knowledge:
         return [fact.sentence for fact in found]
 
 
-def split_words(text: str) -> Name:
+def split_words(text: str) -> EntityName:
     """Split a text into words and punctuation marks."""
     return tuple(re.findall(r"\w+|[^\w\s]", text.replace("_", " ")))
 
@@ -101,7 +101,7 @@ def load_knowledge(path: Path) -> Knowledge:
     """Load a table of triples. Raises DataError."""
     table = open_table(path, TRIPLE_COLUMNS)
     heads = Counter[tuple[str, str]]()
-    known = defaultdict[Name, dict[tuple[str, str], str]](dict)
+    known = defaultdict[EntityName, dict[tuple[str, str], str]](dict)
     for place, cells in table.cells(_choose_columns(table)):
         head, relation, tail = map(_read_words, cells)
         if not (head and relation and tail):
