@@ -66,28 +66,28 @@ class Knowledge:
     def find_names(self, text: str) -> list[EntityName]:
         """Return the names in a text, each once, in their order there."""
         words = split_words(text)
-        found = dict[EntityName, None]()
+        found = list[EntityName]()
         at = 0
         while at < len(words):
-            name = self._find_longest(words[at : at + self.longest.get(words[at], 0)])
-            if name:
-                found[name] = None
+            most = self.longest.get(words[at], 0)
+            name = self._find_longest(words[at : at + most])
+            if name and name not in found:
+                found.append(name)
             at += len(name) or 1
-        return list(found)
+        return found
 
-    def _find_longest(self, words: Sequence[str]) -> EntityName:
+    def _find_longest(self, words: EntityName) -> EntityName:
         """Return the longest name that these words begin with; () if there is none."""
-        for count in range(len(words), 0, -1):
-            name = tuple(words[:count])
-            if name in self.facts:
-                return name
-        return ()
+        while words and words not in self.facts:
+            words = words[:-1]
+        return words
 
     def list_facts(self, *texts: str) -> list[str]:
         """Return the sentences about the names in these texts of a row, the most
         specific first."""
-        names = dict.fromkeys(chain.from_iterable(map(self.find_names, texts)))
-        found = list(chain.from_iterable(self.facts[name] for name in names))
+        found = list[Fact]()
+        for name in dict.fromkeys(chain.from_iterable(map(self.find_names, texts))):
+            found += self.facts[name]
         found.sort(key=lambda fact: fact.heads)
         return [fact.sentence for fact in found]
 
@@ -113,13 +113,12 @@ def load_knowledge(path: Path) -> Knowledge:
         if (relation, tail) not in facts:
             facts[relation, tail] = f"{head} {relation} {tail}."
             heads[relation, tail] += 1
-    longest = dict[str, int]()
-    for name in known:
-        longest[name[0]] = max(longest.get(name[0], 0), len(name))
-    counted = {
-        name: [Fact(sentence, heads[pair]) for pair, sentence in facts.items()]
-        for name, facts in known.items()
-    }
+    longest = defaultdict[str, int](int)
+    counted = defaultdict[EntityName, list[Fact]](list)
+    for name, facts in known.items():
+        longest[name[0]] = max(longest[name[0]], len(name))
+        for pair, sentence in facts.items():
+            counted[name].append(Fact(sentence, heads[pair]))
     return Knowledge(path.name, cache.digest(path), counted, longest)
 
 
@@ -141,7 +140,9 @@ def _choose_columns(table: Table) -> Sequence[str]:
 
 def _read_words(cell: Any) -> str:
     """Return the words of a cell; '' if it is no text."""
-    return " ".join(cell.replace("_", " ").split()) if isinstance(cell, str) else ""
+    if not isinstance(cell, str):
+        return ""
+    return " ".join(cell.replace("_", " ").split())
 
 
 def add_facts(
@@ -167,15 +168,16 @@ def add_facts(
     def batches() -> Iterator[pa.RecordBatch]:
         for table in split.with_format("arrow").iter(1000):
             columns = {name: table[name] for name in table.schema.names}
-            texts = [columns["text"].to_pylist()]
+            first = columns["text"].to_pylist()
+            second = [""] * len(first)
             if "text_pair" in columns:
-                texts.append(columns["text_pair"].to_pylist())
-            rows = list(zip(*texts, strict=True))
+                second = columns["text_pair"].to_pylist()
+            rows = list(zip(first, second, strict=True))
             chosen = _choose_facts(rows, knowledge, encoder, room)
-            second = list(map(" ".join, chosen))
-            if len(texts) > 1:
-                second = list(map(" ".join, zip(texts[1], second, strict=True)))
-            columns["text_pair"] = pa.array([each.strip() for each in second])
+            written = list[str]()
+            for text, facts in zip(second, chosen, strict=True):
+                written.append(" ".join([text, *facts]).strip())
+            columns["text_pair"] = pa.array(written)
             columns["facts"] = pa.array(map(len, chosen), pa.int64())
             yield from pa.table(columns).to_batches()
 
@@ -187,16 +189,17 @@ def _choose_facts(
 ) -> list[list[str]]:
     """Return the facts of each row that have room beside its texts, in tokens."""
     found = [knowledge.list_facts(*texts) for texts in rows]
-    distinct = list({fact for facts in found for fact in facts})
-    sizes = dict(zip(distinct, map(len, encoder.pieces(distinct)), strict=True))
-    chosen = list[list[str]]()
+    distinct = list(set(chain.from_iterable(found)))
+    pieces = dict(zip(distinct, encoder.pieces(distinct), strict=True))
     texts = encoder.pieces(list(map(" ".join, rows)))
-    for ids, facts in zip(texts, found, strict=True):
-        left = room - len(ids)
+    chosen = list[list[str]]()
+    for text, facts in zip(texts, found, strict=True):
+        left = room - len(text)
         kept = list[str]()
         for fact in facts:
-            if sizes[fact] <= left:
+            size = len(pieces[fact])
+            if size <= left:
                 kept.append(fact)
-                left -= sizes[fact]
+                left -= size
         chosen.append(kept)
     return chosen

@@ -10,8 +10,8 @@ sentence at its names. So there are no soft positions and no visible matrix: eve
 token sees all facts, and any pre-trained encoder can be the teacher.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,9 +65,12 @@ class InformedTeacher(Teacher):
         encoder = encoder_of(self.tokenizer)
         informed = add_facts(split, self.knowledge, encoder, self.max_length)
         rows = encode(informed, encoder, self.max_length)
-        device = self.model.device.type
         key = cache.digest(
-            self.digest, rows._fingerprint, device, str(self.bf16), torch.__version__
+            self.digest,
+            rows._fingerprint,
+            self.model.device.type,
+            str(self.bf16),
+            torch.__version__,
         )
 
         def write(folder: Path) -> None:
@@ -154,12 +157,11 @@ class TeachFacts(Phase[Job]):
     def describe(self, informed: Job) -> str:
         """Say what the teacher knows that the student does not."""
         counts = np.asarray(informed.models.context.data.train["facts"][:])
-        known = counts[counts > 0]
         return (
             f"The teacher read each text with the facts of {self.knowledge.name} "
             "about the names in it; the student is given the text alone. "
-            f"{len(known):,} of {len(counts):,} training texts have facts, "
-            f"{known.mean() if len(known) else 0:.1f} each."
+            f"{np.count_nonzero(counts):,} of {len(counts):,} training texts have "
+            f"facts, on average {counts.mean():.1f}."
         )
 
     def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
@@ -170,29 +172,31 @@ class TeachFacts(Phase[Job]):
         length = informed.models.recipe.teacher.length
         rows = encode(context.data.train, teacher.tokenizer, length)
         few = rows.select(range(min(TRIED_ROWS, len(rows))))
-        trial = time_call(
-            lambda: metrics.logits(
-                teacher.model, few, context.collate, bf16=context.bf16
-            )
+        ask = partial(
+            metrics.logits,
+            teacher.model,
+            few,
+            context.collate,
+            bf16=context.bf16,
         )
         data = job.models.context.data
         splits = [data.train, data.validation]
         if data.test is not None:
             splits.append(data.test)
         count = sum(map(len, splits))
-        seconds = trial / len(few) * count
+        seconds = time_call(ask) / len(few) * count
         name = f"{teacher.name} with {self.knowledge.name}"
         asking = PhaseEstimate(
-            f"asking {name}", seconds=(seconds, seconds), note=f"{count:,} rows"
+            f"asking {name}",
+            seconds=(seconds, seconds),
+            note=f"{count:,} rows",
         )
-        answers: Mapping[str, NDArray[Any]] = {
-            split._fingerprint: np.zeros((len(split), data.task.outputs), np.float32)
-            for split in splits
-        }
-        return job.with_teacher(teacher.record(name, teacher.digest, answers)), [
-            *found,
-            asking,
-        ]
+        answers = dict[str, NDArray[Any]]()
+        for split in splits:
+            shape = (len(split), data.task.outputs)
+            answers[split._fingerprint] = np.zeros(shape, np.float32)
+        made_up = teacher.record(name, teacher.digest, answers)
+        return job.with_teacher(made_up), [*found, asking]
 
 
 @dataclass(frozen=True)

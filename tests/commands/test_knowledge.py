@@ -149,6 +149,15 @@ def test_it_labels_the_texts_of_a_corpus_by_their_facts(
     assert counts.tolist() == [len(NAMES) // 2] * 2, "half of the names are good"
 
 
+def test_it_answers_variants_of_the_texts(given: dict[str, Any], taught: dict[str, Any], unmeasured: None) -> None:
+    variants = "{by: tinybert.near_words, copies: 2}"
+    given["overrides"] = [*QUICK, f"stages.0.augment={variants}"]
+    with pytest.raises(Trained):
+        tiny.call(compress.distill, **given)
+    assert taught["rows"] > 80
+    assert len(taught["logits"]) == taught["rows"]
+
+
 def test_auto_chooses_the_recipe_if_there_is_knowledge(given: dict[str, Any], unmeasured: None) -> None:
     recipe = given["out"] / "recipe.yaml"
     with pytest.raises(Trained):
