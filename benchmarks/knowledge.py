@@ -93,7 +93,7 @@ def collect(wiki: Path, folder: Path) -> tuple[dict[str, str], dict[str, list[st
         for line in lines[1:]:
             for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", line.replace("\t", " ")):
                 if CHARACTERS[0] <= len(sentence) <= CHARACTERS[1]:
-                    names = knowledge.find_names(sentence)
+                    names = list(dict.fromkeys(knowledge.find_names(sentence)))
                     if len(names) == 1 and titles.get(names[0]) not in (None, title):
                         sentences[titles[names[0]]].append(sentence)
     return {title: known[title][0] for title in sentences}, sentences

@@ -64,14 +64,14 @@ class Knowledge:
     longest: Mapping[str, int]
 
     def find_names(self, text: str) -> list[EntityName]:
-        """Return the names in a text, each once, in their order there."""
+        """Return the names in a text, in their order there."""
         words = split_words(text)
         found = list[EntityName]()
         at = 0
         while at < len(words):
             most = self.longest.get(words[at], 0)
             name = self._find_longest(words[at : at + most])
-            if name and name not in found:
+            if name:
                 found.append(name)
             at += len(name) or 1
         return found
@@ -85,8 +85,9 @@ class Knowledge:
     def list_facts(self, *texts: str) -> list[str]:
         """Return the sentences about the names in these texts of a row, the most
         specific first."""
+        names = chain.from_iterable(map(self.find_names, texts))
         found = list[Fact]()
-        for name in dict.fromkeys(chain.from_iterable(map(self.find_names, texts))):
+        for name in dict.fromkeys(names):
             found += self.facts[name]
         found.sort(key=lambda fact: fact.heads)
         return [fact.sentence for fact in found]

@@ -10,7 +10,7 @@ sentence at its names. So there are no soft positions and no visible matrix: eve
 token sees all facts, and any pre-trained encoder can be the teacher.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +32,7 @@ from compress.errors import DataError, RecipeError
 from compress.evaluation import metrics
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
+from compress.jobs.stages import StageModels
 from compress.models.teacher import Teacher
 from compress.prompting.labels import starting_checkpoint
 from compress.records.forecast import PhaseEstimate, time_call
@@ -39,6 +40,7 @@ from compress.slicing.shape import positions
 from compress.teachers.checkpoint import CheckpointTeacher, FineTune
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import check_logits
+from compress.training.stage import stage_seed
 
 FACT_TOKENS = 128
 """The most tokens that the facts add to the length of a text."""
@@ -63,7 +65,12 @@ class InformedTeacher(Teacher):
     def known_answers(self, split: Dataset) -> NDArray[Any]:
         """Return the logits of a split, from the cache if they were computed before."""
         encoder = encoder_of(self.tokenizer)
-        informed = add_facts(split, self.knowledge, encoder, self.max_length)
+        informed = add_facts(
+            split,
+            self.knowledge,
+            encoder,
+            self.max_length,
+        )
         rows = encode(informed, encoder, self.max_length)
         key = cache.digest(
             self.digest,
@@ -74,7 +81,12 @@ class InformedTeacher(Teacher):
         )
 
         def write(folder: Path) -> None:
-            logits = metrics.logits(self.model, rows, self.collate, bf16=self.bf16)
+            logits = metrics.logits(
+                self.model,
+                rows,
+                self.collate,
+                bf16=self.bf16,
+            )
             np.save(folder / "logits.npy", logits)
 
         entry = cache.load_or_create(cache.home() / "teacher-outputs" / key, write)
@@ -103,9 +115,12 @@ class TeachFacts(Phase[Job]):
         """Return the job whose texts have their facts."""
         models = job.models
         teacher = models.base_teacher
-        length = models.recipe.teacher.length + FACT_TOKENS
-        length = min(length, positions(teacher.model) or length)
-        stage = models.recipe.teacher.model_copy(update={"max_length": length})
+        stage = models.recipe.teacher
+        length = stage.length + FACT_TOKENS
+        most = positions(teacher.model)
+        if most is not None:
+            length = min(length, most)
+        stage = stage.model_copy(update={"max_length": length})
         data = self.inform(models.context.data, teacher, length)
         context = replace(models.context, task_data=data)
         recipe = models.recipe.model_copy(update={"teacher": stage})
@@ -129,7 +144,9 @@ class TeachFacts(Phase[Job]):
             validation=validation,
             test=None,
             fingerprint=cache.digest(
-                data.fingerprint, train._fingerprint, validation._fingerprint
+                data.fingerprint,
+                train._fingerprint,
+                validation._fingerprint,
             ),
         )
 
@@ -140,17 +157,21 @@ class TeachFacts(Phase[Job]):
         informed = self.informed(job)
         tuned = FineTune().run(informed).teacher
         context = job.models.context
-        own = {each.name: getattr(tuned, each.name) for each in fields(Teacher)}
+        name = f"{tuned.name} with {self.knowledge.name}"
+        own = vars(tuned) | {"name": name}
         teacher = InformedTeacher(
-            **{**own, "name": f"{tuned.name} with {self.knowledge.name}"},
+            **own,
             knowledge=self.knowledge,
             max_length=informed.models.recipe.teacher.length,
             collate=context.collate,
             bf16=context.bf16,
         )
-        validation = context.data.validation
-        logits = teacher.known_answers(validation)
-        check = check_logits(teacher.name, logits, context.data, strict=self.strict)
+        check = check_logits(
+            teacher.name,
+            teacher.known_answers(context.data.validation),
+            context.data,
+            strict=self.strict,
+        )
         notes = (self.describe(informed), *check.notes)
         return job.with_teacher(teacher, replace(check, notes=notes))
 
@@ -180,10 +201,13 @@ class TeachFacts(Phase[Job]):
             bf16=context.bf16,
         )
         data = job.models.context.data
-        splits = [data.train, data.validation]
-        if data.test is not None:
-            splits.append(data.test)
-        count = sum(map(len, splits))
+        sizes = {data.train._fingerprint: self.count_read(job.models)}
+        for split in filter(None, (data.validation, data.test)):
+            sizes[split._fingerprint] = len(split)
+        answers = dict[str, NDArray[Any]]()
+        for key, size in sizes.items():
+            answers[key] = np.zeros((size, data.task.outputs), np.float32)
+        count = sum(sizes.values())
         seconds = time_call(ask) / len(few) * count
         name = f"{teacher.name} with {self.knowledge.name}"
         asking = PhaseEstimate(
@@ -191,12 +215,20 @@ class TeachFacts(Phase[Job]):
             seconds=(seconds, seconds),
             note=f"{count:,} rows",
         )
-        answers = dict[str, NDArray[Any]]()
-        for split in splits:
-            shape = (len(split), data.task.outputs)
-            answers[split._fingerprint] = np.zeros(shape, np.float32)
         made_up = teacher.record(name, teacher.digest, answers)
         return job.with_teacher(made_up), [*found, asking]
+
+    def count_read(self, models: StageModels) -> int:
+        """Count the task's training texts, with those of a corpus if a stage reads
+        them."""
+        context = models.context
+        most = len(context.data.train)
+        for stage in models.recipe.training:
+            if stage.corpus:
+                plain = stage.model_copy(update={"augment": None})
+                read = context.split(plain, stage_seed(stage, models.run))
+                most = max(most, len(read))
+        return most
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.knowledge import load_knowledge
 from compress.errors import CompressError, DataError, RecipeError, RunError
+from compress.jobs.shipping import Ship
 from compress.teachers.knowledge import InformedTeacher
 from compress.training import stage as stages
 from tests import marked, tiny
@@ -50,6 +51,13 @@ def write(folder: Path) -> tuple[str, str]:
     triples = [f"{name.replace(' ', '_')}\tis\t{SAYS[sign]}" for name, sign in known.items()]
     (folder / "triples.tsv").write_text("\n".join(["head\trelation\ttail", *triples]) + "\n", encoding="utf-8")
     return str(folder / "data"), str(folder / "triples.tsv")
+
+
+def write_corpus(folder: Path) -> Path:
+    """Write a text without a label on each name."""
+    texts = [f"this {name} was slow" for name in NAMES]
+    (folder / "corpus.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return folder / "corpus.txt"
 
 
 @pytest.fixture
@@ -138,12 +146,9 @@ def test_it_answers_once(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
 def test_it_labels_the_texts_of_a_corpus_by_their_facts(
     given: dict[str, Any], taught: dict[str, Any], unmeasured: None, tmp_path: Path
 ) -> None:
-    corpus = tmp_path / "corpus.txt"
-    texts = [f"this {name} was slow" for name in NAMES]
-    corpus.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     given["overrides"] += ["stages.0.corpus=true"]
     with pytest.raises(Trained):
-        tiny.call(compress.distill, **given, corpus=str(corpus))
+        tiny.call(compress.distill, **given, corpus=str(write_corpus(tmp_path)))
     assert taught["rows"] == 80 + len(NAMES)
     counts = np.bincount(taught["logits"][80:].argmax(axis=1), minlength=2)
     assert counts.tolist() == [len(NAMES) // 2] * 2, "half of the names are good"
@@ -214,7 +219,13 @@ def test_the_facts_belong_to_a_run(given: dict[str, Any], unmeasured: None) -> N
         tiny.call(compress.distill, **given, resume=True)
 
 
-def test_a_forecast_has_the_teacher_with_its_facts(given: dict[str, Any]) -> None:
+def test_a_forecast_has_the_teacher_with_its_facts(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ship, "estimate", lambda _, job: (job, []))
     del given["out"]
-    names = [phase.name for phase in tiny.call(forecast, **given).phases]
-    assert names[:3] == ["teacher", f"asking {given['teacher']} with triples.tsv", "soft-targets"]
+    given["overrides"] += ["stages.0.corpus=true"]
+    phases = tiny.call(forecast, **given, corpus=str(write_corpus(tmp_path))).phases
+    assert [each.name for each in phases] == ["teacher", f"asking {given['teacher']} with triples.tsv", "soft-targets"]
+    assert phases[1].note == f"{80 + 32 + len(NAMES)} rows", "both splits and the corpus"
+    assert phases[1].seconds[0] > 0

@@ -36,8 +36,8 @@ def knowledge(tmp_path: Path) -> Knowledge:
     ("text", "names"),
     [
         ("from New York City to York", ["New York City", "York"]),
-        ("from New York to New_York", ["New York"]),
-        ("New York, York and New  York", ["New York", "York"]),
+        ("from New York to New_York", ["New York", "New York"]),
+        ("New York, York and New  York", ["New York", "York", "New York"]),
         ("York's walls", ["York"]),
         ("Yorkshire, york, Newyork, YORK", []),
         ("in Łódź.", ["Łódź"]),
@@ -50,7 +50,7 @@ def test_names_are_whole_words_as_written_longest_first(text: str, names: list[s
 
 
 def test_the_facts_that_fewest_heads_share_come_first(knowledge: Knowledge) -> None:
-    assert knowledge.list_facts("York is older than New York City") == [
+    assert knowledge.list_facts("York is older than New York City, York") == [
         "York lies in England.",
         "New York City has five boroughs.",
         "York is a city.",
