@@ -220,7 +220,7 @@ def test_the_facts_belong_to_a_run(given: dict[str, Any], unmeasured: None) -> N
 
 
 def test_a_forecast_has_the_teacher_with_its_facts(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ship, "estimate", lambda _, job: (job, []))
     del given["out"]
@@ -229,3 +229,5 @@ def test_a_forecast_has_the_teacher_with_its_facts(
     assert [each.name for each in phases] == ["teacher", f"asking {given['teacher']} with triples.tsv", "soft-targets"]
     assert phases[1].note == f"{80 + 32 + len(NAMES)} rows", "both splits and the corpus"
     assert phases[1].seconds[0] > 0
+    kept = {folder.name for folder in home.iterdir() if any(folder.rglob("*.*"))}
+    assert kept <= {"data", "encoded", "facts", "unlabelled"}, "rows, and nothing that an untrained teacher said"
