@@ -1,6 +1,6 @@
 """Does a teacher that reads facts teach a student that does not? Beside the same teacher without facts.
 
-    python -m benchmarks.knowledge WIKI --work FOLDER [--seeds 0 1 2] [--out RESULT.json]
+    python -m benchmarks.knowledge WIKI --work FOLDER [--seeds 0 1 2] [--arms ...] [--out RESULT.json]
 
 WIKI is a folder of WikiExtractor's files. A text is a sentence that names one thing of which another article's first
 sentence says what it is; its label is the nation in that first sentence ("was an American astronomer"). The triples
@@ -8,7 +8,8 @@ are these predicates. No thing is in two of the splits: few labelled texts to tr
 labels, validation and test. So the facts, which decide, are of no use to who has learned them by heart.
 
 For each seed, which draws the splits too, minilm is fine-tuned with and without the facts, and teaches two students:
-on the labelled texts alone, and on these and the corpus. Accuracy on the test split, of 0 to 1.
+on the labelled texts alone, and on these and the corpus. The student of the arm `labels` begins as that of `hinton`,
+and learns the labels alone. Accuracy on the test split, of 0 to 1. The same --work goes on with the teachers in it.
 """
 
 import os
@@ -57,6 +58,7 @@ SETTINGS = [
         "stages.0.evaluate=1",
     ),
 ]
+ARMS = ("labels", "hinton", "hinton-corpus", "knowledge", "knowledge-corpus")
 STEPS = {False: 60, True: 150}
 """Steps of a student, without and with the corpus."""
 
@@ -124,9 +126,13 @@ def write_splits(folder: Path, nations: Mapping[str, str], texts: Mapping[str, l
     return counts
 
 
-def distil(folder: Path, seed: int, recipe: str, *, corpus: bool) -> dict[str, float]:
+def distil(folder: Path, seed: int, arm: str) -> dict[str, float]:
     """Distil a student, and score it and its teacher on the test split."""
+    corpus = arm.endswith("-corpus")
+    recipe = "knowledge" if arm.startswith("knowledge") else "hinton"
     changes = [*SETTINGS, f"stages.0.steps={STEPS[corpus]}", f"stages.0.corpus={str(corpus).lower()}"]
+    if arm == "labels":
+        changes.append("stages.0.objective=[{loss: bert.labels}]")
     arguments = ForecastArguments(
         teacher="minilm",
         data=str(folder / "data"),
@@ -136,7 +142,7 @@ def distil(folder: Path, seed: int, recipe: str, *, corpus: bool) -> dict[str, f
         columns=DataOptions(kind="classification"),
         options=RunOptions(seed=seed, precision="fp32", gate="warn", overrides=changes),
     )
-    with open_job(distill_request(arguments, folder / f"{recipe}{'-corpus' * corpus}")) as (opened, phases):
+    with open_job(distill_request(arguments, folder / arm)) as (opened, phases):
         job = run_phases([*phases, RunStages()], opened)
     context = job.models.context
     test = context.data.test
@@ -155,9 +161,10 @@ def summarise(seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[st
     """Average over the seeds, and say how far teacher and student with facts lead, with the deviation of the lead."""
     means: dict[str, dict[str, float]] = {}
     arms = list(next(iter(seeds.values())))
+    pairs = [(end, {f"hinton{end}", f"knowledge{end}"}) for end in ("", "-corpus")]
     for arm in arms:
         means[arm] = {name: fmean(each[arm][name] for each in seeds.values()) for name in ("teacher", "student")}
-    for end in ("", "-corpus"):
+    for end in [end for end, pair in pairs if pair <= {*arms}]:
         leads = {
             name: [each[f"knowledge{end}"][name] - each[f"hinton{end}"][name] for each in seeds.values()]
             for name in ("teacher", "student")
@@ -171,11 +178,12 @@ def summarise(seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[st
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("wiki", type=Path)
-    parser.add_argument("--work", type=Path, required=True, help="a new folder for data, cache and runs")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for data, cache and runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    given.work.mkdir(parents=True)
+    given.work.mkdir(parents=True, exist_ok=True)
     os.environ["COMPRESS_HOME"] = str(given.work / "home")
     began = time.perf_counter()
     nations, texts = collect(given.wiki, given.work)
@@ -185,11 +193,9 @@ def main() -> None:
         folder = given.work / f"seed{seed}"
         sizes[str(seed)] = write_splits(folder, nations, texts, seed)
         found[str(seed)] = {}
-        for recipe in ("hinton", "knowledge"):
-            for corpus in (False, True):
-                arm = f"{recipe}{'-corpus' * corpus}"
-                found[str(seed)][arm] = distil(folder, seed, recipe, corpus=corpus)
-                log(f"seed {seed}, {arm}: {found[str(seed)][arm]}, {time.perf_counter() - began:.0f} s")
+        for arm in given.arms:
+            found[str(seed)][arm] = distil(folder, seed, arm)
+            log(f"seed {seed}, {arm}: {found[str(seed)][arm]}, {time.perf_counter() - began:.0f} s")
     summary = summarise(found)
     facts = {
         "things": Counter(nations.values()),
