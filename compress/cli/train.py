@@ -31,6 +31,10 @@ class TaughtOptions:
     prompt: Annotated[
         str | None, opt.training(help="Let a language model teach with this prompt.")
     ] = None
+    knowledge: Annotated[
+        str | None,
+        opt.training(help="Let the teacher read the facts of this table of triples."),
+    ] = None
 
 
 @with_option_groups(without=("wide",))
@@ -66,6 +70,7 @@ def distill(
                 recipe=recipe,
                 corpus=taught.corpus,
                 prompt=taught.prompt,
+                knowledge=taught.knowledge,
                 goal=goal,
                 columns=columns,
                 vocabulary=shipped.vocabulary,

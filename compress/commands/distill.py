@@ -45,6 +45,8 @@ def distill(arguments: DistillArguments) -> Bundle:
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an
                endpoint's .yaml file) that labels the data by answering the prompt; the
                recipe's student names the checkpoint to start from
+    knowledge  path of a table of triples (head, relation, tail): the teacher reads each
+               text with the facts about the names in it, the student the text alone
     goal       the share of the teacher's score that the student must keep, from which
                its sizes are found: see `GoalOptions`
     out        the run's directory, which the first process of a launch writes;

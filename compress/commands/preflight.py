@@ -26,8 +26,10 @@ from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.data.objects import data_path, teacher_path
+from compress.data.table_files import SUFFIXES
 from compress.errors import (
     CompressError,
+    DataError,
     RecipeError,
     RunError,
     TeacherError,
@@ -149,6 +151,7 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
         recipe=load_choices(arguments.recipe, overrides, length),
         corpus=optional_name(arguments.corpus),
         prompt=Prompt.from_argument(arguments.prompt),
+        knowledge=optional_name(arguments.knowledge),
         columns=arguments.columns,
         vocabulary=arguments.vocabulary,
         length=length,
@@ -165,7 +168,36 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
         kind=request.columns.kind,
         options=options,
     )
+    check_knowledge(request)
     return request
+
+
+def check_knowledge(request: DistillRequest) -> None:
+    """Raise RecipeError for a recipe that needs knowledge and gets none, or for a
+    teacher that cannot read it, and DataError for a missing table."""
+    recipe = request.recipe
+    path = request.knowledge
+    if path is None:
+        if isinstance(recipe, Recipe) and recipe.needs_knowledge:
+            raise RecipeError(
+                [
+                    f"{recipe.name}: its teacher reads facts beside each text: give "
+                    "--knowledge, a table with the columns head, relation and tail"
+                ]
+            )
+        return
+    if request.prompt is not None or vectors.gives_vectors(request.teacher):
+        raise RecipeError(
+            [
+                f"--knowledge {path}: only a checkpoint reads facts, not a prompted "
+                "model or vectors: leave it out"
+            ]
+        )
+    table = Path(path)
+    if not table.is_file() or table.suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"--knowledge {path}: expected a file of triples, {', '.join(SUFFIXES)}."
+        )
 
 
 def pretrain_request(

@@ -149,10 +149,16 @@ class CandidateRecipes:
         prompted: bool,
         scored: bool = False,
         reranker: bool = False,
+        knows: bool = False,
     ) -> tuple[Recipe, str]:
         """Return the first recipe that fits, and the reason. Raises RecipeError if none
-        does."""
+        does.
+
+        knows: the teacher reads facts, which some recipes need.
+        """
         for choice, recipe in self.options:
+            if recipe.needs_knowledge and not knows:
+                continue
             if choice.fits(
                 kind, family, prompted=prompted, scored=scored, reranker=reranker
             ):

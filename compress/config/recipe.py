@@ -163,6 +163,7 @@ class Recipe(Frozen):
                   and the checkpoint has none; both results are kept for later runs
     choose        when to choose this recipe; needs: what the user must provide; cost:
                   how long it takes
+    needs_knowledge    whether its teacher reads facts of a table of triples
     target        the sizes or the budget of a recipe that prunes, whose student is the
                   teacher itself
     """
@@ -173,6 +174,7 @@ class Recipe(Frozen):
     choose: str | None = None
     needs: str | None = None
     cost: str | None = None
+    needs_knowledge: bool = False
     teacher: Stage
     teacher_lm: Stage
     student: StudentSpec = Field(default_factory=StudentSpec)  # type: ignore[arg-type]  # mypy infers Never for it
@@ -332,6 +334,8 @@ class Recipe(Frozen):
         tree = self.model_dump(
             exclude={"stages", "teacher", "teacher_lm", "student", "target"}
         )
+        if not self.needs_knowledge:
+            del tree["needs_knowledge"]
         tree["student"] = self.student.plain()
         tree["teacher"] = self.teacher.plain()
         tree["teacher_lm"] = self.teacher_lm.plain()

@@ -48,6 +48,7 @@ class ForecastArguments:
     recipe: NameLike | Recipe | CandidateRecipes = AUTO_RECIPE
     corpus: NameLike | None = None
     prompt: NameLike | Prompt | None = None
+    knowledge: NameLike | None = None
     goal: GoalOptions = GoalOptions()
     columns: DataOptions = DataOptions()
     vocabulary: Vocabulary = "auto"
@@ -185,8 +186,10 @@ class DistillRequest(TrainRequest):
     data: str
     recipe: Recipe | CandidateRecipes
     prompt: Prompt | None
+    knowledge: str | None = None
     vocabulary: Vocabulary = "full"
 
     def identify(self, recipe: Recipe, *, number_format: str) -> dict[str, Any]:
         facts = super().identify(recipe, number_format=number_format)
-        return facts | {"prompt": self.prompt and self.prompt.model_dump(mode="json")}
+        prompt = self.prompt and self.prompt.model_dump(mode="json")
+        return facts | {"prompt": prompt, "knowledge": self.knowledge}

@@ -167,7 +167,7 @@ def open_job(
     user_code.load_kind(request.columns.kind, options.allow_code)
     kind = request.columns.kind or chosen.only_kind
     request = replace(request, columns=replace(request.columns, kind=kind))
-    source = open_teacher(request.teacher, chosen, request.prompt, options)
+    source = open_teacher(request, chosen)
     given = source.resolve(chosen)
     number_format = precisions.choose(options.precision)
     inputs = load_inputs(

@@ -2,7 +2,6 @@
 fits it."""
 
 from compress.config.choices import CandidateRecipes
-from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
 from compress.console import print_note
 from compress.jobs.loading import TaskLoader
@@ -11,27 +10,31 @@ from compress.models import checkpoints
 from compress.models.loader import load_config
 from compress.models.teacher import is_reranker
 from compress.prompting.labels import starting_checkpoint
-from compress.prompting.prompt import Prompt
 from compress.prompting.vectors import gives_vectors, open_source
 from compress.teachers.checkpoint import CheckpointTeacher
 from compress.teachers.cross_encoder import CrossEncoder, is_cross_encoder
+from compress.teachers.knowledge import KnowingCheckpoint
 from compress.teachers.prompted import PromptedModel
 from compress.teachers.source import MINILM, TeacherSource
 from compress.teachers.vectors import VectorTeacher
 from compress.training.processes import node_first
 
 
-def open_teacher(
-    name: str, recipe: Recipe, prompt: Prompt | None, options: RunOptions
-) -> TeacherSource:
+def open_teacher(request: DistillRequest, recipe: Recipe) -> TeacherSource:
     """Open what the user named as the teacher.
 
     Raises RecipeError if the recipe needs what this source cannot give, and
-    TeacherError for one that cannot be read.
+    TeacherError or DataError for one that cannot be read.
     """
-    allow_pickle = options.allow_pickle
+    name = request.teacher
+    prompt = request.prompt
+    allow_pickle = request.options.allow_pickle
     if prompt is not None:
         return PromptedModel(name, starting_checkpoint(recipe), allow_pickle, prompt)
+    if request.knowledge is not None:
+        return KnowingCheckpoint.from_table(
+            name, request.knowledge, recipe, allow_pickle=allow_pickle
+        )
     if gives_vectors(name):
         start = starting_checkpoint(recipe, default=MINILM)
         return VectorTeacher(name, start, allow_pickle, open_source(name))
@@ -66,6 +69,7 @@ def choose_recipe(
         prompted=prompted,
         scored=vectors or "teacher" in data.train.column_names,
         reranker=reranker,
+        knows=request.knowledge is not None,
     )
     print_note(request.console, f"recipe {recipe.name}: {reason}")
     return recipe

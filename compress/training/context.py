@@ -101,47 +101,11 @@ class TrainingContext:
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encode the rows to train on, or with `held_out` those on which a language
         model is scored."""
-        lm: Teacher | None = None
-        if isinstance(stage.augment, Call) and not held_out:
-            if self.masked_lm is None or self.base_teacher is None:
-                raise DataError(
-                    "a stage with `augment` needs a teacher: give --teacher"
-                )
-            # the language model may have to be trained first, by all processes together
-            lm = (
-                self.masked_lm()
-                if asks_language_model(stage.augment)
-                else self.base_teacher
-            )
-            lm.model.to(PartialState().device)
         if stage.data == "text":
             with node_first():  # the others read from the cache
                 return self._text_rows(stage, seed, held_out)
-        split = self.data.validation if held_out else self.data.train
-        if isinstance(stage.augment, Call) and lm is not None:
-            self.console.print(
-                f"{stage.name}: augmenting the rows by {stage.augment.by}; they are "
-                "cached"
-            )
-            # other machines round otherwise, and would choose other words
-            split = share_rows(
-                partial(
-                    augment_split,
-                    split,
-                    stage.augment,
-                    lm.model,
-                    lm.tokenizer,
-                    lm_digest=lm.digest,
-                    seed=seed,
-                )
-            )
+        split = self.data.validation if held_out else self.split(stage, seed)
         with node_first():
-            if stage.corpus and not held_out:
-                without = len(split)
-                split = with_texts(split, self.data, self.corpus, seed=seed)
-                self.console.print(
-                    f"{stage.name}: adding {len(split) - without:,} texts of the corpus"
-                )
             if stage.rows is not None:
                 return encode_task(
                     split,
@@ -164,6 +128,48 @@ class TrainingContext:
             )
             rows = group_rows(split, rows) if grouped else rows
             return rows if held_out else limit_rows(rows, stage.limit_rows)
+
+    def split(self, stage: Stage, seed: int) -> Dataset:
+        """Return the task's rows to train on, with variants of them and texts of the
+        corpus if the stage reads these."""
+        split = self.data.train
+        if isinstance(stage.augment, Call):
+            if self.masked_lm is None or self.base_teacher is None:
+                raise DataError(
+                    "a stage with `augment` needs a teacher: give --teacher"
+                )
+            # the language model may have to be trained first, by all processes together
+            lm = (
+                self.masked_lm()
+                if asks_language_model(stage.augment)
+                else self.base_teacher
+            )
+            lm.model.to(PartialState().device)
+            self.console.print(
+                f"{stage.name}: augmenting the rows by {stage.augment.by}; they are "
+                "cached"
+            )
+            # other machines round otherwise, and would choose other words
+            split = share_rows(
+                partial(
+                    augment_split,
+                    split,
+                    stage.augment,
+                    lm.model,
+                    lm.tokenizer,
+                    lm_digest=lm.digest,
+                    seed=seed,
+                )
+            )
+        if not stage.corpus:
+            return split
+        with node_first():
+            without = len(split)
+            split = with_texts(split, self.data, self.corpus, seed=seed)
+        self.console.print(
+            f"{stage.name}: adding {len(split) - without:,} texts of the corpus"
+        )
+        return split
 
     def sample(
         self,

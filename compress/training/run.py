@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _IDENTITY = (
     "teacher",
     "prompt",
+    "knowledge",
     "data",
     "corpus",
     "seed",

@@ -570,6 +570,7 @@ def run_stage(
         rows=rows,
         origin_D=origin_D,
         unit=unit,
+        seed=seed,
     )
     scoring = choose_scoring(
         stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits
@@ -637,6 +638,7 @@ def _make_step(
     rows: Dataset,
     origin_D: Tensor | None,
     unit: float,
+    seed: int,
 ) -> Step:
     objective = None
     if stage.objective:
@@ -663,7 +665,7 @@ def _make_step(
                         "answered all rows already: leave it out"
                     ]
                 )
-            known = teacher.known_answers(context.data.train)
+            known = teacher.known_answers(context.split(stage, seed))
             assert known is not None, "they are recorded"
             cache = cache_logits(
                 known[rows["text"][:]] if "asker" in rows.column_names else known, rows

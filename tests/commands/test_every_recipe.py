@@ -31,11 +31,13 @@ GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5", "t5-spans")
 """Recipes that end in a language model: `compress pretrain` runs them."""
 PROMPTED = ("prompted",)
 """Recipes whose teacher is a prompted language model: tests/prompting/test_teacher.py runs them."""
+KNOWING = ("knowledge",)
+"""Recipes whose teacher reads facts: tests/commands/test_knowledge.py runs them."""
 EMBEDDING = ("dpr", "embed-mse", "embed-similarity", "leaf", "margin-mse-vectors", "matryoshka")
 """Recipes whose terms serve tasks of sentence vectors only."""
 RANKINGS = ("margin-mse", "listnet")
 """Recipes that need queries with passages."""
-HERE = [name for name in names() if name not in (*GENERATIVE, *PROMPTED, *EMBEDDING)]
+HERE = [name for name in names() if name not in (*GENERATIVE, *PROMPTED, *KNOWING, *EMBEDDING)]
 OTHER_TEACHERS = {
     "distilroberta": ("roberta", AutoModel),
     "electra-distill": ("electra", AutoModelForPreTraining),
@@ -110,9 +112,10 @@ def _small(spec: StudentSpec) -> StudentSpec:
 
 
 def test_every_recipe_is_run_by_some_test() -> None:
-    """Here, in tests/commands/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
-    assert {*GENERATIVE, *PROMPTED, *EMBEDDING} <= set(names())
-    assert (len(names()), len(HERE)) == (49, 37)
+    """Here, in tests/commands/test_generative_recipes.py, in tests/prompting/test_teacher.py, or
+    in tests/commands/test_knowledge.py."""
+    assert {*GENERATIVE, *PROMPTED, *KNOWING, *EMBEDDING} <= set(names())
+    assert (len(names()), len(HERE)) == (50, 37)
     serves = {
         name: {kind for stage in Recipe.load(name).training for each in stage.objective for kind in each.only}
         for name in names()
