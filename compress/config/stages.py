@@ -212,7 +212,8 @@ class Stage(ReadsRows):
                  previous: the model before the latest `student`. By default task or
                  general, as `data` is task or text
     student      a new student, with which this stage begins
-    train        all weights, or only the head's, or all but the table of positions
+    train        all weights, or only the head's, or all but the table of positions,
+                 where there is one
     table        codebook: round the table of words to a codebook at the beginning, and
                  do not train it: a quarter of its bytes in int8 files
                  (`training.codebook`)

@@ -352,6 +352,6 @@ def test_a_table_of_positions_is_found(family: str, table: str) -> None:
     assert [name.split(".")[-2] for name, each in model.named_parameters() if each is found] == [table]
 
 
-def test_a_model_without_positions_cannot_leave_them_as_they_are() -> None:
-    with pytest.raises(ObjectiveError, match="a deberta-v2 has no table of positions; expected a model that has one"):
-        _positions(tiny.model("deberta-v2"))
+@pytest.mark.parametrize("family", ["deberta-v2", "llama"])
+def test_a_model_with_other_positions_is_trained_whole(family: str) -> None:
+    assert list(_positions(tiny.model(family))) == []
