@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from compress.data.tables import BATCH_CHARACTERS, BATCH_ROWS, NotPlainError
-from compress.data.text_files import encoding_of, first_bytes
+from compress.data.text_files import encoding_of, first_bytes, reading
 
 if TYPE_CHECKING:
     from compress.arrays import Array
@@ -43,12 +43,13 @@ def read_batches(
     header  the cells of its first row, if that has none of the data; no other row may
             be the same
 
-    Raises NotPlainError at what must be read row by row.
+    Raises NotPlainError at what must be read row by row, and DataError for a file that
+    cannot be read.
     """
     encoding = encoding_of(first_bytes(path))
     if not (dialect.is_plain and encoding.startswith("utf-8")):
         raise NotPlainError
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         file.seek(len(codecs.BOM_UTF8) if encoding == "utf-8-sig" else 0)
         for _ in range(dialect.skipped):
             file.readline()
@@ -61,7 +62,7 @@ def read_batches(
 def _parse(
     file: IO[bytes], dialect: Dialect, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    reading = pyarrow.csv.ReadOptions(column_names=list(names))
+    naming = pyarrow.csv.ReadOptions(column_names=list(names))
     parsing = pyarrow.csv.ParseOptions(
         delimiter=dialect.delimiter,
         quote_char=dialect.mark or False,
@@ -75,7 +76,7 @@ def _parse(
     for rows in _plain_rows(file, dialect):
         try:
             table = pyarrow.csv.read_csv(
-                pa.BufferReader(rows), reading, parsing, converting
+                pa.BufferReader(rows), naming, parsing, converting
             )
         except pa.ArrowInvalid as error:
             raise NotPlainError from error

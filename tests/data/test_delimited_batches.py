@@ -151,3 +151,12 @@ def test_rows_of_many_characters_are_not_kept_together(tmp_path: Path, monkeypat
     batches = list(open_table(path).read(["text"]))
     assert max(batch.nbytes for batch in batches) < 40_000
     assert sum(map(len, batches)) == 100
+
+
+def test_a_file_that_cannot_be_read_any_more_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"text {n},{n % 2}\n" for n in range(20)))
+    table = open_table(path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"rows.csv: cannot be read: No such file"):
+        list(table.read(["text"]))
