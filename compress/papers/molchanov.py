@@ -12,8 +12,9 @@ Shapes: B examples, U units of a group.
 
 Deviations
 - 2019 squares the gate's gradient of a minibatch, so that the batch decides what is
-  cancelled; here, as in 2017 and in Michel et al., the absolute value is that of each
-  example. The squares of examples are `theis.fisher`.
+  cancelled; here, as in 2017 and in Michel's Eq. 1, the absolute value is that of each
+  example. The code of Michel et al. takes it of each token. The squares of examples are
+  `theis.fisher`.
 - scores are not normed within layers (2017, Sec. 2.3; Michel et al.): every block keeps
   as many units as the others.
 - layers: the gate of skipping a layer, which is ours.
