@@ -14,6 +14,8 @@ Deviations:
 - answers scores each class by the log-likelihood of its word, so that there is always
   an answer and there are soft labels; the paper decodes greedily and counts any other
   text as wrong. Numbers are decoded, as in the paper.
+- rows to corrupt are whole sentences of one document; the authors' code joins texts,
+  and cuts them every 568 tokens.
 - corrupt_spans draws the lengths of the spans uniformly from all ways to divide the
   noise, like the authors' code, but anew for each batch; theirs does so once.
 """
