@@ -16,17 +16,6 @@ from compress.cli.options import user_errors
 from tests import forks
 
 
-def test_sigterm_is_raised_as_an_interrupt_and_the_handler_of_before_returns() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt) as caught, interrupt_on_sigterm():
-        # else it would end the tests
-        assert signal.getsignal(signal.SIGTERM) is not before, threading.current_thread()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-    assert caught.type is Terminated
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 @pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
 def test_exit_codes(interrupt: type[BaseException], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BaseException) as ended, user_errors(hint="Run it again."):
@@ -67,6 +56,17 @@ def test_only_the_main_thread_can_catch_signals() -> None:
     assert found == [signal.getsignal(signal.SIGTERM)]
 
 
+def _end_once(folder: Path) -> None:
+    """Be ended in the middle of a command; the handler of before returns."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with interrupt_on_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+    except Terminated:
+        (folder / "ended").write_text(f"caught, returned: {signal.getsignal(signal.SIGTERM) is before}")
+
+
 def _fork_and_end(folder: Path) -> None:
     """Fork a child that sleeps, and end it by SIGTERM in the middle of a command."""
     with interrupt_on_sigterm():
@@ -103,9 +103,10 @@ def _end_twice(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "ended", "code"), [(_fork_and_end, "-15", 0), (_end_twice, "cleaning", -signal.SIGTERM)]
+    ("act", "ended", "code"),
+    [(_end_once, "caught, returned: True", 0), (_fork_and_end, "-15", 0), (_end_twice, "cleaning", -signal.SIGTERM)],
 )
-def test_children_and_second_signals_end_at_once(
+def test_first_signals_are_raised_and_children_and_second_ones_end_at_once(
     act: Callable[[Path], None], ended: str, code: int, tmp_path: Path
 ) -> None:
     process = forks.context().Process(target=act, args=(tmp_path,))
