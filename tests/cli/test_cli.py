@@ -437,9 +437,10 @@ def test_a_bug_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OTHERS = {
-    "--api_token", "--backend-store-uri", "--graph", "--help", "--logdir", "--loglevel", "--max_profiler_iterations",
-    "--max_secs", "--min_secs", "--num_runs", "--num_threads", "--pack-destination", "--project", "--remove",
-    "--restrict_ce_to_mask", "--target_runtime", "--warmup_min_secs", "--warmup_runs",
+    "--api_token", "--backend-store-uri", "--fsdp_version", "--graph", "--help", "--logdir", "--loglevel",
+    "--max_profiler_iterations",
+    "--max_secs", "--merge", "--min_secs", "--num_runs", "--num_threads", "--pack-destination", "--project", "--remove",
+    "--restrict_ce_to_mask", "--target_runtime", "--use_fsdp", "--warmup_min_secs", "--warmup_runs",
 }  # fmt: skip
 """Options of other tools in our code."""
 
