@@ -665,7 +665,9 @@ def _make_step(
                         "answered all rows already: leave it out"
                     ]
                 )
-            known = teacher.known_answers(context.split(stage, seed))
+            # what is added to the rows has been said when they were encoded
+            quiet = replace(context, console=Console(quiet=True))
+            known = teacher.known_answers(quiet.split(stage, seed))
             assert known is not None, "they are recorded"
             cache = cache_logits(
                 known[rows["text"][:]] if "asker" in rows.column_names else known, rows

@@ -1,5 +1,6 @@
 """A teacher reads each text with the facts about the names in it, and a student learns its answers from the text."""
 
+import io
 import json
 import random
 from itertools import permutations
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from rich.console import Console
 
 import compress
 from compress.commands.distill import forecast
@@ -147,8 +149,10 @@ def test_it_labels_the_texts_of_a_corpus_by_their_facts(
     given: dict[str, Any], taught: dict[str, Any], unmeasured: None, tmp_path: Path
 ) -> None:
     given["overrides"] += ["stages.0.corpus=true"]
+    console = Console(file=io.StringIO(), width=200)
     with pytest.raises(Trained):
-        tiny.call(compress.distill, **given, corpus=str(write_corpus(tmp_path)))
+        tiny.call(compress.distill, **given | {"console": console}, corpus=str(write_corpus(tmp_path)))
+    assert console.file.getvalue().count("texts of the corpus") == 1  # type: ignore[attr-defined]
     assert taught["rows"] == 80 + len(NAMES)
     counts = np.bincount(taught["logits"][80:].argmax(axis=1), minlength=2)
     assert counts.tolist() == [len(NAMES) // 2] * 2, "half of the names are good"
