@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from compress.prompting.labels import (
 )
 from compress.records.forecast import PhaseEstimate
 from compress.teachers.prompted import estimate_answers
+from compress.training.processes import from_first
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,14 @@ class AskForLabels(Phase[LabelJob]):
 
     def estimate(self, job: LabelJob) -> tuple[LabelJob, list[PhaseEstimate]]:
         rows = list_texts(job.texts.rows)
-        found = estimate_answers(job.labeller, rows, seed=job.seed, console=job.console)
+        ask = partial(
+            estimate_answers,
+            job.labeller,
+            rows,
+            seed=job.seed,
+            console=job.console,
+        )
+        found = from_first(ask)
         written_mb = sum(len(text) for row in rows for text in row) / 1e6
         found[-1] = replace(found[-1], disk_mb=found[-1].disk_mb + written_mb)
         return job, found

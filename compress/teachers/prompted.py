@@ -138,7 +138,9 @@ class AskLanguageModel(Phase[Job]):
         if data.test is not None:
             splits.append(data.test)
         texts = [each for split in splits for each in list_texts(split)]
-        found = estimate_answers(labeller, texts, seed=models.run.seed, console=console)
+        seed = models.run.seed
+        ask = partial(estimate_answers, labeller, texts, seed=seed, console=console)
+        found = from_first(ask)
         logits = {
             split._fingerprint: np.zeros((len(split), data.task.outputs), np.float32)
             for split in splits
@@ -172,17 +174,8 @@ def estimate_answers(
     seed: int,
     console: Console,
 ) -> list[PhaseEstimate]:
-    """Estimate the answers to these texts or pairs, by asking for some of them in the
-    first process; these are kept."""
-    return from_first(partial(_estimate, labeller, texts, seed, console))
-
-
-def _estimate(
-    labeller: PromptedTeacher,
-    texts: Sequence[Sequence[str]],
-    seed: int,
-    console: Console,
-) -> list[PhaseEstimate]:
+    """Estimate the answers to these texts or pairs, by asking for some of them; these
+    are kept. One process of a launch calls this."""
     model = labeller.language_model
     answers = labeller.task_prompt.answers
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
