@@ -40,7 +40,8 @@ MOST_TEXTS_AUDITED: Final = 2000
 """Texts on which a tokenizer is measured: they give its share of unknown tokens to
 about a tenth of a point."""
 
-_TEXTS: Final = ("text", "text_pair", "question", "context", "words")
+COLUMNS_OF_TEXTS: Final = ("text", "text_pair", "question", "context", "words")
+"""The columns of a split that have texts, of any kind of task."""
 _ODD_SPACES: Final = (
     r"[\t-\r\x1c-\x1f\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}"
     r"\x{205f}\x{3000}]"
@@ -173,7 +174,7 @@ def texts(
 def _batches(split: Dataset, rows: Sequence[int] | None = None) -> list[pa.RecordBatch]:
     """Return the columns of texts of a split, or of some of its rows, as stored:
     formatting by `datasets` takes longer than the audit."""
-    names = [name for name in _TEXTS if name in split.column_names]
+    names = [name for name in COLUMNS_OF_TEXTS if name in split.column_names]
     table = split.data.table.select(names)
     if rows is not None:
         table = table.take(list(rows))

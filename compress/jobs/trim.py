@@ -18,6 +18,7 @@ from compress.arrays import Floats
 from compress.benchmark.local import machine
 from compress.config.options import ColumnOptions
 from compress.data import load_task
+from compress.data.audit import COLUMNS_OF_TEXTS
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.data.task import TaskData
@@ -251,8 +252,8 @@ def lines_of(corpus: Corpus) -> Iterator[str]:
 
 def texts_of(split: Dataset) -> Iterator[str]:
     """Yield every text of a split, for any kind of task."""
-    names = ("text", "text_pair", "question", "context", "words")
-    found = split.select_columns([each for each in names if each in split.column_names])
+    names = [each for each in COLUMNS_OF_TEXTS if each in split.column_names]
+    found = split.select_columns(names)
     for table in found.with_format("arrow").iter(TEXTS_PER_CHUNK):
         for row in table.to_pylist():
             if "words" in row:
