@@ -64,8 +64,7 @@ rate by 1 / width, as for Adam in Yang et al. 2022, arXiv:2203.03466, Table 3.""
 
 
 def learning_rate(hidden: int) -> float:
-    """Return the peak learning rate for a pre-trained model of this width: that of
-    Devlin et al. 2019, A.3, at BERT-base's width; its share by 1 / width is ours."""
+    """Return the peak learning rate for a pre-trained model of this width."""
     return RATE * REFERENCE_WIDTH / hidden
 
 
