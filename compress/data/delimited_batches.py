@@ -90,8 +90,9 @@ def _plain_rows(file: IO[bytes], dialect: Dialect) -> Iterator[bytes]:
     while block := file.read(BLOCK_BYTES):
         rest += block
         end = _find_end(rest, dialect)
-        _check(rest[:end], dialect)
-        yield rest[:end]
+        rows = rest[:end]
+        _check(rows, dialect)
+        yield rows
         rest = rest[end:]
     if rest:
         _check(rest + b"\n", dialect)

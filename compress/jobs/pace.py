@@ -200,7 +200,6 @@ def _time_rows(teacher: Teacher, length: int) -> float:
     read = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if model.config.is_encoder_decoder:
         read["decoder_input_ids"] = ids
-
     words = model.get_input_embeddings().weight
 
     @torch.no_grad()
