@@ -18,7 +18,7 @@ from torch import equal
 from tests import children, tiny
 
 ADDRESS = "10.231.55."
-NAMES = ("compress-node0", "compress-node1")
+NAMES = tuple(f"compress-{os.getpid()}-node{number}" for number in (0, 1))  # another suite may run on this machine
 STEPS = 150
 
 

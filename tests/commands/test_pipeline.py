@@ -320,6 +320,7 @@ def plain(recipe: Recipe) -> bool:
         recipe.name != "prompted"
         and not recipe.pruning
         and recipe.only_kind is None  # others have a kind of task of their own
+        and not recipe.needs_knowledge
         and all(
             not (stage.step or isinstance(stage.augment, Call) or stage.rows or stage.corrupt or stage.student)
             and stage.head in ("task", "encoder")

@@ -190,7 +190,7 @@ def test_a_step_keeps_no_weights_before_it_is_ready_and_what_it_says_is_recorded
 def test_a_function_of_the_users_that_makes_no_step_is_refused() -> None:
     own = Call("mine.step", code=lambda student, teacher, objective: student)
     stage = learning.stage([Term("bert.labels")], step=own)
-    others: Any = {"words": None, "rows": learning.rows(), "origin_D": None, "unit": 1.0}
+    others: Any = {"words": None, "rows": learning.rows(), "origin_D": None, "unit": 1.0, "seed": 0}
     with pytest.raises(ObjectiveError, match=r"mine\.step makes a BertForSequenceClassification"):
         _make_step(stage, tiny.bert(), None, learning.context(), **others)
 
