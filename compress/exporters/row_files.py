@@ -13,10 +13,11 @@ entities), for answers prediction_start and prediction_end, in .jsonl and .parqu
 prediction_scores of all labels; and prediction_error where rows are skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from compress.data import schema
 from compress.data.answers import AnswerColumns
@@ -24,6 +25,7 @@ from compress.data.encoder import Text
 from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import (
     BATCH_CHARACTERS,
+    NotPlainError,
     Row,
     Table,
     chunks,
@@ -43,9 +45,6 @@ from compress.exporters.predictor import (
 from compress.exporters.row_writers import open_writer, take
 from compress.exporters.shared_rows import RowShare
 from compress.outputs import check_output_file, output_file
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".parquet", ".npy")
 
@@ -275,31 +274,32 @@ class RowReader:
 
     def read(self, position: Position | None) -> Iterator[list[RowGroup]]:
         """Yield the rows in batches, each divided into groups."""
-        if self.table.tables is not None and not any(
-            map(self.table.has_lists, self.chosen)
-        ):
-            return self._read_arrow(self.table.tables(self.chosen, position))
-        rows = self.table.rows(self.chosen, position)
+        read = 0
+        if not any(map(self.table.has_lists, self.chosen)):
+            with suppress(NotPlainError):
+                for group in self._read_arrow(position):
+                    yield [group]
+                    read += group.count
+                return
+        rows = islice(self.table.rows(self.chosen, position), read, None)
         parts = chunks(
             rows,
             lambda row: count_characters(row.cells),
             most_rows=self.rows_per_batch,
             most_characters=BATCH_CHARACTERS,
         )
-        return map(self._group, parts)
+        yield from map(self._group, parts)
 
-    def _read_arrow(
-        self, tables: "Iterator[tuple[pa.Table, pa.Table]]"
-    ) -> Iterator[list[RowGroup]]:
-        number = 1
-        for whole, cells in tables:
+    def _read_arrow(self, position: Position | None) -> Iterator[RowGroup]:
+        number = self.table.first
+        for whole, cells in self.table.tables(self.chosen, position):
             for start in range(0, len(whole), self.rows_per_batch):
                 part = whole.slice(start, self.rows_per_batch)
                 found = cells.slice(start, self.rows_per_batch)
                 columns = dict(zip(part.column_names, part.columns, strict=True))
                 listed = [each.to_pylist() for each in found.columns]
                 texts = to_texts(listed, self.chosen, self.second)
-                yield [RowGroup(number, len(part), columns, texts)]
+                yield RowGroup(number, len(part), columns, texts)
                 number += len(part)
 
     def _group(self, rows: Sequence[Row]) -> list[RowGroup]:
