@@ -25,7 +25,7 @@ from compress.data.answers import (
 )
 from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Task
-from compress.data.text_files import LONGEST_LINE
+from compress.data.text_files import LONGEST_LINE, likely_encoding
 from compress.data.text_preparation import (
     DOCUMENT_PROMPT,
     QUERY,
@@ -513,5 +513,6 @@ def decode(raw: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; "
-            "convert the text, for example with: iconv -f latin1 -t utf-8"
+            "convert the text, for example with: iconv -f "
+            f"{likely_encoding(raw[error.start])} -t utf-8"
         ) from None
