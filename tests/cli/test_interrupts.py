@@ -131,3 +131,21 @@ def test_a_served_page_ends_as_on_ctrl_c(tmp_path: Path) -> None:
         process.terminate()
         _, err = process.communicate(timeout=30)
     assert "interrupted. Again." in err
+
+
+LOADING = """
+import runpy, sys
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("compress", run_name="__main__")
+"""
+
+
+def test_an_interrupt_while_the_command_line_loads_ends_it_without_a_word() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
