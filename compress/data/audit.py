@@ -131,7 +131,11 @@ def _splits(data: TaskData) -> dict[str, Dataset]:
 def row_keys(split: Dataset) -> Keys:
     """Compute a number for each row, the same for equal texts and almost never for
     different ones."""
-    columns = [batch.columns for batch in _batches(split)]
+    return compare_rows([batch.columns for batch in _batches(split)])
+
+
+def compare_rows(columns: Sequence[Sequence[pa.Array]]) -> Keys:
+    """Compute the `row_keys` of batches, each given by its columns of texts."""
     with ThreadPoolExecutor(count_cores()) as pool:
         keys = show_progress(
             pool.map(_keys, columns), "comparing rows", len(columns), "batches"

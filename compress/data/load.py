@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compress.arguments import DataLike, SeedNumber, check_arguments
 from compress.data import cache, labels, schema, sources
-from compress.data.audit import audit
+from compress.data.audit import Keys, audit, compare_rows
 from compress.data.held_out import describe_held_out, held_out_share
 from compress.data.labels import Coding, LabelColumn, Labels
 from compress.data.objects import data_path
@@ -193,11 +193,13 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
     }
     masks: dict[Role, NDArray[np.bool_]] = {}
     if "validation" not in splits:
-        held_out = hold_out(encoded["train"], task, request.seed)
+        texts = splits["train"].table.to_batches()
+        keys = compare_rows([batch.columns for batch in texts])
+        held_out = hold_out(encoded["train"], task, request.seed, keys)
         if not held_out.any():
             raise DataError(
-                f"{guide.place}: {len(held_out)} rows are too few to hold some out; "
-                "add a validation split."
+                f"{guide.place}: {len(np.unique(keys))} different rows are too few to "
+                "hold some out; add a validation split."
             )
         notes.append(describe_held_out(held_out, request.seed))
         masks = {"train": ~held_out, "validation": held_out}
@@ -338,22 +340,24 @@ def _batches(
         start = rows.stop
 
 
-def hold_out(encoded: Labels, task: Task, seed: int) -> NDArray[np.bool_]:
+def hold_out(encoded: Labels, task: Task, seed: int, keys: Keys) -> NDArray[np.bool_]:
     """Mask every tenth row in the order of the labels, ties in random order; no class
-    loses its only row. Of many rows, fewer are masked: see `held_out_share`."""
+    loses its only row. Of many rows, fewer are masked: see `held_out_share`. Rows with
+    the same key, whose texts repeat, count as one and are masked together."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(encoded))
+    _, first = np.unique(keys[order], return_index=True)
+    order = order[np.sort(first)]
     if not task.many_labels:
         order = order[np.argsort(encoded[order], kind="stable")]
     if task.one_label:
-        counts = np.bincount(encoded)
+        counts = np.bincount(encoded[order])
         alike = counts[encoded[order]]
         order = order[alike > 1]
     step = math.ceil(1 / held_out_share(len(encoded)))
-    mask = np.zeros(len(encoded), bool)
-    if len(order) > 1:
-        mask[order[rng.integers(min(step, len(order))) :: step]] = True
-    return mask
+    if len(order) < 2:
+        return np.zeros(len(encoded), bool)
+    return np.isin(keys, keys[order[rng.integers(min(step, len(order))) :: step]])
 
 
 class AnnotatedSplits(NamedTuple):

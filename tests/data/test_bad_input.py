@@ -63,7 +63,7 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
             r"no training split; .* holds dev\.tsv, notes\.md\. Expected a file with 'train'",
         ),
         ({}, "no training split; .* holds nothing"),
-        ({"train.tsv": "text\tlabel\na\tx\nb\ty\n"}, "2 rows are too few to hold some out"),
+        ({"train.tsv": "text\tlabel\na\tx\nb\ty\n"}, "2 different rows are too few to hold some out"),
     ],
 )
 def test_invalid_files(folder: Folder, files: dict[str, str | bytes], message: str) -> None:

@@ -74,7 +74,8 @@ def test_parquet_without_class_names(tmp_path: Path) -> None:
 
 
 def test_a_single_file_is_a_training_split(folder: Folder) -> None:
-    data = load_task(folder({"reviews.tsv": tsv(ROWS * 10)}) + "/reviews.tsv")
+    rows = [(f"{text}, {number}", *label) for number in range(10) for text, *label in ROWS]
+    data = load_task(folder({"reviews.tsv": tsv(rows)}) + "/reviews.tsv")
     assert (len(data.train), len(data.validation), data.test) == (36, 4, None)
 
 

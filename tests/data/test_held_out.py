@@ -15,12 +15,21 @@ TASK = Classification("classification", ("text",), "label", ("a", "b", "c"), "ac
 @pytest.mark.parametrize("rows", [99_990, 150_000, 1_000_000])
 def test_a_held_out_split_is_stratified_and_bounded(rows: int) -> None:
     labels = np.random.default_rng(0).choice(3, rows, p=[0.7, 0.299, 0.001])
-    mask = hold_out(labels, TASK, seed=0)
+    mask = hold_out(labels, TASK, 0, np.arange(rows))
     assert mask.sum() == pytest.approx(min(rows / 10, DECIDING_ROWS), rel=0.02)
     assert mask.sum() <= DECIDING_ROWS
     whole, held_out = Counter(labels.tolist()), Counter(labels[mask].tolist())
     for name, count in whole.items():
         assert held_out[name] == pytest.approx(count * mask.sum() / rows, abs=1.01)
+
+
+def test_rows_that_repeat_are_held_out_together() -> None:
+    labels = np.repeat([0, 1], 500)
+    texts = np.where(np.arange(1000) % 5, np.arange(1000), np.arange(1000) // 50)  # a fifth has one of 20 texts
+    mask = hold_out(labels, TASK, 0, texts)
+    assert not set(texts[mask]) & set(texts[~mask])
+    assert 0.06 < mask.mean() < 0.14
+    assert np.array_equal(hold_out(labels, TASK, 0, -texts), mask), "only which keys are equal counts"
 
 
 def test_what_is_held_out_and_known_is_said() -> None:

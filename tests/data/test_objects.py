@@ -17,7 +17,8 @@ from compress.models import teacher as teachers
 from compress.teachers.labelling import load_texts
 from tests import tiny
 
-ROWS = {"text": ["a good film", "a bad film", "fine", "dull"] * 10, "label": ["yes", "no", "yes", "no"] * 10}
+TEXTS = [f"{text}, {number}" for number in range(10) for text in ("a good film", "a bad film", "fine", "dull")]
+ROWS = {"text": TEXTS, "label": ["yes", "no", "yes", "no"] * 10}
 
 
 def frame() -> pd.DataFrame:
@@ -46,7 +47,8 @@ def test_a_table_is_a_data_set(data: Any) -> None:
     assert data_path(data) == path
     found = load_task(path)
     assert found.task.labels == ("no", "yes")
-    assert sorted(set(found.train["text"][:])) == sorted(set(ROWS["text"]))
+    assert sorted([*found.train["text"][:], *found.validation["text"][:]]) == sorted(TEXTS)
+    assert len(found.validation) == 4
 
 
 def test_splits_are_those_of_a_dictionary() -> None:
