@@ -50,7 +50,13 @@ from compress.errors import (
 )
 from compress.models.checkpoints import resolve
 from compress.prompting import http_model, local_model
-from compress.prompting.answers import LanguageModel, Likelihoods, ask_together
+from compress.prompting.answers import (
+    LanguageModel,
+    LikelihoodOf,
+    Likelihoods,
+    ask_together,
+    stack_likelihoods,
+)
 from compress.prompting.prompt import Example, Prompt
 from compress.training.objective import find_loss
 from compress.training.processes import node_first
@@ -379,6 +385,11 @@ class PromptedTeacher:
             [self.language_model.digest, settings, shown, self.task_prompt.labels]
         )
 
+    @property
+    def question(self) -> LikelihoodOf:
+        """Return what is asked about each prompt."""
+        return LikelihoodOf(self.task_prompt.answers)
+
     def label(self, texts: Sequence[Sequence[str]]) -> SoftLabels:
         """Compute the probabilities of the labels for each text or pair, with the cache
         in $COMPRESS_HOME.
@@ -444,9 +455,10 @@ class PromptedTeacher:
         return min(limit for limit in limits if limit is not None)
 
     def _ask(self, prompts: Sequence[str]) -> Likelihoods:
-        return ask_together(
-            self.language_model, prompts, self.task_prompt.answers, console=self.console
+        found = ask_together(
+            self.language_model, prompts, self.question, console=self.console
         )
+        return stack_likelihoods(self.name, found)
 
     def _scores(self, found: Likelihoods) -> NDArray[np.float64]:
         prompt = self.task_prompt.prompt

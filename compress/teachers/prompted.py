@@ -177,9 +177,9 @@ def estimate_answers(
     """Estimate the answers to these texts or pairs, by asking for some of them; these
     are kept. One process of a launch calls this."""
     model = labeller.language_model
-    answers = labeller.task_prompt.answers
+    question = labeller.question
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
-    left = list_unanswered(model, prompts, answers)
+    left = list_unanswered(model, prompts, question)
     random.Random(seed).shuffle(left)
     phases = list[PhaseEstimate]()
     before = len(prompts) - len(left)
@@ -198,10 +198,10 @@ def estimate_answers(
             some = left[:count]
             left = left[count:]
             count = 2 * count
-            took = ask(model, some, answers, console=Console(quiet=True)).seconds
+            took = ask(model, some, question, console=Console(quiet=True)).seconds
             speed = len(some) / took
             most = took * sum(map(model.count, left)) / sum(map(model.count, some))
-    cache = answers_file(model, answers)
+    cache = answers_file(model, question)
     disk_mb = (
         len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines()))
         if cache.is_file()
