@@ -9,11 +9,11 @@ Shapes: B texts, L tokens, D hidden, V vocabulary, R predicted tokens.
 
 Deviations
 - The paper sums over tokens and texts. As in the authors' code (openai/
-  finetune-transformer-lm, train.py), L1 is the mean over the tokens of a text, then over
-  texts, and L2 the mean over texts.
-- No start, delimiter and extract tokens are added: a head of transformers reads the last
-  token of the text, and a pair is joined as the tokenizer joins pairs. So no new tokens
-  must be learned, and the shipped model reads what its tokenizer gives.
+  finetune-transformer-lm, train.py), L1 is the mean over the tokens of a text, then
+  over texts, and L2 the mean over texts.
+- No start, delimiter and extract tokens are added: a head of transformers reads the
+  last token of the text, and a pair is joined as the tokenizer joins pairs. So no new
+  tokens must be learned, and the shipped model reads what its tokenizer gives.
 - A pair is read once, in its own order; the paper reads both orders of a similarity
   task and adds their states.
 - Dropout on the table of words stops at the inputs; in the authors' code the same mask

@@ -71,6 +71,14 @@ class WrittenText:
     finished: bool
 
 
+def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """Return the text before the first of `stop`, without white space around it, and
+    whether there was one. White space before the text stops nothing."""
+    begun = text.lstrip()
+    places = [place for each in stop if (place := begun.find(each)) >= 0]
+    return begun[: min(places, default=None)].rstrip(), bool(places)
+
+
 @dataclass(frozen=True)
 class Likelihoods:
     """The likelihoods of many prompts. `asked` were sent to the model now, in
@@ -442,9 +450,7 @@ def _repair_all(path: Path, question: Question[Answer]) -> dict[str, Answer]:
     return known
 
 
-def _keep(
-    path: Path, given: Mapping[str, Answer], question: Question[Answer]
-) -> None:
+def _keep(path: Path, given: Mapping[str, Answer], question: Question[Answer]) -> None:
     """Append the answers that this machine has not cached."""
     own = _own_file(path)
     with explained(path.parent):

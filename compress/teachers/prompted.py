@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import yaml
@@ -15,7 +15,13 @@ from compress.data.task import TaskData
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
 from compress.models.teacher import Teacher
-from compress.prompting.answers import answers_file, ask, list_unanswered
+from compress.prompting.answers import (
+    LanguageModel,
+    Question,
+    answers_file,
+    ask,
+    list_unanswered,
+)
 from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
     PromptedTeacher,
@@ -24,7 +30,7 @@ from compress.prompting.labels import (
     list_texts,
     open_language_model,
 )
-from compress.prompting.prompt import Prompt
+from compress.prompting.prompt import AnyPrompt, Prompt
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import TeacherCheck, check_logits
@@ -167,8 +173,25 @@ class PromptedModel(TeacherSource):
         return [AskLanguageModel(self.name, self.prompt, strict, self.allow_pickle)]
 
 
+class Labeller(Protocol):
+    """A language model with a prompt that it is asked by."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def prompt(self) -> AnyPrompt: ...
+    @property
+    def language_model(self) -> LanguageModel: ...
+    @property
+    def question(self) -> Question[Any]: ...
+    def fit(self, texts: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
+        """Write the prompt for each text or pair; return each with whether it was
+        cut."""
+        ...
+
+
 def estimate_answers(
-    labeller: PromptedTeacher,
+    labeller: Labeller,
     texts: Sequence[Sequence[str]],
     *,
     seed: int,

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from compress.errors import DataError, TeacherError
 from compress.prompting import answers as module
-from compress.prompting.answers import Likelihoods, LikelihoodOf, stack_likelihoods
+from compress.prompting.answers import LikelihoodOf, Likelihoods, stack_likelihoods
 from tests.prompting.language_models import FakeLanguageModel
 
 QUIET = Console(quiet=True)
@@ -24,9 +24,7 @@ def told(**changes: object) -> FakeLanguageModel:
     return FakeLanguageModel(**{"says": SAYS, "otherwise": (-9.0, -8.0), "tokens": (1, 2), **changes})  # type: ignore[arg-type]
 
 
-def ask(
-    speaker: FakeLanguageModel, prompts: Sequence[str], answers: Sequence[str], *, console: Console
-) -> Likelihoods:
+def ask(speaker: FakeLanguageModel, prompts: Sequence[str], answers: Sequence[str], *, console: Console) -> Likelihoods:
     return stack_likelihoods(speaker.name, module.ask(speaker, prompts, LikelihoodOf(answers), console=console))
 
 
