@@ -32,7 +32,7 @@ from compress.prompting.labels import (
     open_language_model,
 )
 from compress.prompting.prompt import Prompt, WritingPrompt, load_prompt
-from compress.prompting.writing import Writer, WrittenAnswers
+from compress.prompting.writing import PromptedWriter, WrittenAnswers
 from compress.records.forecast import Forecast
 from compress.teachers.labelling import (
     AskForLabels,
@@ -123,7 +123,7 @@ def _ask_for_texts(prompt: WritingPrompt, texts: TextsToLabel) -> _Asking:
     prompt.check_texts(pair="text_pair" in texts.rows.column_names)
     return _Asking(
         (AskForTexts(), WriteAnswers()),
-        lambda model, console: Writer(model, prompt, console),
+        lambda model, console: PromptedWriter(model, prompt, console),
     )
 
 

@@ -85,7 +85,7 @@ class AuxiliaryObjective(Distillation):
             layer.register_forward_pre_hook(
                 lambda layer, given: (
                     (drop(given[0], dropout),) if layer.training else None
-                )
+                ),
             )
             for layer in head
             if not any(isinstance(part, nn.Dropout) for part in head)

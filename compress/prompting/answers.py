@@ -33,7 +33,7 @@ from compress.training.processes import (
 FLUSH_SECONDS: Final = 1.0
 """The most seconds of answers that a power cut may lose."""
 
-Answer = TypeVar("Answer")
+AnswerT = TypeVar("AnswerT")
 
 PROMPT_SHOWN = 60
 """Characters from the end of a prompt that a message quotes."""
@@ -129,7 +129,7 @@ class LanguageModel(Protocol):
         ...
 
 
-class Question(ABC, Generic[Answer]):
+class WantedAnswer(ABC, Generic[AnswerT]):
     """What a language model is asked about every prompt, and how answers are kept."""
 
     @property
@@ -140,24 +140,24 @@ class Question(ABC, Generic[Answer]):
     @abstractmethod
     def ask(
         self, model: LanguageModel, prompts: Sequence[str]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, AnswerT]]:
         """Yield (index of the prompt, its answer) in any order."""
 
     @abstractmethod
-    def encode(self, key: str, answer: Answer) -> "_Line":
+    def encode(self, key: str, answer: AnswerT) -> "_Line":
         """Return the line of the cache for the answer to a prompt with this key."""
 
     @abstractmethod
-    def decode(self, line: bytes) -> tuple[str, Answer] | None:
+    def decode(self, line: bytes) -> tuple[str, AnswerT] | None:
         """Return the key of the prompt, and the answer; None for a damaged line."""
 
 
 @dataclass(frozen=True)
-class Asked(Generic[Answer]):
+class Asked(Generic[AnswerT]):
     """The answers to many prompts. `asked` were sent to the model now, in `seconds`;
     the others are cached."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[AnswerT]
     asked: int
     seconds: float
 
@@ -165,34 +165,44 @@ class Asked(Generic[Answer]):
 def ask(
     model: LanguageModel,
     prompts: Sequence[str],
-    question: Question[Answer],
+    wanted: WantedAnswer[AnswerT],
     *,
     console: Console,
-) -> Asked[Answer]:
-    """Ask a question about each of `prompts`. Raises TeacherError for a missing answer.
+) -> Asked[AnswerT]:
+    """Ask about each of `prompts`. Raises TeacherError for a missing answer.
 
     Every answer is appended at once to a file under $COMPRESS_HOME/soft-labels, by the
     hash of its prompt: a prompt is asked again only if its answer is damaged there.
-    There is one file per model, question and process of a launch, and all of them are
-    read.
+    There is one file per model, form of answer and process of a launch, and all of them
+    are read.
     """
-    known = _read_all(answers_file(model, question), question)
+    known = _read_all(answers_file(model, wanted), wanted)
     keys = [_key(prompt) for prompt in prompts]
     missing = [key for key in dict.fromkeys(keys) if key not in known]
     asked = 0
     seconds = 0.0
     if missing:
-        known, asked, seconds = _ask_missing(model, prompts, question, missing, console)
-    return Asked([known[key] for key in keys], asked, seconds)
+        known, asked, seconds = _ask_missing(
+            model,
+            prompts,
+            wanted,
+            missing,
+            console,
+        )
+    return Asked(
+        [known[key] for key in keys],
+        asked,
+        seconds,
+    )
 
 
 def ask_together(
     model: LanguageModel,
     prompts: Sequence[str],
-    question: Question[Answer],
+    wanted: WantedAnswer[AnswerT],
     *,
     console: Console,
-) -> Asked[Answer]:
+) -> Asked[AnswerT]:
     """Ask as `ask` does, in all processes of a launch, which get all answers.
 
     The prompts that no process has cached are shared by the processes that may ask. The
@@ -201,12 +211,12 @@ def ask_together(
     """
     count = count_processes()
     if count == 1:
-        return ask(model, prompts, question, console=console)
-    path = answers_file(model, question)
+        return ask(model, prompts, wanted, console=console)
+    path = answers_file(model, wanted)
     keys = [_key(prompt) for prompt in prompts]
     check_same({"prompts": digest.hash_value([path.name, *keys])})
     start = time.monotonic()
-    known = _read_all(path, question)
+    known = _read_all(path, wanted)
     missing = gather(set(keys) - known.keys())
     nowhere = set[str].intersection(*missing)
     new = [key for key in dict.fromkeys(keys) if key in nowhere]
@@ -215,7 +225,7 @@ def ask_together(
         askers = model.askers(count)
         sent = new[rank::askers] if rank < askers else []
         if sent:
-            found, _, _ = _ask_missing(model, prompts, question, sent, console)
+            found, _, _ = _ask_missing(model, prompts, wanted, sent, console)
             known |= found
         anywhere = set[str].union(*missing)
         for key in anywhere - nowhere:
@@ -225,7 +235,7 @@ def ask_together(
         for shared in gather({key: known[key] for key in sent}):
             known |= shared
         with node_first():
-            _keep(path, {key: known[key] for key in keys}, question)
+            _keep(path, {key: known[key] for key in keys}, wanted)
     seconds = time.monotonic() - start
     return Asked([known[key] for key in keys], len(new), seconds)
 
@@ -233,16 +243,16 @@ def ask_together(
 def _ask_missing(
     model: LanguageModel,
     prompts: Sequence[str],
-    question: Question[Answer],
+    wanted: WantedAnswer[AnswerT],
     missing: Sequence[str],
     console: Console,
-) -> tuple[dict[str, Answer], int, float]:
+) -> tuple[dict[str, AnswerT], int, float]:
     """Ask the prompts with these keys, unless their answers have been cached meanwhile.
 
     Returns all cached answers by their keys, how many were asked, and the seconds for
     them. Raises TeacherError.
     """
-    path = answers_file(model, question)
+    path = answers_file(model, wanted)
     own = _own_file(path)
     keys = [_key(prompt) for prompt in prompts]
     by_key = dict(zip(keys, prompts, strict=True))
@@ -250,7 +260,7 @@ def _ask_missing(
         path.parent.mkdir(parents=True, exist_ok=True)
         # another process with the same prompts waits, then finds them answered
         with locked(own):
-            known = _repair_all(path, question)
+            known = _repair_all(path, wanted)
             new = {key: by_key[key] for key in missing if key not in known}
             start = time.monotonic()
             with (
@@ -260,7 +270,7 @@ def _ask_missing(
                 name_disk_errors(own),
             ):
                 try:
-                    for key, answer in _ask(model, new, question, own):
+                    for key, answer in _ask(model, new, wanted, own):
                         known[key] = answer
                         bar.advance()
                 except UnansweredError as error:
@@ -273,7 +283,7 @@ def _ask_missing(
 
 
 @dataclass(frozen=True)
-class LikelihoodOf(Question[Likelihood]):
+class LikelihoodOf(WantedAnswer[Likelihood]):
     """How likely each of `answers` is to follow."""
 
     answers: Sequence[str]
@@ -312,11 +322,17 @@ def stack_likelihoods(name: str, found: Asked[Likelihood]) -> Likelihoods:
         )
     tokens_NA = np.array([row.tokens for row in rows], dtype=np.int64)
     absent = sum(row.absent for row in rows)
-    return Likelihoods(log_p_NA, tokens_NA, absent, found.asked, found.seconds)
+    return Likelihoods(
+        log_p_NA,
+        tokens_NA,
+        absent,
+        found.asked,
+        found.seconds,
+    )
 
 
 @dataclass(frozen=True)
-class TextAfter(Question[WrittenText]):
+class TextAfter(WantedAnswer[WrittenText]):
     """Which text follows: see `LanguageModel.write`."""
 
     max_new_tokens: int
@@ -341,18 +357,18 @@ class TextAfter(Question[WrittenText]):
         return cached.prompt, WrittenText(cached.text, cached.finished)
 
 
-def answers_file(model: LanguageModel, question: Question[Answer]) -> Path:
-    """Return the cache file of a language model for this question; other processes of a
+def answers_file(model: LanguageModel, wanted: WantedAnswer[AnswerT]) -> Path:
+    """Return the cache file of a language model for these answers; other processes of a
     launch than the first write others beside it."""
-    name = digest.hash_value([model.digest, question.key])[:24]
+    name = digest.hash_value([model.digest, wanted.key])[:24]
     return home() / "soft-labels" / f"{name}.jsonl"
 
 
 def list_unanswered(
-    model: LanguageModel, prompts: Sequence[str], question: Question[Answer]
+    model: LanguageModel, prompts: Sequence[str], wanted: WantedAnswer[AnswerT]
 ) -> list[str]:
     """List the prompts, each once, that have no cached answer."""
-    known = _read_all(answers_file(model, question), question)
+    known = _read_all(answers_file(model, wanted), wanted)
     return [prompt for prompt in dict.fromkeys(prompts) if _key(prompt) not in known]
 
 
@@ -361,16 +377,19 @@ def _key(prompt: str) -> str:
 
 
 def _ask(
-    model: LanguageModel, new: Mapping[str, str], question: Question[Answer], path: Path
-) -> Iterator[tuple[str, Answer]]:
+    model: LanguageModel,
+    new: Mapping[str, str],
+    wanted: WantedAnswer[AnswerT],
+    path: Path,
+) -> Iterator[tuple[str, AnswerT]]:
     """Send the prompts to the model; append each answer to the file, then yield (key,
     answer)."""
     keys = list(new)
     with path.open("a", encoding="utf-8") as file:
         flushed = time.monotonic()
         try:
-            for number, answer in question.ask(model, list(new.values())):
-                file.write(question.encode(keys[number], answer).checked())
+            for number, answer in wanted.ask(model, list(new.values())):
+                file.write(wanted.encode(keys[number], answer).checked())
                 file.flush()
                 if time.monotonic() - flushed > FLUSH_SECONDS:
                     os.fsync(file.fileno())
@@ -424,41 +443,43 @@ def _files(path: Path) -> list[Path]:
     return [file for file in (path, *others) if file.is_file()]
 
 
-def _read_all(path: Path, question: Question[Answer]) -> dict[str, Answer]:
+def _read_all(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
     """Read the cached answers of all processes by their keys."""
-    known: dict[str, Answer] = {}
+    known: dict[str, AnswerT] = {}
     for file in _files(path):
-        known |= _read(file, question)[0]
+        known |= _read(file, wanted)[0]
     return known
 
 
-def _repair_all(path: Path, question: Question[Answer]) -> dict[str, Answer]:
+def _repair_all(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
     """Read the cached answers of all processes. Repair the file of this one, whose lock
     it holds, and those that no other process is writing."""
     own = _own_file(path)
-    known: dict[str, Answer] = {}
+    known: dict[str, AnswerT] = {}
     for file in _files(path):
         if file == own:
-            known |= _repair(file, question)
+            known |= _repair(file, wanted)
             continue
-        found, damaged = _read(file, question)
+        found, damaged = _read(file, wanted)
         known |= found
         if damaged:
             with locked(file, wait=False) as free:
                 if free:
-                    _repair(file, question)
+                    _repair(file, wanted)
     return known
 
 
-def _keep(path: Path, given: Mapping[str, Answer], question: Question[Answer]) -> None:
+def _keep(
+    path: Path, given: Mapping[str, AnswerT], wanted: WantedAnswer[AnswerT]
+) -> None:
     """Append the answers that this machine has not cached."""
     own = _own_file(path)
     with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(own), name_disk_errors(own):
-            known = _repair_all(path, question)
+            known = _repair_all(path, wanted)
             lines = [
-                question.encode(key, answer).checked()
+                wanted.encode(key, answer).checked()
                 for key, answer in given.items()
                 if key not in known
             ]
@@ -467,15 +488,15 @@ def _keep(path: Path, given: Mapping[str, Answer], question: Question[Answer]) -
 
 
 def _read(
-    path: Path, question: Question[Answer]
-) -> tuple[dict[str, Answer], list[int]]:
+    path: Path, wanted: WantedAnswer[AnswerT]
+) -> tuple[dict[str, AnswerT], list[int]]:
     """Read the cached answers by their keys, and the numbers of the damaged lines."""
-    known: dict[str, Answer] = {}
+    known: dict[str, AnswerT] = {}
     damaged: list[int] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                cached = question.decode(line)
+                cached = wanted.decode(line)
             except ValidationError:
                 cached = None
             if cached is None or not line.endswith(b"\n"):
@@ -486,9 +507,9 @@ def _read(
     return known, damaged
 
 
-def _repair(path: Path, question: Question[Answer]) -> dict[str, Answer]:
+def _repair(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
     """Read the cached answers, and remove the lines that are damaged or incomplete."""
-    known, damaged = _read(path, question)
+    known, damaged = _read(path, wanted)
     if damaged:
         note(
             f"{path}: line {', '.join(map(str, damaged))} of the cached answers is "

@@ -356,7 +356,7 @@ class PromptedTeacher:
         return self.task_prompt.prompt
 
     @property
-    def question(self) -> LikelihoodOf:
+    def wanted(self) -> LikelihoodOf:
         """Return what is asked about each prompt."""
         return LikelihoodOf(self.task_prompt.answers)
 
@@ -426,7 +426,7 @@ class PromptedTeacher:
 
     def _ask(self, prompts: Sequence[str]) -> Likelihoods:
         found = ask_together(
-            self.language_model, prompts, self.question, console=self.console
+            self.language_model, prompts, self.wanted, console=self.console
         )
         return stack_likelihoods(self.name, found)
 

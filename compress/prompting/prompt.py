@@ -39,7 +39,7 @@ from compress.config import loader
 from compress.config.stages import Frozen
 from compress.errors import PromptError, RecipeError, did_you_mean
 
-TEXTS = ("text", "text_pair")
+TEXT_VARIABLES = ("text", "text_pair")
 
 LabelWords = Annotated[
     tuple[str, ...],
@@ -101,7 +101,7 @@ class AnyPrompt(Frozen):
     @field_validator("template")
     @classmethod
     def _is_a_template(cls, text: str) -> str:
-        variables = (*TEXTS, cls.answer)
+        variables = (*TEXT_VARIABLES, cls.answer)
         try:
             used = meta.find_undeclared_variables(_environment().parse(text))
         except TemplateSyntaxError as error:
@@ -361,7 +361,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _fill(template: Template, texts: Sequence[str], answer: Mapping[str, str]) -> str:
-    return template.render(**dict(zip(TEXTS, texts, strict=False)), **answer)
+    return template.render(**dict(zip(TEXT_VARIABLES, texts, strict=False)), **answer)
 
 
 def fit(

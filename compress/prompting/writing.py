@@ -52,7 +52,7 @@ class WrittenAnswers:
 
 
 @dataclass(frozen=True)
-class Writer:
+class PromptedWriter:
     """A language model with the prompt that it answers with texts."""
 
     language_model: LanguageModel
@@ -64,9 +64,12 @@ class Writer:
         return self.language_model.name
 
     @property
-    def question(self) -> TextAfter:
+    def wanted(self) -> TextAfter:
         """Return what is asked about each prompt."""
-        return TextAfter(self.prompt.max_new_tokens, self.prompt.stop)
+        return TextAfter(
+            self.prompt.max_new_tokens,
+            self.prompt.stop,
+        )
 
     def render(self, texts: Sequence[str]) -> str:
         """Write the prompt for a text or a pair, up to where the answer begins."""
@@ -102,7 +105,7 @@ class Writer:
         found = ask_together(
             self.language_model,
             [prompt for prompt, _ in fitted],
-            self.question,
+            self.wanted,
             console=self.console,
         )
         notes = list[str]()
@@ -113,7 +116,10 @@ class Writer:
             )
         texts_written = [_answer_of(each) for each in found.answers]
         return WrittenAnswers(
-            tuple(texts_written), found.asked, found.seconds, tuple(notes)
+            tuple(texts_written),
+            found.asked,
+            found.seconds,
+            tuple(notes),
         )
 
 

@@ -85,8 +85,8 @@ def _read(split: Table) -> Examples | None:
     rows = []
     groups = []
     left_out = 0
-    for _, cells in split.cells((*names, ANSWER)):
-        row = [(cell or "").strip() for cell in cells]
+    for _, found in split.cells((*names, ANSWER)):
+        row = [(cell or "").strip() for cell in found]
         if not all(row):
             left_out += 1
             continue
@@ -95,10 +95,9 @@ def _read(split: Table) -> Examples | None:
     if not rows:
         return None
     columns = ("text", "text_pair")[: len(names)]
-    table = pa.table(
-        dict(zip((*columns, "label"), zip(*rows, strict=True), strict=True))
-    )
-    notes = ()
+    cells = zip(*rows, strict=True)
+    table = pa.table(dict(zip((*columns, "label"), cells, strict=True)))
+    notes = list[str]()
     if left_out:
-        notes = (f"{split.name}: left out {left_out:,} rows without text or answer",)
-    return Examples(table, groups, notes)
+        notes.append(f"{split.name}: left out {left_out:,} rows without text or answer")
+    return Examples(table, groups, tuple(notes))

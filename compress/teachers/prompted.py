@@ -17,7 +17,7 @@ from compress.jobs.phase import Phase
 from compress.models.teacher import Teacher
 from compress.prompting.answers import (
     LanguageModel,
-    Question,
+    WantedAnswer,
     answers_file,
     ask,
     list_unanswered,
@@ -183,7 +183,7 @@ class Labeller(Protocol):
     @property
     def language_model(self) -> LanguageModel: ...
     @property
-    def question(self) -> Question[Any]: ...
+    def wanted(self) -> WantedAnswer[Any]: ...
     def fit(self, texts: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
         """Write the prompt for each text or pair; return each with whether it was
         cut."""
@@ -200,9 +200,9 @@ def estimate_answers(
     """Estimate the answers to these texts or pairs, by asking for some of them; these
     are kept. One process of a launch calls this."""
     model = labeller.language_model
-    question = labeller.question
+    wanted = labeller.wanted
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
-    left = list_unanswered(model, prompts, question)
+    left = list_unanswered(model, prompts, wanted)
     random.Random(seed).shuffle(left)
     phases = list[PhaseEstimate]()
     before = len(prompts) - len(left)
@@ -221,10 +221,10 @@ def estimate_answers(
             some = left[:count]
             left = left[count:]
             count = 2 * count
-            took = ask(model, some, question, console=Console(quiet=True)).seconds
+            took = ask(model, some, wanted, console=Console(quiet=True)).seconds
             speed = len(some) / took
             most = took * sum(map(model.count, left)) / sum(map(model.count, some))
-    cache = answers_file(model, question)
+    cache = answers_file(model, wanted)
     disk_mb = (
         len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines()))
         if cache.is_file()

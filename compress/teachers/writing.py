@@ -6,11 +6,11 @@ from compress.console import print_note
 from compress.errors import TeacherError
 from compress.jobs.phase import Phase
 from compress.prompting.labels import list_texts
-from compress.prompting.writing import Writer, WrittenAnswers, check_written
+from compress.prompting.writing import PromptedWriter, WrittenAnswers, check_written
 from compress.records.forecast import PhaseEstimate
 from compress.teachers.labelling import LabelJob
 
-WritingJob = LabelJob[Writer, WrittenAnswers]
+WritingJob = LabelJob[PromptedWriter, WrittenAnswers]
 
 
 class AskForTexts(Phase[WritingJob]):

@@ -20,7 +20,7 @@ from compress.prompting.answers import TextAfter, WrittenText, ask, cut_at
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.prompting.local_model import LocalModel
 from compress.prompting.prompt import Prompt, WritingPrompt, load_prompt
-from compress.prompting.writing import Writer
+from compress.prompting.writing import PromptedWriter
 from compress.training.stage import Trained
 from tests import command, generative, tiny
 from tests.prompting import language_models
@@ -141,7 +141,7 @@ def test_a_prompt_asks_with_its_examples(tmp_path: Path) -> None:
     loaded = load_prompt(prompt(tmp_path, PROMPT + example))
     assert isinstance(loaded, WritingPrompt)
     assert loaded.stop == ("\n",)
-    writer = Writer(FakeLanguageModel({}, ()), loaded, QUIET)
+    writer = PromptedWriter(FakeLanguageModel({}, ()), loaded, QUIET)
     expected = "Be short.\n\none\nSummary: 1\n\ntwo\nSummary: 2\n\n{{ text }} 3\nSummary:"
     assert writer.render(["{{ text }} 3"]) == expected
 
@@ -228,7 +228,7 @@ def test_pairs_and_long_texts(model: FakeLanguageModel, tmp_path: Path) -> None:
     assert row == {"text": "a film", "text_pair": "is good", "answer": "a film / is good Summary:"}
     with pytest.raises(PromptError, match="asks about two texts, the task has one"):
         label(lines(tmp_path / "one.txt", "one text"), prompt(tmp_path, pairs), tmp_path / "no.jsonl")
-    writer = Writer(
+    writer = PromptedWriter(
         model, WritingPrompt(name="cut", template="{{ text }} {{ answer }}", max_length=16, max_new_tokens=6), QUIET
     )
     ((fitted, cut),) = writer.fit([[" ".join("abcdefghijklmnop")]])
