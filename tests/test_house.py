@@ -5,7 +5,7 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 539_700,
+    "tokens": 544_700,
     "tokens a line": 7.53,
     "packed assignments": 34,
     "decisions per 1,000 lines": 149,

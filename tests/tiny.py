@@ -89,6 +89,7 @@ LIKE_LLAMA: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of the `grouped` families with every feature: biases, windows, wide heads."""
 _SPELLED = {
+    "gpt2": {"layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "ffn": "n_inner"},
     "distilbert": {"layers": "n_layers", "hidden": "dim", "heads": "n_heads", "ffn": "hidden_dim"},
     "xlnet": {"layers": "n_layer", "hidden": "d_model", "heads": "n_head", "ffn": "d_inner"},
 }

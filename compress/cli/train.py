@@ -174,7 +174,7 @@ def label(
     as_json: opt.Json = False,
 ) -> None:
     """Label texts with a prompted language model: one JSON line per text, with the
-    probabilities of the labels.
+    probabilities of the labels, or with the text that it answers.
 
     Example: compress label --teacher gpt2 --prompt sentiment --data texts.txt --out
     labelled.jsonl
@@ -191,18 +191,9 @@ def label(
         if plan:
             print_forecast(command.forecast_labelling, as_json, **arguments)
             return
-        labels = command.label(**arguments)
+        found = command.label(**arguments)
         if as_json and is_first():
-            print_json(
-                "label",
-                {
-                    "labelled": str(out),
-                    "texts": len(labels.log_p_NC),
-                    "answered": int(labels.answered.sum()),
-                    "shares": labels.shares,
-                    "asked": labels.asked,
-                },
-            )
+            print_json("label", {"labelled": str(out), **found.counts})
 
 
 def recipes(

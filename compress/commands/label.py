@@ -1,8 +1,10 @@
 """Label texts with a prompted language model, and write them with the probabilities of
-their labels."""
+their labels, or with the texts that it answers."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -22,19 +24,27 @@ from compress.jobs.checks import join_processes
 from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder
+from compress.prompting.answers import LanguageModel
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
     build_task_prompt,
     open_language_model,
 )
-from compress.prompting.prompt import Prompt
+from compress.prompting.prompt import Prompt, WritingPrompt, load_prompt
+from compress.prompting.writing import PromptedWriter, WrittenAnswers
 from compress.records.forecast import Forecast
-from compress.teachers.labelling import AskForLabels, LabelJob, WriteLabels, load_texts
+from compress.teachers.labelling import (
+    AskForLabels,
+    LabelJob,
+    TextsToLabel,
+    WriteLabels,
+    load_texts,
+)
+from compress.teachers.prompted import Labeller
+from compress.teachers.writing import AskForTexts, WriteAnswers
 from compress.training.processes import check_given, node_first
 from compress.training.trainer import peak_rss_mb
-
-LABEL_PHASES: tuple[Phase[LabelJob], ...] = (AskForLabels(), WriteLabels())
 
 
 @check_arguments
@@ -53,14 +63,15 @@ class LabelRequest:
     allow_pickle: bool = False
     console: Console | None = None
 
-    def open(self) -> LabelJob:
-        """Check the arguments, and load the model and the texts."""
+    def open(self) -> tuple[Sequence[Phase[Any]], LabelJob[Any, Any]]:
+        """Check the arguments, and load the model and the texts; return the phases that
+        the prompt asks for, and their job."""
         state = join_processes()
         file = Path(self.out)
         if state.is_main_process:
             _check_output(file)
         teacher = name_of(self.teacher)
-        prompt = Prompt.load(name_of(self.prompt))
+        prompt = load_prompt(name_of(self.prompt))
         columns = self.columns
         data = data_path(self.data)
         check_given(teacher=teacher, prompt=name_of(self.prompt), data=data)
@@ -68,18 +79,19 @@ class LabelRequest:
             texts = load_texts(
                 data, text=columns.text, label=columns.label, seed=self.seed
             )
-        task = texts.task(list(prompt.labels))
-        task_prompt = build_task_prompt(prompt, task, train=texts.rows, seed=self.seed)
+        if isinstance(prompt, WritingPrompt):
+            asking = _ask_for_texts(prompt, texts)
+        else:
+            asking = _ask_for_labels(prompt, texts, self.seed)
         model = open_language_model(
             teacher,
             allow_pickle=self.allow_pickle,
             bf16=precisions.choose(self.precision) == "bf16",
         )
         console = self.console or Console(quiet=True)
-        labeller = PromptedTeacher(model, task_prompt, console)
         strict = self.gate == "refuse"
-        return LabelJob(
-            labeller,
+        return asking.phases, LabelJob(
+            asking.make(model, console),
             texts,
             file,
             self.seed,
@@ -87,6 +99,32 @@ class LabelRequest:
             console,
             main=state.is_main_process,
         )
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """What a prompt asks for: phases, and who does it, given a language model."""
+
+    phases: Sequence[Phase[Any]]
+    make: Callable[[LanguageModel, Console], Labeller]
+
+
+def _ask_for_labels(prompt: Prompt, texts: TextsToLabel, seed: int) -> _Asking:
+    """Prepare the prompt for the labels of the texts."""
+    task = texts.task(list(prompt.labels))
+    task_prompt = build_task_prompt(prompt, task, train=texts.rows, seed=seed)
+    return _Asking(
+        (AskForLabels(), WriteLabels()),
+        lambda model, console: PromptedTeacher(model, task_prompt, console),
+    )
+
+
+def _ask_for_texts(prompt: WritingPrompt, texts: TextsToLabel) -> _Asking:
+    prompt.check_texts(pair="text_pair" in texts.rows.column_names)
+    return _Asking(
+        (AskForTexts(), WriteAnswers()),
+        lambda model, console: PromptedWriter(model, prompt, console),
+    )
 
 
 def _check_output(file: Path) -> None:
@@ -98,7 +136,7 @@ def _check_output(file: Path) -> None:
 
 
 @with_keywords_of(LabelRequest)
-def label(request: LabelRequest) -> SoftLabels:
+def label(request: LabelRequest) -> SoftLabels | WrittenAnswers:
     """Label texts with a prompted language model, and write one JSON line per text to
     `out`.
 
@@ -109,15 +147,21 @@ def label(request: LabelRequest) -> SoftLabels:
                teacher; or texts without labels: a table, a .txt file with one text per
                line, a corpus with one text per document
     gate       what to do with a teacher that gives every text the same label, or scores
-               no better than that
+               no better than that; or that answers fewer than four texts in five
 
-    A line holds `text` (and `text_pair`), the most likely `label`, and `probabilities`
-    by label: the file can serve as training data. If the model did not answer, `label`
-    and `probabilities` are null: remove such lines first. Answers are kept under
+    With a prompt that has labels, a line holds `text` (and `text_pair`), the most
+    likely `label`, and `probabilities` by label: the file can serve as training data.
+    If the model did not answer, `label` and `probabilities` are null: remove such lines
+    first. With one that asks for a text
+    (`{{ answer }}`), a line holds `text` (and `text_pair`) and `answer`, greedily
+    decoded, as `compress pretrain --recipe t5` learns them; a text whose answer is
+    empty, or has not ended within `max_new_tokens`, has no line. Answers are kept under
     $COMPRESS_HOME, so that an interrupted run continues where it stopped. The processes
     of a launch share the texts, and the first one writes `out`. Raises a CompressError.
     """
-    return run_phases(LABEL_PHASES, request.open()).soft
+    phases, job = request.open()
+    found: SoftLabels | WrittenAnswers = run_phases(phases, job).result
+    return found
 
 
 @with_keywords_of(LabelRequest)
@@ -129,8 +173,7 @@ def forecast_labelling(request: LabelRequest) -> Forecast:
     answers one; the forecast ranges from all concurrent requests at the same time to
     one after another. The answers are kept for the actual run.
     """
-    job = request.open()
-    _, estimates = estimate_phases(LABEL_PHASES, job)
-    prompted = job.labeller.task_prompt.prompt.name
-    title = f"{prompted}: {job.labeller.name} on {job.texts.name}"
+    phases, job = request.open()
+    _, estimates = estimate_phases(phases, job)
+    title = f"{job.labeller.prompt.name}: {job.labeller.name} on {job.texts.name}"
     return Forecast(title, tuple(estimates), peak_rss_mb())

@@ -210,7 +210,8 @@ class Stage(ReadsRows):
                  task or text
     teacher      task: fine-tuned for the task; general: as pre-trained, with `head`;
                  previous: the model before the latest `student`. By default task or
-                 general, as `data` is task or text
+                 general, as `data` is task or text. A stage that learns from labels or
+                 text alone builds its student from this model, too
     student      a new student, with which this stage begins
     train        all weights, or only the head's, or all but the table of positions,
                  where there is one

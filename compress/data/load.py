@@ -29,7 +29,7 @@ from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
 from compress.progress import Progress
 
-DETECTED: Final = ("ranking", "embedding", "qa", "tagging")
+DETECTED: Final = ("ranking", "embedding", "qa", "tagging", "generation")
 """The kinds that a source shows, in the order in which they are looked for; others show
 in the labels."""
 TABLE_SUFFIXES: Final = (".jsonl", ".ndjson", ".parquet")

@@ -41,8 +41,8 @@ class Task:
             (a number), tagging (one of `labels` for every word), qa (a span of the
             context that answers the question), embedding (a vector, near those of texts
             with a similar meaning), ranking (a number for a query and a passage;
-            passages of a query rank by it, highest first); or the dotted path of the
-            user's own module
+            passages of a query rank by it, highest first), generation (a text); or the
+            dotted path of the user's own module
     text    the names of the one or two text columns in the source
     label   the name of the label column in the source; several 0/1 columns are joined
             by commas
@@ -160,6 +160,8 @@ class Task:
     """Whether each word has one of `labels`."""
     one_word: ClassVar[bool] = False
     """Whether a word, or a number, is the whole answer."""
+    writes: ClassVar[bool] = False
+    """Whether a text is the answer, which `label` has as it is."""
     takes_texts: ClassVar[bool] = True
     """Whether a single text that a teacher labels can be a row."""
     scaled: ClassVar[bool] = False

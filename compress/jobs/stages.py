@@ -148,7 +148,7 @@ class StageModels:
         if spec is None:
             assert before is not None, "only the first stage has none before it"
             return heads.under(before, stage.head, self.context.kind)
-        source = self._source(teacher)
+        source = self._source(stage, teacher)
         words = (
             Words.from_tokenizer(self.base_teacher.tokenizer)
             if isinstance(spec.init, Call)
@@ -181,7 +181,7 @@ class StageModels:
         of weights (docs/LOG.md).
         """
         spec = spec_of(self.recipe, stage)
-        source = self._source(teacher)
+        source = self._source(stage, teacher)
 
         def rate() -> Importance:
             labelled = stage.data == "task" and source is self.task_teacher
@@ -201,9 +201,11 @@ class StageModels:
 
         return None if spec is None else students.choose_units(spec, source.model, rate)
 
-    def _source(self, teacher: Teacher | None) -> Teacher:
+    def _source(self, stage: AnyStage, teacher: Teacher | None) -> Teacher:
         """Return the model that a student is built from: the teacher of its stage, or
-        else of the run."""
+        else of the run, as pre-trained if the stage says so."""
+        if isinstance(stage, Stage) and stage.teacher == "general":
+            return teacher or self.base_teacher
         return teacher or self.task_teacher or self.base_teacher
 
     def prune(self, stage: Prune, before: PreTrainedModel | None) -> PreTrainedModel:

@@ -65,7 +65,9 @@ def prompt(task: Task, texts: Sequence[str], *, name: str = "") -> str:
 
 
 def target(task: Task, label: Any) -> str:
-    """Write the word or number that answers an example."""
+    """Write the word, the number or the text that answers an example."""
+    if task.writes:
+        return str(label)
     return number_text(label) if task.numeric else task.labels[label]
 
 
@@ -81,9 +83,10 @@ def text_to_text(
     and labels of the answer.
 
     `name` is what the prompt calls the task, `sst2` for the paper's checkpoints. Raises
-    DataError for kinds of tasks whose answer is not one word or number.
+    DataError for kinds of tasks whose answer is neither one word or number, nor a text.
     """
-    _check(task)
+    if not task.writes:
+        _check(task)
     encoder = encoder_of(tokenizer)
     for rows in split.iter(ROWS_PER_TARGET):
         sources = encoder.encode(_prompts(rows, task, name), max_length)

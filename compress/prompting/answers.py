@@ -5,11 +5,12 @@ Shapes: N prompts, A answers.
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ from compress.training.processes import (
 
 FLUSH_SECONDS: Final = 1.0
 """The most seconds of answers that a power cut may lose."""
+
+AnswerT = TypeVar("AnswerT")
 
 PROMPT_SHOWN = 60
 """Characters from the end of a prompt that a message quotes."""
@@ -57,6 +60,23 @@ class Likelihood:
     log_p: tuple[float, ...]
     tokens: tuple[int, ...]
     absent: int = 0
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """A text that a model has written after a prompt. finished: False if it reached the
+    most tokens before it ended."""
+
+    text: str
+    finished: bool
+
+
+def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """Return the text before the first of `stop`, without white space around it, and
+    whether there was one. White space before the text stops nothing."""
+    begun = text.lstrip()
+    places = [place for each in stop if (place := begun.find(each)) >= 0]
+    return begun[: min(places, default=None)].rstrip(), bool(places)
 
 
 @dataclass(frozen=True)
@@ -101,39 +121,88 @@ class LanguageModel(Protocol):
         are known."""
         ...
 
+    def write(
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
+    ) -> Iterator[tuple[int, WrittenText]]:
+        """Yield (index of the prompt, the likeliest text after it) likewise. The text
+        ends before the first of `stop`, and has no white space around it."""
+        ...
+
+
+class WantedAnswer(ABC, Generic[AnswerT]):
+    """What a language model is asked about every prompt, and how answers are kept."""
+
+    @property
+    @abstractmethod
+    def key(self) -> list[str]:
+        """Return everything that the answers depend on besides model and prompt."""
+
+    @abstractmethod
+    def ask(
+        self, model: LanguageModel, prompts: Sequence[str]
+    ) -> Iterator[tuple[int, AnswerT]]:
+        """Yield (index of the prompt, its answer) in any order."""
+
+    @abstractmethod
+    def encode(self, key: str, answer: AnswerT) -> "_Line":
+        """Return the line of the cache for the answer to a prompt with this key."""
+
+    @abstractmethod
+    def decode(self, line: bytes) -> tuple[str, AnswerT] | None:
+        """Return the key of the prompt, and the answer; None for a damaged line."""
+
+
+@dataclass(frozen=True)
+class Asked(Generic[AnswerT]):
+    """The answers to many prompts. `asked` were sent to the model now, in `seconds`;
+    the others are cached."""
+
+    answers: Sequence[AnswerT]
+    asked: int
+    seconds: float
+
 
 def ask(
     model: LanguageModel,
     prompts: Sequence[str],
-    answers: Sequence[str],
+    wanted: WantedAnswer[AnswerT],
     *,
     console: Console,
-) -> Likelihoods:
-    """Compute how likely each of `answers` is to follow each of `prompts`. Raises
-    TeacherError for a missing answer.
+) -> Asked[AnswerT]:
+    """Ask about each of `prompts`. Raises TeacherError for a missing answer.
 
     Every answer is appended at once to a file under $COMPRESS_HOME/soft-labels, by the
     hash of its prompt: a prompt is asked again only if its answer is damaged there.
-    There is one file per model, set of answers and process of a launch, and all of them
+    There is one file per model, form of answer and process of a launch, and all of them
     are read.
     """
-    known = _read_all(answers_file(model, answers), len(answers))
+    known = _read_all(answers_file(model, wanted), wanted)
     keys = [_key(prompt) for prompt in prompts]
     missing = [key for key in dict.fromkeys(keys) if key not in known]
     asked = 0
     seconds = 0.0
     if missing:
-        known, asked, seconds = _ask_missing(model, prompts, answers, missing, console)
-    return _collect(model, known, keys, asked, seconds)
+        known, asked, seconds = _ask_missing(
+            model,
+            prompts,
+            wanted,
+            missing,
+            console,
+        )
+    return Asked(
+        [known[key] for key in keys],
+        asked,
+        seconds,
+    )
 
 
 def ask_together(
     model: LanguageModel,
     prompts: Sequence[str],
-    answers: Sequence[str],
+    wanted: WantedAnswer[AnswerT],
     *,
     console: Console,
-) -> Likelihoods:
+) -> Asked[AnswerT]:
     """Ask as `ask` does, in all processes of a launch, which get all answers.
 
     The prompts that no process has cached are shared by the processes that may ask. The
@@ -142,12 +211,12 @@ def ask_together(
     """
     count = count_processes()
     if count == 1:
-        return ask(model, prompts, answers, console=console)
-    path = answers_file(model, answers)
+        return ask(model, prompts, wanted, console=console)
+    path = answers_file(model, wanted)
     keys = [_key(prompt) for prompt in prompts]
     check_same({"prompts": digest.hash_value([path.name, *keys])})
     start = time.monotonic()
-    known = _read_all(path, len(answers))
+    known = _read_all(path, wanted)
     missing = gather(set(keys) - known.keys())
     nowhere = set[str].intersection(*missing)
     new = [key for key in dict.fromkeys(keys) if key in nowhere]
@@ -156,7 +225,7 @@ def ask_together(
         askers = model.askers(count)
         sent = new[rank::askers] if rank < askers else []
         if sent:
-            found, _, _ = _ask_missing(model, prompts, answers, sent, console)
+            found, _, _ = _ask_missing(model, prompts, wanted, sent, console)
             known |= found
         anywhere = set[str].union(*missing)
         for key in anywhere - nowhere:
@@ -166,24 +235,24 @@ def ask_together(
         for shared in gather({key: known[key] for key in sent}):
             known |= shared
         with node_first():
-            _keep(path, {key: known[key] for key in keys}, len(answers))
+            _keep(path, {key: known[key] for key in keys}, wanted)
     seconds = time.monotonic() - start
-    return _collect(model, known, keys, len(new), seconds)
+    return Asked([known[key] for key in keys], len(new), seconds)
 
 
 def _ask_missing(
     model: LanguageModel,
     prompts: Sequence[str],
-    answers: Sequence[str],
+    wanted: WantedAnswer[AnswerT],
     missing: Sequence[str],
     console: Console,
-) -> tuple[dict[str, Likelihood], int, float]:
+) -> tuple[dict[str, AnswerT], int, float]:
     """Ask the prompts with these keys, unless their answers have been cached meanwhile.
 
     Returns all cached answers by their keys, how many were asked, and the seconds for
     them. Raises TeacherError.
     """
-    path = answers_file(model, answers)
+    path = answers_file(model, wanted)
     own = _own_file(path)
     keys = [_key(prompt) for prompt in prompts]
     by_key = dict(zip(keys, prompts, strict=True))
@@ -191,7 +260,7 @@ def _ask_missing(
         path.parent.mkdir(parents=True, exist_ok=True)
         # another process with the same prompts waits, then finds them answered
         with locked(own):
-            known = _repair_all(path, len(answers))
+            known = _repair_all(path, wanted)
             new = {key: by_key[key] for key in missing if key not in known}
             start = time.monotonic()
             with (
@@ -201,8 +270,8 @@ def _ask_missing(
                 name_disk_errors(own),
             ):
                 try:
-                    for key, likelihood in _ask(model, new, answers, own):
-                        known[key] = likelihood
+                    for key, answer in _ask(model, new, wanted, own):
+                        known[key] = answer
                         bar.advance()
                 except UnansweredError as error:
                     row = keys.index(list(new)[error.number])
@@ -213,44 +282,93 @@ def _ask_missing(
             return known, len(new), time.monotonic() - start
 
 
-def _collect(
-    model: LanguageModel,
-    known: Mapping[str, Likelihood],
-    keys: Sequence[str],
-    asked: int,
-    seconds: float,
-) -> Likelihoods:
-    """Stack the answers in the order of their prompts. Raises TeacherError for
-    likelihoods that are not finite."""
-    rows = [known[key] for key in keys]
+@dataclass(frozen=True)
+class LikelihoodOf(WantedAnswer[Likelihood]):
+    """How likely each of `answers` is to follow."""
+
+    answers: Sequence[str]
+
+    @property
+    def key(self) -> list[str]:
+        return list(self.answers)
+
+    def ask(
+        self, model: LanguageModel, prompts: Sequence[str]
+    ) -> Iterator[tuple[int, Likelihood]]:
+        return model.likelihoods(prompts, self.answers)
+
+    def encode(self, key: str, answer: Likelihood) -> "_Line":
+        return _LikelihoodLine(prompt=key, **asdict(answer))
+
+    def decode(self, line: bytes) -> tuple[str, Likelihood] | None:
+        cached = _LikelihoodLine.model_validate_json(line)
+        if not len(cached.log_p) == len(cached.tokens) == len(self.answers):
+            return None
+        if cached.check not in (None, cached.digest()):
+            return None
+        return cached.prompt, Likelihood(cached.log_p, cached.tokens, cached.absent)
+
+
+def stack_likelihoods(name: str, found: Asked[Likelihood]) -> Likelihoods:
+    """Stack likelihoods into arrays. Raises TeacherError, about the model of this name,
+    for any that are not finite."""
+    rows = found.answers
     log_p_NA = np.array([row.log_p for row in rows], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():
         bad = int((~np.isfinite(log_p_NA)).any(axis=1).sum())
         raise TeacherError(
-            f"teacher {model.name}: its likelihoods are not finite for {bad} of "
-            f"{len(rows)} prompts"
+            f"teacher {name}: its likelihoods are not finite for {bad} of {len(rows)} "
+            "prompts"
         )
     tokens_NA = np.array([row.tokens for row in rows], dtype=np.int64)
+    absent = sum(row.absent for row in rows)
     return Likelihoods(
-        log_p_NA, tokens_NA, sum(row.absent for row in rows), asked, seconds
+        log_p_NA,
+        tokens_NA,
+        absent,
+        found.asked,
+        found.seconds,
     )
 
 
-def answers_file(model: LanguageModel, answers: Sequence[str]) -> Path:
+@dataclass(frozen=True)
+class TextAfter(WantedAnswer[WrittenText]):
+    """Which text follows: see `LanguageModel.write`."""
+
+    max_new_tokens: int
+    stop: Sequence[str]
+
+    @property
+    def key(self) -> list[str]:
+        return ["text", str(self.max_new_tokens), *self.stop]
+
+    def ask(
+        self, model: LanguageModel, prompts: Sequence[str]
+    ) -> Iterator[tuple[int, WrittenText]]:
+        return model.write(prompts, max_new_tokens=self.max_new_tokens, stop=self.stop)
+
+    def encode(self, key: str, answer: WrittenText) -> "_Line":
+        return _TextLine(prompt=key, **asdict(answer))
+
+    def decode(self, line: bytes) -> tuple[str, WrittenText] | None:
+        cached = _TextLine.model_validate_json(line)
+        if cached.check != cached.digest():
+            return None
+        return cached.prompt, WrittenText(cached.text, cached.finished)
+
+
+def answers_file(model: LanguageModel, wanted: WantedAnswer[AnswerT]) -> Path:
     """Return the cache file of a language model for these answers; other processes of a
     launch than the first write others beside it."""
-    return (
-        home()
-        / "soft-labels"
-        / f"{digest.hash_value([model.digest, list(answers)])[:24]}.jsonl"
-    )
+    name = digest.hash_value([model.digest, wanted.key])[:24]
+    return home() / "soft-labels" / f"{name}.jsonl"
 
 
 def list_unanswered(
-    model: LanguageModel, prompts: Sequence[str], answers: Sequence[str]
+    model: LanguageModel, prompts: Sequence[str], wanted: WantedAnswer[AnswerT]
 ) -> list[str]:
     """List the prompts, each once, that have no cached answer."""
-    known = _read_all(answers_file(model, answers), len(answers))
+    known = _read_all(answers_file(model, wanted), wanted)
     return [prompt for prompt in dict.fromkeys(prompts) if _key(prompt) not in known]
 
 
@@ -259,21 +377,24 @@ def _key(prompt: str) -> str:
 
 
 def _ask(
-    model: LanguageModel, new: Mapping[str, str], answers: Sequence[str], path: Path
-) -> Iterator[tuple[str, Likelihood]]:
+    model: LanguageModel,
+    new: Mapping[str, str],
+    wanted: WantedAnswer[AnswerT],
+    path: Path,
+) -> Iterator[tuple[str, AnswerT]]:
     """Send the prompts to the model; append each answer to the file, then yield (key,
     answer)."""
     keys = list(new)
     with path.open("a", encoding="utf-8") as file:
         flushed = time.monotonic()
         try:
-            for number, likelihood in model.likelihoods(list(new.values()), answers):
-                file.write(_Line.encode(keys[number], likelihood))
+            for number, answer in wanted.ask(model, list(new.values())):
+                file.write(wanted.encode(keys[number], answer).checked())
                 file.flush()
                 if time.monotonic() - flushed > FLUSH_SECONDS:
                     os.fsync(file.fileno())
                     flushed = time.monotonic()
-                yield keys[number], likelihood
+                yield keys[number], answer
         finally:
             os.fsync(file.fileno())
 
@@ -287,22 +408,27 @@ class _Line(BaseModel):
     )
 
     prompt: str
+    check: str | None = None
+
+    def checked(self) -> str:
+        """Return the line with its check."""
+        line = self.model_copy(update={"check": self.digest()})
+        return line.model_dump_json() + "\n"
+
+    def digest(self) -> str:
+        fields = self.model_dump(exclude={"check"})
+        return digest.hash_value(list(fields.values()))[:16]
+
+
+class _LikelihoodLine(_Line):
     log_p: tuple[float, ...]
     tokens: tuple[int, ...]
     absent: int
-    check: str | None = None
 
-    @classmethod
-    def encode(cls, key: str, likelihood: Likelihood) -> str:
-        """Return the line of an answer."""
-        line = cls(prompt=key, **asdict(likelihood))
-        checked = line.model_copy(update={"check": line.digest()})
-        return checked.model_dump_json() + "\n"
 
-    def digest(self) -> str:
-        return digest.hash_value([self.prompt, self.log_p, self.tokens, self.absent])[
-            :16
-        ]
+class _TextLine(_Line):
+    text: str
+    finished: bool
 
 
 def _own_file(path: Path) -> Path:
@@ -317,75 +443,73 @@ def _files(path: Path) -> list[Path]:
     return [file for file in (path, *others) if file.is_file()]
 
 
-def _read_all(path: Path, answers: int) -> dict[str, Likelihood]:
+def _read_all(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
     """Read the cached answers of all processes by their keys."""
-    known: dict[str, Likelihood] = {}
+    known: dict[str, AnswerT] = {}
     for file in _files(path):
-        known |= _read(file, answers)[0]
+        known |= _read(file, wanted)[0]
     return known
 
 
-def _repair_all(path: Path, answers: int) -> dict[str, Likelihood]:
+def _repair_all(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
     """Read the cached answers of all processes. Repair the file of this one, whose lock
     it holds, and those that no other process is writing."""
     own = _own_file(path)
-    known: dict[str, Likelihood] = {}
+    known: dict[str, AnswerT] = {}
     for file in _files(path):
         if file == own:
-            known |= _repair(file, answers)
+            known |= _repair(file, wanted)
             continue
-        found, damaged = _read(file, answers)
+        found, damaged = _read(file, wanted)
         known |= found
         if damaged:
             with locked(file, wait=False) as free:
                 if free:
-                    _repair(file, answers)
+                    _repair(file, wanted)
     return known
 
 
-def _keep(path: Path, given: Mapping[str, Likelihood], answers: int) -> None:
+def _keep(
+    path: Path, given: Mapping[str, AnswerT], wanted: WantedAnswer[AnswerT]
+) -> None:
     """Append the answers that this machine has not cached."""
     own = _own_file(path)
     with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(own), name_disk_errors(own):
-            known = _repair_all(path, answers)
+            known = _repair_all(path, wanted)
             lines = [
-                _Line.encode(key, likelihood)
-                for key, likelihood in given.items()
+                wanted.encode(key, answer).checked()
+                for key, answer in given.items()
                 if key not in known
             ]
             with own.open("a", encoding="utf-8") as file:
                 file.writelines(lines)
 
 
-def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
+def _read(
+    path: Path, wanted: WantedAnswer[AnswerT]
+) -> tuple[dict[str, AnswerT], list[int]]:
     """Read the cached answers by their keys, and the numbers of the damaged lines."""
-    known: dict[str, Likelihood] = {}
+    known: dict[str, AnswerT] = {}
     damaged: list[int] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                cached = _Line.model_validate_json(line)
+                cached = wanted.decode(line)
             except ValidationError:
+                cached = None
+            if cached is None or not line.endswith(b"\n"):
                 damaged.append(number)
-                continue
-            complete = (
-                line.endswith(b"\n")
-                and len(cached.log_p) == len(cached.tokens) == answers
-            )
-            if complete and cached.check in (None, cached.digest()):
-                known[cached.prompt] = Likelihood(
-                    cached.log_p, cached.tokens, cached.absent
-                )
             else:
-                damaged.append(number)
+                key, answer = cached
+                known[key] = answer
     return known, damaged
 
 
-def _repair(path: Path, answers: int) -> dict[str, Likelihood]:
+def _repair(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
     """Read the cached answers, and remove the lines that are damaged or incomplete."""
-    known, damaged = _read(path, answers)
+    known, damaged = _read(path, wanted)
     if damaged:
         note(
             f"{path}: line {', '.join(map(str, damaged))} of the cached answers is "

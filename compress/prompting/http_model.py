@@ -30,14 +30,26 @@ import httpx2
 import numpy as np
 from anyio.from_thread import start_blocking_portal
 from numpy.typing import NDArray
-from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    Field,
+    ValidationError,
+    field_validator,
+)
 from typing_extensions import TypedDict
 
 from compress import io as digest
 from compress.config import loader
 from compress.config.stages import Frozen
 from compress.errors import PromptError, RecipeError, TeacherError
-from compress.prompting.answers import Likelihood, UnansweredError
+from compress.prompting.answers import (
+    Likelihood,
+    UnansweredError,
+    WrittenText,
+    cut_at,
+)
 from compress.terminal import one_line
 from compress.training.processes import process_rank
 
@@ -83,9 +95,10 @@ class Endpoint(Frozen):
     mode         echo: /completions scores prompt and answer (`echo` with `logprobs`):
                  exact, for answers of any length; top: /completions lists its `top`
                  next tokens; chat: /chat/completions does. With these two an answer
-                 must be one token; for one that is not listed, an upper bound of its
-                 probability is used; embeddings: /embeddings returns the vectors of
-                 texts, `batch` at a time, for a teacher without a prompt
+                 is known by its first token; for one that is not listed, an upper bound
+                 of its probability is used. All write texts. embeddings: /embeddings
+                 returns the vectors of texts, `batch` at a time, for a teacher without
+                 a prompt
     concurrency  requests in flight at a time
     timeout      seconds from the request to the last byte of its answer
     retries      attempts to repeat a request that failed temporarily or got an unusable
@@ -392,6 +405,14 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
     ) -> Iterator[tuple[int, Likelihood]]:
         return self._answers((prompt, answers) for prompt in prompts)
 
+    def write(
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
+    ) -> Iterator[tuple[int, WrittenText]]:
+        writer = RemoteWriter(
+            self.endpoint, self.key, max_new_tokens=max_new_tokens, stop=stop
+        )
+        return writer.texts(prompts)
+
     def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
         (prompt, answers) = question
         path = "completions"
@@ -426,6 +447,40 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         return find_listed(
             ((each["token"], each["logprob"]) for each in chat.tokens), answers
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteWriter(_Remote[str, WrittenText]):
+    """A language model behind an endpoint that writes texts: by /chat/completions in
+    mode chat, else by /completions."""
+
+    max_new_tokens: int
+    stop: Sequence[str]
+    _remedy = "expected an OpenAI-compatible completion with a finish_reason"
+
+    def texts(self, prompts: Sequence[str]) -> Iterator[tuple[int, WrittenText]]:
+        """Yield (index of the prompt, the text after it) in any order. Raises
+        TeacherError."""
+        return self._answers(prompts)
+
+    def _request(self, question: str) -> tuple[str, bytes]:
+        body: dict[str, Any] = {
+            "model": self.endpoint.model,
+            "temperature": 0,
+            "max_tokens": self.max_new_tokens,
+        }
+        if self.stop:
+            body["stop"] = list(self.stop)
+        if self.endpoint.mode == "chat":
+            body["messages"] = [{"role": "user", "content": question}]
+            return "chat/completions", json.dumps(body).encode()
+        body["prompt"] = question
+        return "completions", json.dumps(body).encode()
+
+    def _read(self, content: bytes, question: str) -> WrittenText:
+        completion = _Completion.model_validate_json(content)
+        text, stopped = cut_at(completion.text, self.stop)
+        return WrittenText(text, stopped or completion.finish_reason == "stop")
 
 
 @dataclass(frozen=True)
@@ -493,6 +548,18 @@ class _Embedded(TypedDict):
 
 class _Embeddings(BaseModel):
     data: list[_Embedded]
+
+
+class _Completion(BaseModel):
+    text: str = Field(
+        validation_alias=AliasChoices(
+            AliasPath("choices", 0, "text"),
+            AliasPath("choices", 0, "message", "content"),
+        )
+    )
+    finish_reason: str = Field(
+        validation_alias=AliasPath("choices", 0, "finish_reason")
+    )
 
 
 class _Echo(BaseModel):
@@ -576,8 +643,9 @@ def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
     """Look up the answers among the likeliest next tokens, (token, log-probability),
     ignoring spaces.
 
-    The bound for an answer that is not listed: the least likely listed token, or all
-    remaining probability if less.
+    An answer that is no token counts by the tokens that begin it and no other answer:
+    an upper bound of its probability. The bound for one that is not listed so either:
+    the least likely listed token, or all remaining probability if less.
     """
     listed = [
         (str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p))
@@ -585,16 +653,20 @@ def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
     ]
     remaining = 1 - math.fsum(math.exp(log_p) for _, log_p in listed)
     bound = min(math.log(max(remaining, LEAST_MASS)), *(log_p for _, log_p in listed))
+    words = [answer.strip() for answer in answers]
     log_p_A = []
     absent = 0
-    for answer in answers:
-        matches = [
-            math.exp(log_p) for token, log_p in listed if token == answer.strip()
+    for word in words:
+        others = [other for other in words if other != word]
+        whole = [math.exp(log_p) for token, log_p in listed if token == word]
+        begun = [
+            math.exp(log_p)
+            for token, log_p in listed
+            if token
+            and word.startswith(token)
+            and not any(other.startswith(token) for other in others)
         ]
-        absent += not matches
-        log_p_A.append(
-            math.log(math.fsum(matches))
-            if matches and math.fsum(matches) > 0
-            else bound
-        )
+        mass = math.fsum(whole or begun)
+        absent += not (whole or begun)
+        log_p_A.append(math.log(mass) if mass > 0 else bound)
     return Likelihood(tuple(log_p_A), (1,) * len(answers), absent)

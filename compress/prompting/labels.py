@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from datasets import Dataset
@@ -50,8 +50,14 @@ from compress.errors import (
 )
 from compress.models.checkpoints import resolve
 from compress.prompting import http_model, local_model
-from compress.prompting.answers import LanguageModel, Likelihoods, ask_together
-from compress.prompting.prompt import Example, Prompt
+from compress.prompting.answers import (
+    LanguageModel,
+    LikelihoodOf,
+    Likelihoods,
+    ask_together,
+    stack_likelihoods,
+)
+from compress.prompting.prompt import Example, Prompt, fit
 from compress.training.objective import find_loss
 from compress.training.processes import node_first
 
@@ -94,16 +100,7 @@ class TaskPrompt:
         """Prepare a prompt. Raises PromptError if it does not fit the labels, or the
         number of texts in a row."""
         names = label_names(prompt, labels)
-        if pair != prompt.pair:
-            expected, actual = (
-                ("two texts", "one") if prompt.pair else ("one text", "two")
-            )
-            raise PromptError(
-                [
-                    f"{prompt.name}: its template asks about {expected}, the task has "
-                    f"{actual}"
-                ]
-            )
+        prompt.check_texts(pair=pair)
         shown = [
             prompt.render(each.text, each.text_pair, prompt.labels[each.label][0])
             for each in examples
@@ -143,43 +140,8 @@ class TaskPrompt:
     def fit(
         self, texts: Sequence[str], count: Callable[[str], int], limit: int
     ) -> tuple[str, bool]:
-        """Write the prompt in at most `limit` tokens, as `count` counts them; return it
-        and whether texts were cut.
-
-        Texts lose their end, the longer of a pair first; template, instruction and
-        examples are never cut. Raises PromptError if those alone are too long.
-        """
-        full = self.render(texts)
-        if count(full) <= limit:
-            return full, False
-        overhead = count(self.render([""] * len(texts)))
-        if overhead > limit:
-            raise PromptError(
-                [
-                    f"{self.prompt.name}: without any text it takes {overhead} tokens, "
-                    f"and {limit} are available: use fewer or shorter examples, or "
-                    "raise max_length as far as the model reads"
-                ]
-            )
-        # characters of each text: `low` fit, `high` do not
-        low = 0
-        high = max(map(len, texts))
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = (
-                count(self.render([_truncate(text, middle) for text in texts])) <= limit
-            )
-            low, high = (middle, high) if fits else (low, middle)
-        return self.render([_truncate(text, low) for text in texts]), True
-
-
-def _truncate(text: str, characters: int) -> str:
-    """Cut a text to at most so many characters, after a whole word if there is one."""
-    if len(text) <= characters:
-        return text
-    start = text[:characters]
-    whole_words = start if text[characters].isspace() else start.rpartition(" ")[0]
-    return (whole_words or start).rstrip()
+        """Write the prompt in at most `limit` tokens: see `prompt.fit`."""
+        return fit(self.render, texts, count, limit, name=self.prompt.name)
 
 
 def label_names(prompt: Prompt, labels: Sequence[str]) -> list[str]:
@@ -345,6 +307,16 @@ class SoftLabels:
             -(np.exp(log_p_NC) * log_p_NC).sum(axis=1).mean() / np.log(len(self.labels))
         )
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Return the figures that --json prints."""
+        return {
+            "texts": len(self.log_p_NC),
+            "answered": int(self.answered.sum()),
+            "shares": self.shares,
+            "asked": self.asked,
+        }
+
     def balance(self, split: str) -> str:
         """Describe the labels in one sentence."""
         shares = ", ".join(
@@ -378,6 +350,15 @@ class PromptedTeacher:
         return digest.hash_value(
             [self.language_model.digest, settings, shown, self.task_prompt.labels]
         )
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.task_prompt.prompt
+
+    @property
+    def wanted(self) -> LikelihoodOf:
+        """Return what is asked about each prompt."""
+        return LikelihoodOf(self.task_prompt.answers)
 
     def label(self, texts: Sequence[Sequence[str]]) -> SoftLabels:
         """Compute the probabilities of the labels for each text or pair, with the cache
@@ -444,9 +425,10 @@ class PromptedTeacher:
         return min(limit for limit in limits if limit is not None)
 
     def _ask(self, prompts: Sequence[str]) -> Likelihoods:
-        return ask_together(
-            self.language_model, prompts, self.task_prompt.answers, console=self.console
+        found = ask_together(
+            self.language_model, prompts, self.wanted, console=self.console
         )
+        return stack_likelihoods(self.name, found)
 
     def _scores(self, found: Likelihoods) -> NDArray[np.float64]:
         prompt = self.task_prompt.prompt

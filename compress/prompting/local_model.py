@@ -1,5 +1,5 @@
 """Score answers with a language model on this machine: how likely each is to follow a
-prompt.
+prompt; or let it write the answers.
 
 A causal model reads the prompt once: its cached keys and values serve every answer, and
 the common prefix of all prompts of a batch, such as examples, is read once for all of
@@ -26,6 +26,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import (
@@ -45,7 +47,7 @@ from compress.models.loader import (
     load_tokenizer,
 )
 from compress.models.memory import to_device
-from compress.prompting.answers import Likelihood
+from compress.prompting.answers import Likelihood, WrittenText, cut_at
 
 TOKENS_PER_CALL = 8192
 """The most tokens of a forward pass, padding included."""
@@ -155,6 +157,89 @@ class LocalModel:
                         Likelihood(tuple(log_p_A), tuple(map(len, row.answers))),
                     )
 
+    def write(
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
+    ) -> Iterator[tuple[int, WrittenText]]:
+        """Write the likeliest token after the other, longest prompts first. Other
+        settings of generation are those of the checkpoint."""
+        tokens = [self._begin(prompt) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lambda number: -len(tokens[number]))
+        # without a cache of keys and values there may be no mask either
+        any_length = self.is_seq2seq or "past_key_values" in _forward_parameters(
+            self.model
+        )
+        while order:
+            longest = len(tokens[order[0]])
+            size = max(1, TOKENS_PER_CALL // (longest + max_new_tokens))
+            batch = [
+                number
+                for number in order[:size]
+                if any_length or len(tokens[number]) == longest
+            ]
+            order = order[len(batch) :]
+            rows = [tokens[number] for number in batch]
+            yield from zip(
+                batch, self._generate(rows, max_new_tokens, stop), strict=True
+            )
+
+    def _begin(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt with the special ones before it, and for a
+        sequence-to-sequence model after it; at least one."""
+        before, after = self._ends
+        found = [*before, *self._tokens(prompt)[0], *(after if self.is_seq2seq else [])]
+        return found or [self._first_token]
+
+    @torch.inference_mode()
+    def _generate(
+        self, rows: Sequence[list[int]], max_new_tokens: int, stop: Sequence[str]
+    ) -> list[WrittenText]:
+        """Continue rows of tokens until an end token or one of `stop`."""
+        settings: Any = self.model.generation_config
+        known = self.tokenizer.eos_token_id
+        if settings.eos_token_id is not None:
+            known = settings.eos_token_id
+        ends = known if isinstance(known, list) else [known]
+        ids_BP, mask_BP = _pad(rows, self.model, "right" if self.is_seq2seq else "left")
+        start = 1 if self.is_seq2seq else ids_BP.shape[1]
+        generate: Any = self.model.generate
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
+            written_BL = generate(
+                input_ids=ids_BP,
+                attention_mask=mask_BP,
+                do_sample=False,
+                num_beams=1,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                max_length=None,
+                max_new_tokens=max_new_tokens,
+                eos_token_id=None if known is None else ends,
+                pad_token_id=next((end for end in ends if end is not None), 0),
+                stopping_criteria=StoppingCriteriaList(
+                    [_StopTexts(self.tokenizer, start, stop)]
+                ),
+            )
+        found = []
+        for tokens in written_BL[:, start:].tolist():
+            text_tokens = list(takewhile(lambda token: token not in ends, tokens))
+            whole: Any = self.tokenizer.decode(text_tokens, skip_special_tokens=True)
+            text, stopped = cut_at(whole, stop)
+            ended = len(text_tokens) < len(tokens)
+            found.append(WrittenText(text, ended or stopped))
+        return found
+
+    @property
+    def _first_token(self) -> int:
+        """The token before an empty prompt: a model needs one to predict the next."""
+        bos = self.tokenizer.bos_token_id
+        first: Any = self.tokenizer.eos_token_id if bos is None else bos
+        if first is None:
+            raise TeacherError(
+                f"teacher {self.name}: its tokenizer has no token to begin an empty "
+                "prompt with"
+            )
+        return int(first)
+
     def _tokens(self, *texts: str) -> list[list[int]]:
         return encoder_of(self.tokenizer).pieces(texts)
 
@@ -165,7 +250,6 @@ class LocalModel:
 
     def _tokenize(self, number: int, prompt: str, answers: Sequence[str]) -> TokenRow:
         before, after = self._ends
-        bos = self.tokenizer.bos_token_id
         eos = self.tokenizer.eos_token_id
         # the decoder starts a new text: no space before the answer, and a token that
         # ends it
@@ -188,15 +272,8 @@ class LocalModel:
         alone, *joined = self._tokens(prompt, *(prompt + answer for answer in answers))
         shared = min(_common_prefix([alone, tokens]) for tokens in joined)
         start = before
-        # the model needs a token before it can predict the next
         if not (before or shared):
-            first = eos if bos is None else bos
-            if first is None:
-                raise TeacherError(
-                    f"teacher {self.name}: its tokenizer has no token to begin an "
-                    "empty prompt with"
-                )
-            start = [int(first)]
+            start = [self._first_token]
         return TokenRow(
             number, [*start, *alone[:shared]], [tokens[shared:] for tokens in joined]
         )
@@ -210,6 +287,24 @@ class LocalModel:
             if "past_key_values" in _forward_parameters(self.model):
                 return _score_with_cache(self.model, rows)
             return _score_without_cache(self.model, rows)
+
+
+class _StopTexts(StoppingCriteria):
+    """End each row in whose text after `start` tokens one of `stop` occurs."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, start: int, stop: Sequence[str]
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.start = start
+        self.stop = stop
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Any:
+        texts: Any = self.tokenizer.batch_decode(
+            input_ids[:, self.start :], skip_special_tokens=True
+        )
+        stopped = [cut_at(text, self.stop)[1] for text in texts]
+        return torch.tensor(stopped, device=input_ids.device)
 
 
 def _score_with_decoder(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:

@@ -1,5 +1,5 @@
 """Define prompts: how a text becomes a question to a language model, and which words
-answer it. Strict YAML.
+answer it, or that the model writes the answer. Strict YAML.
 
     template: |
       Review: {{ text }}
@@ -7,13 +7,19 @@ answer it. Strict YAML.
     labels: {negative: Negative, positive: [Positive, Good]}
     examples: 4
 
+    template: |
+      {{ text }}
+      TL;DR: {{ answer }}
+    max_new_tokens: 64
+
 The template is Jinja2's, sandboxed. It reads `text`, for pairs `text_pair`, and ends
-with `label`. Nothing here imports torch.
+with `label`, or with `answer`. Nothing here imports torch.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
 from jinja2.exceptions import TemplateRuntimeError
@@ -33,7 +39,7 @@ from compress.config import loader
 from compress.config.stages import Frozen
 from compress.errors import PromptError, RecipeError, did_you_mean
 
-VARIABLES = ("text", "text_pair", "label")
+TEXT_VARIABLES = ("text", "text_pair")
 
 LabelWords = Annotated[
     tuple[str, ...],
@@ -49,30 +55,142 @@ class Example(Frozen):
     label: str
 
 
-class Prompt(Frozen):
-    """The question to ask, and how to interpret the answer.
+class WrittenExample(Frozen):
+    """A text and the answer to it, shown to the model before the question."""
 
-    template        the template of a question, and of an example with its label
+    text: str
+    text_pair: str | None = None
+    answer: str
+
+
+class AnyPrompt(Frozen):
+    """A question to ask about a text or a pair of texts.
+
+    template        the template of a question, and of an example with its answer
     instruction     a text that precedes everything, followed by `separator`
-    labels          the task's labels, each with the words that stand for it (if
-                    several: their mean probability)
-    aliases         other names of these labels in the data: name in the data -> label
-    examples        the number of training rows to show, with balanced labels; or the
-                    examples themselves
     separator       the text between instruction, examples and question
-    normalise       none: log p(answer | prompt); length: that per token; unconditional:
-                    minus log p(answer | `answer_context`) (Brown et al. 2020, Sec. 2.4)
-    calibrate       content_free: divide by the probabilities for content-free texts
-                    (Zhao et al. 2021)
-    content_free    these texts; in a pair both are replaced
     max_length      the most tokens of prompt and answer; longer texts are cut, the rest
                     of the prompt never is
     """
+
+    answer: ClassVar[str]
+    """The variable of the template that stands for the answer."""
+    example: ClassVar[type[Frozen]]
+    """The class of an example."""
 
     name: str
     about: str = ""
     template: str
     instruction: str = ""
+    separator: str = "\n\n"
+    max_length: int = Field(512, ge=16)
+
+    @classmethod
+    def from_tree(cls, path: Path, tree: dict[str, Any]) -> Self:
+        """Check the settings in a file. Raises PromptError with every problem."""
+        try:
+            return cls.model_validate({"name": path.stem} | tree)
+        except ValidationError as error:
+            known = {**cls.model_fields, **cls.example.model_fields}
+            raise PromptError(
+                loader.explain(
+                    path.name, error, lambda _: known, tags=("count", "list")
+                )
+            ) from error
+
+    @field_validator("template")
+    @classmethod
+    def _is_a_template(cls, text: str) -> str:
+        variables = (*TEXT_VARIABLES, cls.answer)
+        try:
+            used = meta.find_undeclared_variables(_environment().parse(text))
+        except TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno}: {error.message}") from error
+        problems = [
+            f"no variable {name!r}.{did_you_mean(name, variables)}"
+            for name in sorted(used - set(variables))
+        ]
+        problems += [
+            f"does not use {{{{ {name} }}}}"
+            for name in ("text", cls.answer)
+            if name not in used
+        ]
+        if not problems:
+            problems = cls._find_misplaced(text.rstrip(), pair="text_pair" in used)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return text.rstrip()
+
+    @classmethod
+    def _find_misplaced(cls, text: str, *, pair: bool) -> list[str]:
+        """Check that the answer is at the end: models that read from left to right
+        cannot score it elsewhere."""
+        texts = ("x", "y") if pair else ("x",)
+        template = _environment().from_string(text)
+        try:
+            question = _fill(template, texts, {cls.answer: ""}).rstrip()
+            answered = _fill(template, texts, {cls.answer: "z"})
+        except (TemplateRuntimeError, TypeError, ArithmeticError, LookupError) as error:
+            return [f"cannot be filled: {error}"]
+        rest = answered[len(question) :].lstrip()
+        at_end = answered.startswith(question) and rest == "z"
+        return [] if at_end else [f"{{{{ {cls.answer} }}}} must occur once, at the end"]
+
+    @cached_property
+    def pair(self) -> bool:
+        """Return True if the template asks about two texts."""
+        return "text_pair" in meta.find_undeclared_variables(
+            _environment().parse(self.template)
+        )
+
+    @cached_property
+    def _compiled(self) -> Template:
+        return _environment().from_string(self.template)
+
+    def render(self, text: str, text_pair: str | None, answer: str) -> str:
+        """Fill the template; the texts are never interpreted as templates."""
+        texts = (text,) if text_pair is None else (text, text_pair)
+        return _fill(self._compiled, texts, {self.answer: answer})
+
+    def check_texts(self, *, pair: bool) -> None:
+        """Raise PromptError if rows have another number of texts than the template."""
+        if pair == self.pair:
+            return
+        expected = "two texts" if self.pair else "one text"
+        actual = "two" if pair else "one"
+        raise PromptError(
+            [f"{self.name}: its template asks about {expected}, the task has {actual}"]
+        )
+
+    def list_examples(
+        self, examples: Sequence["Example | WrittenExample"]
+    ) -> list[str]:
+        """List what is wrong with the number of their texts."""
+        return [
+            f"examples[{at}]: {'needs a' if self.pair else 'has a'} text_pair"
+            for at, each in enumerate(examples)
+            if (each.text_pair is not None) != self.pair
+        ]
+
+
+class Prompt(AnyPrompt):
+    """The question to ask, and how to interpret the answer.
+
+    labels          the task's labels, each with the words that stand for it (if
+                    several: their mean probability)
+    aliases         other names of these labels in the data: name in the data -> label
+    examples        the number of training rows to show, with balanced labels; or the
+                    examples themselves
+    normalise       none: log p(answer | prompt); length: that per token; unconditional:
+                    minus log p(answer | `answer_context`) (Brown et al. 2020, Sec. 2.4)
+    calibrate       content_free: divide by the probabilities for content-free texts
+                    (Zhao et al. 2021)
+    content_free    these texts; in a pair both are replaced
+    """
+
+    answer = "label"
+    example = Example
+
     labels: dict[str, LabelWords] = Field(min_length=2)
     aliases: dict[str, str] = Field(default_factory=dict)
     examples: Annotated[
@@ -81,12 +199,10 @@ class Prompt(Frozen):
             lambda value: "list" if isinstance(value, list | tuple) else "count"
         ),
     ] = 0
-    separator: str = "\n\n"
     normalise: Literal["length", "none", "unconditional"] = "length"
     answer_context: str = Field("Answer:", min_length=1)
     calibrate: Literal["content_free", "none"] = "content_free"
     content_free: tuple[str, ...] = Field(("N/A", "", "[MASK]"), min_length=1)
-    max_length: int = Field(512, ge=16)
 
     @staticmethod
     def from_argument(prompt: "NameLike | Prompt | None") -> "Prompt | None":
@@ -98,28 +214,17 @@ class Prompt(Frozen):
     @staticmethod
     def load(name: str) -> "Prompt":
         """Load `recipes/prompts/<name>.yaml`, or the .yaml file `name`. Raises
-        PromptError with every problem found."""
-        path = _locate(name)
-        try:
-            tree = loader.load_yaml(path)
-        except RecipeError as error:
-            raise PromptError(error.problems) from error
-        if not isinstance(tree, dict):
-            raise PromptError(
-                [
-                    f"{path.name}: expected a mapping of template and labels, found "
-                    f"{type(tree).__name__}"
-                ]
-            )
-        try:
-            return Prompt.model_validate({"name": path.stem} | tree)
-        except ValidationError as error:
-            known = {**Prompt.model_fields, **Example.model_fields}
-            raise PromptError(
-                loader.explain(
-                    path.name, error, lambda _: known, tags=("count", "list")
-                )
-            ) from error
+        PromptError with every problem found, and for a prompt that asks for a text."""
+        prompt = load_prompt(name)
+        if isinstance(prompt, Prompt):
+            return prompt
+        raise PromptError(
+            [
+                f"{prompt.name}: asks for a text, not for one of some labels: compress "
+                "label writes the answers, and compress pretrain --recipe t5 learns "
+                "them"
+            ]
+        )
 
     @field_validator("labels", "aliases", mode="before")
     @classmethod
@@ -170,28 +275,6 @@ class Prompt(Frozen):
             raise ValueError("; ".join(problems))
         return labels
 
-    @field_validator("template")
-    @classmethod
-    def _is_a_template(cls, text: str) -> str:
-        try:
-            used = meta.find_undeclared_variables(_environment().parse(text))
-        except TemplateSyntaxError as error:
-            raise ValueError(f"line {error.lineno}: {error.message}") from error
-        problems = [
-            f"no variable {name!r}.{did_you_mean(name, VARIABLES)}"
-            for name in sorted(used - set(VARIABLES))
-        ]
-        problems += [
-            f"does not use {{{{ {name} }}}}"
-            for name in ("text", "label")
-            if name not in used
-        ]
-        if not problems:
-            problems = _find_misplaced_label(text.rstrip(), pair="text_pair" in used)
-        if problems:
-            raise ValueError("; ".join(problems))
-        return text.rstrip()
-
     @model_validator(mode="after")
     def _holds_together(self) -> "Prompt":
         problems = [
@@ -210,31 +293,65 @@ class Prompt(Frozen):
                         f"examples[{at}]: no label "
                         f"{each.label!r}.{did_you_mean(each.label, self.labels)}"
                     )
-                if (each.text_pair is not None) != self.pair:
-                    problems.append(
-                        f"examples[{at}]: {'needs a' if self.pair else 'has a'} "
-                        "text_pair"
-                    )
+            problems += self.list_examples(self.examples)
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    @cached_property
-    def pair(self) -> bool:
-        """Return True if the template asks about two texts."""
-        return "text_pair" in meta.find_undeclared_variables(
-            _environment().parse(self.template)
-        )
 
-    @cached_property
-    def _compiled(self) -> Template:
-        return _environment().from_string(self.template)
+class WritingPrompt(AnyPrompt):
+    """A question that the model answers with a text of its own.
 
-    def render(self, text: str, text_pair: str | None, label: str) -> str:
-        """Fill the template; the texts are never interpreted as templates."""
-        return _fill(
-            self._compiled, (text,) if text_pair is None else (text, text_pair), label
+    max_new_tokens  the most tokens of an answer
+    stop            texts at whose first occurrence an answer ends: by default a line is
+                    an answer
+    examples        examples to show
+    """
+
+    answer = "answer"
+    example = WrittenExample
+
+    max_new_tokens: int = Field(64, ge=1)
+    stop: tuple[str, ...] = ("\n",)
+    examples: tuple[WrittenExample, ...] = ()
+
+    @field_validator("stop")
+    @classmethod
+    def _are_texts(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise ValueError("an empty text would end every answer at once")
+        return stop
+
+    @model_validator(mode="after")
+    def _have_as_many_texts(self) -> "WritingPrompt":
+        problems = self.list_examples(self.examples)
+        if self.max_length <= self.max_new_tokens:
+            problems.append(
+                f"max_length: {self.max_length} tokens leave no room for a text beside "
+                f"max_new_tokens, {self.max_new_tokens}"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def load_prompt(name: str) -> "Prompt | WritingPrompt":
+    """Load `recipes/prompts/<name>.yaml`, or the .yaml file `name`: one with labels, or
+    one that asks for a text. Raises PromptError with every problem found."""
+    path = _locate(name)
+    try:
+        tree = loader.load_yaml(path)
+    except RecipeError as error:
+        raise PromptError(error.problems) from error
+    if not isinstance(tree, dict):
+        raise PromptError(
+            [
+                f"{path.name}: expected a mapping of template and labels, found "
+                f"{type(tree).__name__}"
+            ]
         )
+    writes = "labels" not in tree and WritingPrompt.answer in str(tree.get("template"))
+    return (WritingPrompt if writes else Prompt).from_tree(path, tree)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -243,22 +360,59 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
 
-def _fill(template: Template, texts: tuple[str, ...], label: str) -> str:
-    return template.render(label=label, **dict(zip(VARIABLES, texts, strict=False)))
+def _fill(template: Template, texts: Sequence[str], answer: Mapping[str, str]) -> str:
+    return template.render(**dict(zip(TEXT_VARIABLES, texts, strict=False)), **answer)
 
 
-def _find_misplaced_label(text: str, *, pair: bool) -> list[str]:
-    """Check that the label is at the end: models that read from left to right cannot
-    score it elsewhere."""
-    texts = ("x", "y") if pair else ("x",)
-    template = _environment().from_string(text)
-    try:
-        question = _fill(template, texts, "").rstrip()
-        answered = _fill(template, texts, "z")
-    except (TemplateRuntimeError, TypeError, ArithmeticError, LookupError) as error:
-        return [f"cannot be filled: {error}"]
-    at_end = answered.startswith(question) and answered[len(question) :].lstrip() == "z"
-    return [] if at_end else ["{{ label }} must occur once, at the end"]
+def fit(
+    render: Callable[[Sequence[str]], str],
+    texts: Sequence[str],
+    count: Callable[[str], int],
+    limit: int,
+    *,
+    name: str,
+) -> tuple[str, bool]:
+    """Write the prompt of this name in at most `limit` tokens, as `count` counts them;
+    return it and whether texts were cut.
+
+    Texts lose their end, the longer of a pair first; template, instruction and examples
+    are never cut. Raises PromptError if those alone are too long.
+    """
+    full = render(texts)
+    if count(full) <= limit:
+        return full, False
+    overhead = count(render([""] * len(texts)))
+    if overhead > limit:
+        raise PromptError(
+            [
+                f"{name}: without any text it takes {overhead} tokens, and {limit} are "
+                "available: use fewer or shorter examples, or raise max_length as far "
+                "as the model reads"
+            ]
+        )
+    # characters of each text: `low` fit, `high` do not
+    low = 0
+    high = max(map(len, texts))
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = count(render([_truncate(text, middle) for text in texts])) <= limit
+        low, high = (middle, high) if fits else (low, middle)
+    return render([_truncate(text, low) for text in texts]), True
+
+
+LONGEST_WORD = 40
+"""Characters that are given up, at most, to cut a text after a whole word: languages
+that put no spaces between words have none for long."""
+
+
+def _truncate(text: str, characters: int) -> str:
+    """Cut a text to at most so many characters, after a whole word if there is one."""
+    if len(text) <= characters:
+        return text
+    start = text[:characters]
+    whole_words = start if text[characters].isspace() else start.rpartition(" ")[0]
+    near = len(start) - len(whole_words) <= LONGEST_WORD
+    return (whole_words if whole_words and near else start).rstrip()
 
 
 def names() -> list[str]:

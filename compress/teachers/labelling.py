@@ -1,11 +1,11 @@
 """The phases of labelling texts with a prompted language model."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -30,7 +30,7 @@ from compress.prompting.labels import (
     list_texts,
 )
 from compress.records.forecast import PhaseEstimate
-from compress.teachers.prompted import estimate_answers
+from compress.teachers.prompted import Labeller, estimate_answers
 from compress.training.processes import from_first
 
 
@@ -61,32 +61,69 @@ class TextsToLabel:
         )
 
 
-@dataclass(frozen=True)
-class LabelJob:
-    """Texts, the language model that labels them, and the file that they are written to
-    by the main process of a launch."""
+LabellerT = TypeVar("LabellerT", bound=Labeller)
+FoundT = TypeVar("FoundT")
 
-    labeller: PromptedTeacher
+
+@dataclass(frozen=True)
+class LabelJob(Generic[LabellerT, FoundT]):
+    """Texts, the language model that labels or answers them, and the file that they are
+    written to by the main process of a launch."""
+
+    labeller: LabellerT
     texts: TextsToLabel
     file: Path
     seed: int
     strict: bool
     console: Console
     main: bool = True
-    labels: SoftLabels | None = None
+    found: FoundT | None = None
 
     @property
-    def soft(self) -> SoftLabels:
-        """The labels, once the model has been asked."""
-        assert self.labels is not None, "the model is asked first"
-        return self.labels
+    def result(self) -> FoundT:
+        """The answers, once the model has been asked."""
+        assert self.found is not None, "the model is asked first"
+        return self.found
+
+    def estimate_asking(self) -> list[PhaseEstimate]:
+        """Estimate asking about all texts, by asking about some."""
+        rows = list_texts(self.texts.rows)
+        ask = partial(
+            estimate_answers,
+            self.labeller,
+            rows,
+            seed=self.seed,
+            console=self.console,
+        )
+        found = from_first(ask)
+        written_mb = sum(len(text) for row in rows for text in row) / 1e6
+        found[-1] = replace(found[-1], disk_mb=found[-1].disk_mb + written_mb)
+        return found
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write the file, a JSON line for each of `lines`, in the main process."""
+        if not self.main:
+            return
+        count = 0
+        make_folder(self.file.parent)
+        with (
+            output_file(self.file) as partial,
+            partial.open("w", encoding="utf-8") as rows,
+        ):
+            for line in lines:
+                rows.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
+        self.console.print(f"{count:,} texts: {self.file}", highlight=False)
 
 
-class AskForLabels(Phase[LabelJob]):
+LabelsJob = LabelJob[PromptedTeacher, SoftLabels]
+
+
+class AskForLabels(Phase[LabelsJob]):
     """Ask the language model about each text. Raises TeacherError for a useless one, if
     the job is strict."""
 
-    def run(self, job: LabelJob) -> LabelJob:
+    def run(self, job: LabelsJob) -> LabelsJob:
         texts = job.texts
         name = job.labeller.name
         soft = job.labeller.label_split(texts.rows)
@@ -100,39 +137,21 @@ class AskForLabels(Phase[LabelJob]):
         notes += check_score(soft, texts, name, strict=job.strict)
         for note in notes:
             print_note(job.console, note)
-        return replace(job, labels=soft)
+        return replace(job, found=soft)
 
-    def estimate(self, job: LabelJob) -> tuple[LabelJob, list[PhaseEstimate]]:
-        rows = list_texts(job.texts.rows)
-        ask = partial(
-            estimate_answers,
-            job.labeller,
-            rows,
-            seed=job.seed,
-            console=job.console,
-        )
-        found = from_first(ask)
-        written_mb = sum(len(text) for row in rows for text in row) / 1e6
-        found[-1] = replace(found[-1], disk_mb=found[-1].disk_mb + written_mb)
-        return job, found
+    def estimate(self, job: LabelsJob) -> tuple[LabelsJob, list[PhaseEstimate]]:
+        return job, job.estimate_asking()
 
 
-class WriteLabels(Phase[LabelJob]):
+class WriteLabels(Phase[LabelsJob]):
     """Write one JSON line per text."""
 
-    def run(self, job: LabelJob) -> LabelJob:
-        if not job.main:
-            return job
-        soft = job.soft
-        make_folder(job.file.parent)
-        with (
-            output_file(job.file) as partial,
-            partial.open("w", encoding="utf-8") as rows,
-        ):
-            for row, log_p_C in zip(job.texts.rows, soft.log_p_NC, strict=True):
-                line = _line(row, log_p_C, soft.labels)
-                rows.write(json.dumps(line, ensure_ascii=False) + "\n")
-        job.console.print(f"{len(soft.log_p_NC):,} texts: {job.file}", highlight=False)
+    def run(self, job: LabelsJob) -> LabelsJob:
+        soft = job.result
+        job.write(
+            _line(row, log_p_C, soft.labels)
+            for row, log_p_C in zip(job.texts.rows, soft.log_p_NC, strict=True)
+        )
         return job
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import yaml
@@ -15,7 +15,13 @@ from compress.data.task import TaskData
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
 from compress.models.teacher import Teacher
-from compress.prompting.answers import answers_file, ask, list_unanswered
+from compress.prompting.answers import (
+    LanguageModel,
+    WantedAnswer,
+    answers_file,
+    ask,
+    list_unanswered,
+)
 from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
     PromptedTeacher,
@@ -24,7 +30,7 @@ from compress.prompting.labels import (
     list_texts,
     open_language_model,
 )
-from compress.prompting.prompt import Prompt
+from compress.prompting.prompt import AnyPrompt, Prompt
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import TeacherCheck, check_logits
@@ -167,8 +173,25 @@ class PromptedModel(TeacherSource):
         return [AskLanguageModel(self.name, self.prompt, strict, self.allow_pickle)]
 
 
+class Labeller(Protocol):
+    """A language model with a prompt that it is asked by."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def prompt(self) -> AnyPrompt: ...
+    @property
+    def language_model(self) -> LanguageModel: ...
+    @property
+    def wanted(self) -> WantedAnswer[Any]: ...
+    def fit(self, texts: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
+        """Write the prompt for each text or pair; return each with whether it was
+        cut."""
+        ...
+
+
 def estimate_answers(
-    labeller: PromptedTeacher,
+    labeller: Labeller,
     texts: Sequence[Sequence[str]],
     *,
     seed: int,
@@ -177,9 +200,9 @@ def estimate_answers(
     """Estimate the answers to these texts or pairs, by asking for some of them; these
     are kept. One process of a launch calls this."""
     model = labeller.language_model
-    answers = labeller.task_prompt.answers
+    wanted = labeller.wanted
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
-    left = list_unanswered(model, prompts, answers)
+    left = list_unanswered(model, prompts, wanted)
     random.Random(seed).shuffle(left)
     phases = list[PhaseEstimate]()
     before = len(prompts) - len(left)
@@ -198,10 +221,10 @@ def estimate_answers(
             some = left[:count]
             left = left[count:]
             count = 2 * count
-            took = ask(model, some, answers, console=Console(quiet=True)).seconds
+            took = ask(model, some, wanted, console=Console(quiet=True)).seconds
             speed = len(some) / took
             most = took * sum(map(model.count, left)) / sum(map(model.count, some))
-    cache = answers_file(model, answers)
+    cache = answers_file(model, wanted)
     disk_mb = (
         len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines()))
         if cache.is_file()

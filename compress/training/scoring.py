@@ -71,7 +71,8 @@ def choose_scoring(
     """Choose the score that selects the best weights of this stage.
 
     It is the task's metric, or a language model's perplexity on held-out text. A stage
-    of open length that has neither is scored by its objective on the validation split.
+    of open length that has neither, or that learns to write answers, is scored by its
+    objective on the validation split.
     """
     if stage.evaluate == 0:
         return None
@@ -86,7 +87,8 @@ def choose_scoring(
             len(evaluator),
             measure=context.data.task.metric,
         )
-    if stage.data == "task" and stage.head == "seq2seq":
+    writes = stage.data == "task" and context.task.writes
+    if stage.data == "task" and stage.head == "seq2seq" and not writes:
         return Scoring(
             text_scorer(context, stage),
             len(context.data.validation),
@@ -96,7 +98,7 @@ def choose_scoring(
         stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
     )
     by_language = corrupt is not None and is_language_model and reads_logits
-    if not by_language and not stage.open_ended:
+    if not by_language and not stage.open_ended and not writes:
         return None
     rows = context.rows(stage, seed, held_out=True)
     if corrupt is not None and by_language:

@@ -41,13 +41,14 @@ HERE = [name for name in names() if name not in (*GENERATIVE, *PROMPTED, *KNOWIN
 OTHER_TEACHERS = {
     "distilroberta": ("roberta", AutoModel),
     "electra-distill": ("electra", AutoModelForPreTraining),
+    "gpt": ("gpt2", AutoModel),
     "xlnet": ("xlnet", AutoModel),
 }
 """Recipes that a BERT cannot teach."""
 SHIPPED = {
     "hinton": "bert", "distilbert-general": "distilbert", "distilroberta": "roberta", "electra-small": "electra",
     "deberta": "deberta-v2", "albert-shared": "albert", "xlm": "xlm", "xlnet": "xlnet", "mobilebert-task": "mobilebert",
-    "ib-bert": "ib-bert", "static": "static-embedding", "q8bert": "bert", "prune-taylor": "bert",
+    "ib-bert": "ib-bert", "static": "static-embedding", "q8bert": "bert", "prune-taylor": "bert", "gpt": "gpt2",
 }  # fmt: skip
 """Recipes whose student is exported, quantised and measured too, with its family; other recipes change only weights."""
 SMALL = {"layers": 2, "hidden": 16, "ffn": 32, "heads": 2}
@@ -115,7 +116,7 @@ def test_every_recipe_is_run_by_some_test() -> None:
     """Here, in tests/commands/test_generative_recipes.py, in tests/prompting/test_teacher.py, or
     in tests/commands/test_knowledge.py."""
     assert {*GENERATIVE, *PROMPTED, *KNOWING, *EMBEDDING} <= set(names())
-    assert (len(names()), len(HERE)) == (50, 37)
+    assert (len(names()), len(HERE)) == (51, 38)
     serves = {
         name: {kind for stage in Recipe.load(name).training for each in stage.objective for kind in each.only}
         for name in names()

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from compress.prompting.answers import Likelihood
+from compress.prompting.answers import Likelihood, WrittenText, cut_at
 from compress.prompting.local_model import LocalModel
 from tests import generative
 
@@ -123,3 +123,15 @@ class FakeLanguageModel:
             question = prompt.rpartition("\n\n")[2]
             log_p = next((each for word, each in self.says.items() if word in question), self.otherwise)
             yield number, Likelihood(tuple(log_p), tuple(self.tokens) or (1,) * len(answers))
+
+    def write(
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
+    ) -> Iterator[tuple[int, WrittenText]]:
+        """Answer with the last line of the prompt, of which each word is a token."""
+        for number, prompt in enumerate(prompts):
+            if self.stop_after is not None and len(self.asked) >= self.stop_after:
+                raise KeyboardInterrupt
+            self.asked.append(prompt)
+            words = prompt.rpartition("\n\n")[2].split()
+            text, stopped = cut_at(" ".join(words[:max_new_tokens]), stop)
+            yield number, WrittenText(text, stopped or len(words) < max_new_tokens)

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from compress.errors import DataError, TeacherError
 from compress.prompting import answers as module
-from compress.prompting.answers import ask
+from compress.prompting.answers import LikelihoodOf, Likelihoods, stack_likelihoods
 from tests.prompting.language_models import FakeLanguageModel
 
 QUIET = Console(quiet=True)
@@ -21,6 +22,10 @@ SAYS = {"one": (-1.0, -2.0), "two": (-3.0, -0.5), "three": (-0.1, -0.25)}
 
 def told(**changes: object) -> FakeLanguageModel:
     return FakeLanguageModel(**{"says": SAYS, "otherwise": (-9.0, -8.0), "tokens": (1, 2), **changes})  # type: ignore[arg-type]
+
+
+def ask(speaker: FakeLanguageModel, prompts: Sequence[str], answers: Sequence[str], *, console: Console) -> Likelihoods:
+    return stack_likelihoods(speaker.name, module.ask(speaker, prompts, LikelihoodOf(answers), console=console))
 
 
 def kept(home: Path) -> Path:

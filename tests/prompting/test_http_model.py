@@ -18,7 +18,7 @@ from rich.console import Console
 
 from compress.errors import PromptError, TeacherError
 from compress.prompting import http_model
-from compress.prompting.answers import Likelihood, ask
+from compress.prompting.answers import Likelihood, LikelihoodOf, ask
 from compress.prompting.http_model import Endpoint, RemoteModel, find_listed, open_endpoint, sum_echoed
 from tests.prompting import language_models
 from tests.prompting.endpoint_server import KEY, Reply, Server, ok
@@ -311,7 +311,7 @@ def test_the_key_is_in_the_header_and_nowhere_else(
     file = tmp_path / "endpoint.yaml"
     file.write_text(f"url: {server.url}\nmodel: m\nkey: TEST_KEY\n", encoding="utf-8")
     speaker = open_endpoint(str(file))
-    ask(speaker, ["a b"], ANSWERS, console=Console())
+    ask(speaker, ["a b"], LikelihoodOf(ANSWERS), console=Console())
     _, body, headers = server.seen[0]
     assert headers["Authorization"] == f"Bearer {KEY}"
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -382,12 +382,12 @@ def test_answers_before_a_failure_are_cached(serve: Any) -> None:
     server, prompts = serve(reply), ["first a", "second b", "third c"]
     speaker = model(server, concurrency=1)
     with pytest.raises(TeacherError, match=r"row 3 of 3.*third c.*content filter"):
-        ask(speaker, prompts, ANSWERS, console=Console(quiet=True))
+        ask(speaker, prompts, LikelihoodOf(ANSWERS), console=Console(quiet=True))
     broken.clear()
     before = len(server.seen)
-    found = ask(speaker, prompts, ANSWERS, console=Console(quiet=True))
+    found = ask(speaker, prompts, LikelihoodOf(ANSWERS), console=Console(quiet=True))
     assert [body["prompt"][0] for _, body, _ in server.seen[before:]] == ["third c Positive"]
-    assert found.log_p_NA.tolist() == [[-0.5, -0.5]] * 3
+    assert [each.log_p for each in found.answers] == [(-0.5, -0.5)] * 3
 
 
 def test_a_failure_stops_waiting_requests(serve: Any) -> None:

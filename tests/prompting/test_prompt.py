@@ -158,13 +158,14 @@ def test_included_prompts_are_complete(name: str) -> None:
 
 
 def test_every_included_prompt_is_tested_and_documented() -> None:
-    assert prompts.names() == ["entailment", "intents", "sentiment", "topic"]
+    assert prompts.names() == ["entailment", "intents", "sentiment", "summary", "topic"]
     table = (loader.folder() / "prompts" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z]+)` \|", table, flags=re.MULTILINE) == [
         "sentiment",
         "topic",
         "entailment",
         "intents",
+        "summary",
     ]
 
 
