@@ -135,9 +135,9 @@ def demo_runs() -> str:
     seeds = ", ".join(str(run["seed"]) for run in runs)
     words = [
         f"(Accuracy on {result['split']}, {result['split_rows']:,} rows; how many times as fast as the teacher's",
-        f"float32 file one forward is: {result['settings'][0]}. Seeds {seeds}, {result['date'][:10]}, one thread on a Xeon",
-        f"whose two cores had up to ten other processes, so that the command took {minutes} minutes{spread}; a quiet machine",
-        "takes far less. [Script](benchmarks/demo_seeds.py).)",
+        f"float32 file one forward is: {result['settings'][0]}. Seeds {seeds}, {result['date'][:10]}, one thread on",
+        f"a Xeon whose two cores had up to ten other processes, so that the command took {minutes} minutes{spread};",
+        "a quiet machine takes far less. [Script](benchmarks/demo_seeds.py).)",
     ]
     return textwrap.fill(" ".join(words), WIDTH, break_on_hyphens=False)
 
