@@ -155,14 +155,14 @@ class GateLimits:
         str, opt.budget(help="Allow it to be this much slower, such as 5%.")
     ] = "5%"
     max_drop: Annotated[
-        float,
+        float | None,
         opt.budget(
             "--max-drop",
             min=0,
             max=100,
-            help="Allow it to lose this many points of the score.",
+            help="Allow it to lose this many points on --data; default: 0.5.",
         ),
-    ] = 0.5
+    ] = None
     max_larger: Annotated[
         str | None,
         opt.budget(help="Allow its file to be this much larger; default: any."),
@@ -240,7 +240,7 @@ def gate(
             old,
             new,
             max_slower=arguments.parse_percentage("max-slower", limits.max_slower),
-            max_drop=limits.max_drop / 100,
+            max_drop=None if limits.max_drop is None else limits.max_drop / 100,
             max_larger=None
             if limits.max_larger is None
             else arguments.parse_percentage("max-larger", limits.max_larger),

@@ -53,7 +53,7 @@ class RowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions:
-    """Choose how a bundle computes and stores vectors."""
+    """Choose how a bundle computes and stores vectors, or how much it writes."""
 
     against: Annotated[
         Path | None,
@@ -72,6 +72,10 @@ class VectorOptions:
     prompt_name: Annotated[
         str | None,
         opt.data_option(help="Vectors: put this prompt of the model before texts."),
+    ] = None
+    new_tokens: Annotated[
+        int | None,
+        opt.output(min=1, help="Language models: write at most so many; default: 32."),
     ] = None
 
 
@@ -97,8 +101,8 @@ def predict(
     ] = "stop",
     as_json: opt.Json = False,
 ) -> None:
-    """Label texts, tag words, answer questions, or compute vectors. Needs neither torch
-    nor transformers.
+    """Label texts, tag words, answer questions, compute vectors, or go on writing.
+    Needs neither torch nor transformers.
 
     Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
     """
@@ -158,7 +162,16 @@ def _open(
             "a search uses the prompts query and document; leave the option out",
             param_hint="--prompt-name",
         )
-    predictor = Bundle.load(bundle).open(precision, threads=threads)
+    loaded = Bundle.load(bundle)
+    if loaded.generative:
+        _refuse_for_text(options)
+        new = options.new_tokens or 32
+        return loaded.open_writer(precision, new=new, threads=threads)
+    if options.new_tokens is not None:
+        raise typer.BadParameter(
+            f"{bundle} does not write text", param_hint="--new-tokens"
+        )
+    predictor = loaded.open(precision, threads=threads)
     if options.prompt_name is not None:
         predictor = predictor.with_prompt(options.prompt_name)
     if options.against is None:
@@ -166,6 +179,17 @@ def _open(
     from compress.exporters.row_files import open_index
 
     return open_index(predictor, options.against, options.top or 5)
+
+
+def _refuse_for_text(options: VectorOptions) -> None:
+    """Refuse what only vectors have."""
+    given = {"--against": options.against, "--prompt-name": options.prompt_name}
+    for name, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(
+                "this bundle writes text; expected one that computes vectors",
+                param_hint=name,
+            )
 
 
 def _answer_texts(

@@ -25,7 +25,7 @@ from compress.benchmark.device import Device
 from compress.benchmark.devices import open_chosen
 from compress.benchmark.jobs import check_settings
 from compress.config.options import ColumnOptions, DeviceSettingOptions
-from compress.errors import BundleError
+from compress.errors import ArgumentError, BundleError
 from compress.evaluation.statistics import (
     bootstrap_interval,
     paired_share_interval,
@@ -67,7 +67,7 @@ def gate(
     new: BundleLike,
     *,
     max_slower: Annotated[float, GROWTH] = 0.05,
-    max_drop: Share = 0.005,
+    max_drop: Share | None = None,
     max_larger: Annotated[float | None, GROWTH] = None,
     data: DataLike | None = None,
     columns: ColumnOptions = ColumnOptions(),
@@ -84,15 +84,20 @@ def gate(
                  latency
     max_larger   how much larger its file may be, as a share of the old one's size;
                  None: any size
-    max_drop     how much lower the new one may score, in the score's own unit
+    max_drop     how much lower the new one may score on `data`, in the score's own
+                 unit; None: 0.005
     data         rows to score both on, as for `distill`; None: compare no scores.
                  columns: its columns
     precision    the file of the bundles to compare
     device       where they run, and at which setting
     minutes      maximum time for latency: measuring ends as soon as the result is clear
 
-    Raises BundleError for a path that is no bundle or another task, DeviceError for a
-    device that fails."""
+    Raises ArgumentError for `max_drop` without `data`, BundleError for a path that is
+    no bundle or another task, DeviceError for a device that fails."""
+    if max_drop is not None and data is None:
+        raise ArgumentError(
+            "data", "rows to compare scores on, as a largest drop is given", "none"
+        )
     started = time.monotonic()
     old = name_of(old)
     new = name_of(new)
@@ -126,7 +131,8 @@ def gate(
         name = loaded.name
         split, rows = loaded.measured
         say(f"scoring both on {len(rows):,} {split} rows of {name}")
-        checks.append(compare_scores(bundles, files, rows, max_drop=max_drop))
+        most = 0.005 if max_drop is None else max_drop
+        checks.append(compare_scores(bundles, files, rows, max_drop=most))
     # other devices need the user to do something
     instruct = (lambda _: None) if device.device == "local" else say
     with open_chosen(device, say=instruct) as target:

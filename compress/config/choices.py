@@ -111,10 +111,11 @@ class CandidateRecipes:
         """Load `auto`, or a file of choices. Recipes to which `overrides` do not apply
         are left out.
 
-        Raises the RecipeError of the first recipe if none is left.
+        Raises RecipeError, with what the last and most general recipe says, if none is
+        left.
         """
         options = list[tuple[Choice, Recipe]]()
-        errors = list[RecipeError]()
+        problems: Sequence[str] = ()
         has_target = any(line.startswith("target.") for line in overrides)
         for given in Choices.load(name).choices:
             choice = given.without_target() if has_target else given
@@ -127,9 +128,11 @@ class CandidateRecipes:
                     )
                 )
             except RecipeError as error:
-                errors.append(error)
+                problems = error.problems
         if not options:
-            raise errors[0]
+            raise RecipeError(
+                [f"--recipe {name}: no recipe takes these settings", *problems]
+            )
         return CandidateRecipes(tuple(options))
 
     def with_effort(self, effort: Effort) -> "CandidateRecipes":

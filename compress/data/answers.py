@@ -156,7 +156,20 @@ class Nearest:
         return {"prediction": found}
 
 
-Outcome = Prediction | Answer | Marked | Vector | Nearest
+@dataclass(frozen=True)
+class Written:
+    """The text that a language model writes."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def columns(self) -> dict[str, Any]:
+        return {"prediction": self.text}
+
+
+Outcome = Prediction | Answer | Marked | Vector | Nearest | Written
 
 
 def label_columns(

@@ -53,8 +53,11 @@ from compress.data.text_files import Position, lines
 from compress.errors import DataError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow import RecordBatch
 
+WORTH_ARROW: Final = 2**20
+"""Bytes of the smallest file that pays for the import of pyarrow."""
 DELIMITED: Final = (".tsv", ".csv", ".txt")
 FIXED_SUFFIXES: Final = {"": ("text",), FASTTEXT: ("text", "label")}
 """The columns of lines that are one text each, and of fastText's."""
@@ -258,13 +261,28 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
                 cells[at] = to_cell(value)
             yield Row(line, written, cells, problem)
 
-    def batches(wanted: Sequence[str]) -> Iterator[RecordBatch]:
+    def batches(
+        wanted: Sequence[str], position: Position | None = None
+    ) -> Iterator[RecordBatch]:
         if lenient or not lists.keys().isdisjoint(wanted):
             raise NotPlainError
         from compress.data.delimited_batches import read_batches
 
         first = look.rows[0] if own else None
-        return read_batches(look.path, look.dialect, names, first, wanted)
+        return read_batches(
+            look.path, look.dialect, names, first, wanted, position=position
+        )
+
+    def tables(
+        wanted: Sequence[str], position: Position | None
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
+        if look.path.stat().st_size < WORTH_ARROW:
+            raise NotPlainError
+        import pyarrow as pa
+
+        for batch in batches(names, position):
+            whole = pa.Table.from_batches([batch])
+            yield whole, whole.select(wanted)
 
     notes = [*look.notes, *([header.note] if header and header.note else [])]
     notes += [
@@ -284,6 +302,7 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
         },
         rows,
         batches,
+        tables,
         kinds={name: kind for name, cells in lists.items() if (kind := kind_of(cells))},
         first=1 + own + look.dialect.skipped,
         unit="line",

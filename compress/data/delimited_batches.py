@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from compress.data.tables import BATCH_CHARACTERS, BATCH_ROWS, NotPlainError
-from compress.data.text_files import encoding_of, first_bytes, reading
+from compress.data.text_files import Position, encoding_of, first_bytes, reading
 
 if TYPE_CHECKING:
     from compress.arrays import Array
@@ -36,12 +36,15 @@ def read_batches(
     names: Sequence[str],
     header: Sequence[str] | None,
     wanted: Sequence[str],
+    *,
+    position: Position | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the wanted columns as batches of BATCH_ROWS rows of strings.
 
-    names   of all columns of the file
-    header  the cells of its first row, if that has none of the data; no other row may
-            be the same
+    names     of all columns of the file
+    header    the cells of its first row, if that has none of the data; no other row may
+              be the same
+    position  is told how much of the file has been read
 
     Raises NotPlainError at what must be read row by row, and DataError for a file that
     cannot be read.
@@ -50,6 +53,9 @@ def read_batches(
     if not (dialect.is_plain and encoding.startswith("utf-8")):
         raise NotPlainError
     with reading(path), path.open("rb") as file:
+        if position is not None:
+            size = path.stat().st_size
+            position.tell = lambda: file.tell() / size
         file.seek(len(codecs.BOM_UTF8) if encoding == "utf-8-sig" else 0)
         for _ in range(dialect.skipped):
             file.readline()
@@ -57,6 +63,8 @@ def read_batches(
         if header is not None:
             batches = _without(header, batches)
         yield from _collect(each.select(list(wanted)) for each in batches)
+        if position is not None:
+            position.tell = lambda: 1.0
 
 
 def _parse(

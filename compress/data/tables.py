@@ -65,14 +65,9 @@ class Row(NamedTuple):
     error: str = ""
 
 
-def _read_rows(columns: Sequence[str]) -> Iterator[RecordBatch]:
+def _read_rows(columns: Sequence[str], position: Position | None = None) -> Any:
     """Read no batches of a table that is read row by row."""
     raise NotPlainError
-
-
-ReadTables = Callable[
-    [Sequence[str], Position | None], "Iterator[tuple[pa.Table, pa.Table]]"
-]
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,8 @@ class Table:
              read have an error
     batches  reads the given columns as Arrow batches, where that is faster than row by
              row; NotPlainError where that is not so any more
-    tables   reads all rows as Arrow tables: each as the file has it, and the cells of
-             the given columns; where that is faster than row by row
+    tables   reads all rows as Arrow tables, as `batches` does: each as the file has it,
+             and the cells of the given columns
     kinds    the columns of numbers, and of strings, where the source tells them apart
     classes  the class names that the source declares for a column, in the order of
              their ids
@@ -103,7 +98,9 @@ class Table:
     sample: Mapping[str, Sequence[CellValue]]
     rows: Callable[[Sequence[str], Position | None], Iterator[Row]]
     batches: Callable[[Sequence[str]], Iterator[RecordBatch]] = _read_rows
-    tables: ReadTables | None = None
+    tables: Callable[
+        [Sequence[str], Position | None], Iterator[tuple[pa.Table, pa.Table]]
+    ] = _read_rows
     kinds: Mapping[str, CellKind] = field(default_factory=dict)
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     first: int = 1

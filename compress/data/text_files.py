@@ -226,13 +226,19 @@ def check_line(
     try:
         line.encode()
     except UnicodeEncodeError as error:
-        byte = before + len(line[: error.start].encode()) + 1
+        at = before + len(line[: error.start].encode()) + 1
+        byte = ord(line[error.start]) - 0xDC00
         raise DataError(
-            f"{place}, line {number}, byte {byte}: "
-            f"0x{ord(line[error.start]) - 0xDC00:02x} is not UTF-8. Save it as UTF-8, "
-            "for example: iconv -f latin1 -t UTF-8 "
+            f"{place}, line {number}, byte {at}: 0x{byte:02x} is not UTF-8. Save it as "
+            f"UTF-8, for example: iconv -f {likely_encoding(byte)} -t UTF-8 "
             f"{shlex.quote(Path(place).name)} > new"
         ) from None
+
+
+def likely_encoding(byte: int) -> str:
+    """Guess the encoding of a text of one byte a character from one that is not ASCII:
+    Windows has quotation marks and dashes where Latin-1 has control characters."""
+    return "cp1252" if 0x80 <= byte < 0xA0 else "latin1"
 
 
 def first_bytes(path: Path) -> bytes:

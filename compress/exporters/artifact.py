@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from compress.exporters.arrow import ArrowPredictor
     from compress.exporters.predictor import Predictor
     from compress.exporters.session import EncodedRow
+    from compress.exporters.text_generator import TextWriter
     from compress.models.sentence_settings import SentenceSettings
 
 SplitLike = Annotated[
@@ -78,7 +79,7 @@ ModelObject = Annotated[
 WITHOUT_TASK: Mapping[str, str] = {
     "encoder": "it returns a vector for each token. For one of a text, export it again "
     "with a pooling (--pool)",
-    "generative": "it generates text (`complete`)",
+    "generative": "it writes text (`compress predict`, `Bundle.complete`)",
 }
 """The use of a bundle without a task, by its kind."""
 
@@ -355,19 +356,41 @@ class Bundle:
         the bundle's `max_length`. For sampling and beams use optimum or
         transformers.js.
         """
-        from compress.exporters.text_generator import complete
+        return self.open_writer(precision, new=new).complete(list(texts))
 
-        if self.manifest.kind != "generative":
+    @property
+    def generative(self) -> bool:
+        """Return True if the bundle writes text."""
+        return self.manifest.kind == "generative"
+
+    @check_arguments
+    def open_writer(
+        self,
+        precision: Precision = "int8",
+        *,
+        new: TokenCount = 32,
+        threads: ThreadCount = 1,
+    ) -> "TextWriter":
+        """Open a language model for many calls: see `complete`. Raises BundleError for
+        another bundle, and for one without a file of this precision."""
+        from compress.exporters.text_generator import DECODER_ONLY, TextWriter
+
+        if not self.generative:
             raise BundleError(
                 f"{self.path}: is a bundle of kind {self.manifest.kind}; expected "
                 "generative"
             )
-        return complete(
+        if precision not in DECODER_ONLY:
+            raise BundleError(
+                f"{self.path}: has no {precision} file; language models have "
+                f"{' and '.join(DECODER_ONLY)}"
+            )
+        return TextWriter.open(
             self.path,
-            list(texts),
             precision,
             max_length=self.manifest.max_length,
             new=new,
+            threads=threads,
         )
 
     @check_arguments

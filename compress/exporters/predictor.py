@@ -25,7 +25,7 @@ from compress.data.answers import (
 )
 from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Task
-from compress.data.text_files import LONGEST_LINE
+from compress.data.text_files import LONGEST_LINE, likely_encoding
 from compress.data.text_preparation import (
     DOCUMENT_PROMPT,
     QUERY,
@@ -52,11 +52,27 @@ ROWS_PER_BATCH = 256
 """Rows of a stream that are read at a time."""
 
 
-class Answering(Protocol):
-    """Predict for texts: a `Predictor`, or `NearestTexts`."""
+class RowTask(Protocol):
+    """Say how a task's rows and answers stand in files: see `Task`."""
 
     @property
-    def task(self) -> Task: ...
+    def text(self) -> tuple[str, ...]: ...
+
+    @property
+    def vectors(self) -> bool: ...
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def json_columns(self) -> tuple[str, ...]: ...
+
+
+class Answering(Protocol):
+    """Predict for texts: a `Predictor`, `NearestTexts`, or a `TextWriter`."""
+
+    @property
+    def task(self) -> RowTask: ...
 
     @property
     def rows_per_batch(self) -> int: ...
@@ -497,5 +513,6 @@ def decode(raw: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; "
-            "convert the text, for example with: iconv -f latin1 -t utf-8"
+            "convert the text, for example with: iconv -f "
+            f"{likely_encoding(raw[error.start])} -t utf-8"
         ) from None

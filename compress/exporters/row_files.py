@@ -13,10 +13,11 @@ entities), for answers prediction_start and prediction_end, in .jsonl and .parqu
 prediction_scores of all labels; and prediction_error where rows are skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from compress.data import schema
 from compress.data.answers import AnswerColumns
@@ -24,6 +25,7 @@ from compress.data.encoder import Text
 from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import (
     BATCH_CHARACTERS,
+    NotPlainError,
     Row,
     Table,
     chunks,
@@ -38,14 +40,12 @@ from compress.exporters.predictor import (
     Answering,
     NearestTexts,
     Predictor,
+    RowTask,
     check_search,
 )
 from compress.exporters.row_writers import open_writer, take
 from compress.exporters.shared_rows import RowShare
 from compress.outputs import check_output_file, output_file
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".parquet", ".npy")
 
@@ -205,7 +205,7 @@ def _add_answers(
 
 def _open(
     source: Path,
-    task: Task,
+    task: RowTask,
     columns: Sequence[str] | None,
     *,
     pair: bool = False,
@@ -275,31 +275,32 @@ class RowReader:
 
     def read(self, position: Position | None) -> Iterator[list[RowGroup]]:
         """Yield the rows in batches, each divided into groups."""
-        if self.table.tables is not None and not any(
-            map(self.table.has_lists, self.chosen)
-        ):
-            return self._read_arrow(self.table.tables(self.chosen, position))
-        rows = self.table.rows(self.chosen, position)
+        read = 0
+        if not any(map(self.table.has_lists, self.chosen)):
+            with suppress(NotPlainError):
+                for group in self._read_arrow(position):
+                    yield [group]
+                    read += group.count
+                return
+        rows = islice(self.table.rows(self.chosen, position), read, None)
         parts = chunks(
             rows,
             lambda row: count_characters(row.cells),
             most_rows=self.rows_per_batch,
             most_characters=BATCH_CHARACTERS,
         )
-        return map(self._group, parts)
+        yield from map(self._group, parts)
 
-    def _read_arrow(
-        self, tables: "Iterator[tuple[pa.Table, pa.Table]]"
-    ) -> Iterator[list[RowGroup]]:
-        number = 1
-        for whole, cells in tables:
+    def _read_arrow(self, position: Position | None) -> Iterator[RowGroup]:
+        number = self.table.first
+        for whole, cells in self.table.tables(self.chosen, position):
             for start in range(0, len(whole), self.rows_per_batch):
                 part = whole.slice(start, self.rows_per_batch)
                 found = cells.slice(start, self.rows_per_batch)
                 columns = dict(zip(part.column_names, part.columns, strict=True))
                 listed = [each.to_pylist() for each in found.columns]
                 texts = to_texts(listed, self.chosen, self.second)
-                yield [RowGroup(number, len(part), columns, texts)]
+                yield RowGroup(number, len(part), columns, texts)
                 number += len(part)
 
     def _group(self, rows: Sequence[Row]) -> list[RowGroup]:
@@ -424,7 +425,7 @@ def check_files(source: Path, target: Path) -> None:
 
 
 def choose_columns(
-    task: Task,
+    task: RowTask,
     names: Sequence[str],
     source: Path | str,
     columns: Sequence[str] | None,
@@ -454,7 +455,7 @@ def choose_columns(
     return wanted
 
 
-def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
+def _list_added(task: RowTask, suffix: str, *, errors: bool) -> list[str]:
     names = ["prediction", *task.columns]
     if suffix in (".jsonl", ".parquet"):
         names += task.json_columns

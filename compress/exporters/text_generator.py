@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compress.arguments import read_texts
 from compress.arrays import Floats
-from compress.data.encoder import TextEncoder
+from compress.data.answers import AnswerColumns, Written, join_columns
+from compress.data.encoder import Text, TextEncoder
 from compress.errors import BundleError
 from compress.exporters.session import open_session
 
 if TYPE_CHECKING:
     import onnxruntime
+    import pyarrow as pa
 
 Ids = Sequence[int]
 DECODER_ONLY: Mapping[str, str] = {
@@ -32,16 +35,59 @@ DECODER: Mapping[str, str] = {
 }
 
 
-def complete(
-    folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int
-) -> list[str]:
+@dataclass(frozen=True)
+class WritingTask:
+    """How the rows and answers of a language model stand in files: see `Task`."""
+
+    text: tuple[str, ...] = ("text",)
+    vectors: bool = False
+    columns: tuple[str, ...] = ()
+    json_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextWriter:
     """Write at most `new` tokens after each text, or in answer to it."""
-    encoder = TextEncoder.from_folder(folder)
-    generator = TextGenerator.open(folder, precision)
-    rows = encoder.encode(texts, max_length)
-    return [
-        encoder.decode(generator.generate(row["input_ids"], new=new)) for row in rows
-    ]
+
+    encoder: TextEncoder
+    generator: "TextGenerator"
+    max_length: int
+    new: int
+    task: WritingTask = WritingTask()
+    rows_per_batch: int = 32
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        precision: str,
+        *,
+        max_length: int,
+        new: int,
+        threads: int = 1,
+    ) -> "TextWriter":
+        """Open tokenizer and sessions. Raises BundleError for a folder without a file
+        of this precision."""
+        generator = TextGenerator.open(folder, precision, threads)
+        return cls(TextEncoder.from_folder(folder), generator, max_length, new)
+
+    def complete(self, texts: Sequence[str]) -> list[str]:
+        return [
+            self.encoder.decode(self.generator.generate(row["input_ids"], new=self.new))
+            for row in self.encoder.encode(texts, self.max_length)
+        ]
+
+    def predict(self, texts: Sequence[Text]) -> list[Written]:
+        given = list(read_texts(texts, self.task.text, where="TextWriter.predict"))
+        return [Written(text) for text in self.complete(given)]
+
+    def answer_columns(self, texts: Sequence[Text]) -> AnswerColumns:
+        return join_columns(self.predict(texts))
+
+    def answer_schema(self) -> "pa.Schema":
+        import pyarrow as pa
+
+        return pa.schema({"prediction": pa.string()})
 
 
 @dataclass(frozen=True)

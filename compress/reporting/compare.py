@@ -169,15 +169,15 @@ class Limits:
 class Pick:
     """The file to ship.
 
-    candidate  None where no file is within the limits
-    level      files within the limits whose scores these rows cannot tell from the
-               candidate's, the best first
-    thrifty    the fastest of these, where it is clearly faster
+    candidate  None if no file is within the limits
+    best       the file within the limits that scores best; None is the candidate itself
+    level      the others within the limits whose scores these rows cannot tell from the
+               best one, the best first
     """
 
     candidate: ComparedModel | None
+    best: ComparedModel | None = None
     level: tuple[ComparedModel, ...] = ()
-    thrifty: ComparedModel | None = None
 
 
 @dataclass(frozen=True)
@@ -354,11 +354,12 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
 
 
 def pick(comparison: Comparison, limits: Limits) -> Pick:
-    """Pick the best score within the limits; with a least score alone, the fastest (or
-    smallest) that reaches it.
+    """Pick the cheapest of the files within the limits that these rows cannot tell from
+    the best score; with a least score alone, the fastest (or smallest) that reaches it.
 
-    Of equal scores, the faster, then the smaller. Raises BundleError for a least score
-    that this metric cannot reach.
+    The cheapest is the smallest of those that are not clearly slower than the fastest;
+    a file that is not certified, or has lost classes, takes no other's place. Raises
+    BundleError for a least score that this metric cannot reach.
     """
     least = limits.min_score
     metric = comparison.task.metric
@@ -402,13 +403,27 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         and differ_significantly(metric, scores[id(one)], scores[id(best)], rows)
         is False
     ]
-    first = min(level, key=cost, default=None)
-    fast = first.latency(view) if first else None
-    slow = best.latency(view)
-    if not fast or not slow or fast.noisy or slow.noisy:
-        return Pick(best, tuple(level))
-    faster = slow.p50_ms > NOISE_FACTOR * fast.p50_ms
-    return Pick(best, tuple(level), first if faster else None)
+    sound = [one for one in level if one.certified is not False and not one.fallen]
+    chosen = best if limits.cheapest else _find_cheapest(best, sound, view)
+    return Pick(chosen, None if chosen is best else best, tuple(level))
+
+
+def _find_cheapest(
+    best: ComparedModel, others: Sequence[ComparedModel], view: View | None
+) -> ComparedModel:
+    """Find the smallest of the files that are not clearly slower than the fastest; the
+    best one if its own times say nothing."""
+    timed = {
+        id(one): latency for one in (best, *others) if (latency := one.latency(view))
+    }
+    near = [best, *others]
+    if timed:
+        if id(best) not in timed or timed[id(best)].noisy:
+            return best
+        quiet = {key: each.p50_ms for key, each in timed.items() if not each.noisy}
+        most = NOISE_FACTOR * min(quiet.values())
+        near = [one for one in near if _or_last(quiet.get(id(one))) <= most]
+    return min(near, key=lambda one: _or_last(one.size_mb))
 
 
 def _choose_view(comparison: Comparison, at: str | None) -> View | None:

@@ -17,7 +17,7 @@ from compress.records.search_report import (
     TrialRecord,
 )
 from compress.reporting import format as units
-from compress.reporting.compare import OWN, Comparison, Limits, Pick
+from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, Pick
 from compress.reporting.format import GAP, capitalise, join_names
 
 MACRO = 0.05
@@ -297,8 +297,8 @@ def _remark_interval(
 
 
 def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
-    """Say which file was picked for what, and a faster one where these rows cannot tell
-    them apart."""
+    """Say which file was picked for what, and which one scores best if these rows
+    cannot tell it from the pick."""
     metric = units.metric(comparison.task.metric)
     view = comparison.view
     one = chosen.candidate
@@ -332,28 +332,31 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
         )
         ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
         return f"{request}, there is nothing: {', '.join(ends)}."
-    known = [(one.median_ms(view), "ms"), (one.size_mb, "MB")]
-    at = " and ".join(
-        units.measure(value, unit) for value, unit in known if value is not None
-    )
     how = f"{request}, {one.name} scores best" if request else f"{one.name} scores best"
     if limits.cheapest:
         how = (
             f"{one.name} is the "
             f"{'smallest' if one.median_ms(view) is None else 'fastest'} {least}"
         )
-    text = (
-        f"{how}: {metric} "
-        f"{units.score(comparison.score(one))}{f' at {at}' if at else ''}"
-    )
-    if chosen.thrifty and comparison.basis and not limits.cheapest:
-        time = units.measure(chosen.thrifty.median_ms(view), "ms")
-        text += (
-            f"; on {comparison.basis.rows:,} rows {chosen.thrifty.name} cannot be told "
-            f"from it, and takes {time} for "
-            f"{units.measure(chosen.thrifty.size_mb, 'MB')}"
+    if chosen.best and comparison.basis:
+        how = (
+            f"{request + ', ' if request else ''}{one.name} costs least of the files "
+            f"that {comparison.basis.rows:,} rows cannot tell from the best"
         )
+    text = f"{how}: {_describe_costs(comparison, one)}"
+    if chosen.best:
+        text += f"; {chosen.best.name} has {_describe_costs(comparison, chosen.best)}"
     return text + "."
+
+
+def _describe_costs(comparison: Comparison, one: ComparedModel) -> str:
+    """Say a file's score, its time and its size."""
+    known = [(one.median_ms(comparison.view), "ms"), (one.size_mb, "MB")]
+    at = " and ".join(
+        units.measure(value, unit) for value, unit in known if value is not None
+    )
+    metric = units.metric(comparison.task.metric)
+    return f"{metric} {units.score(comparison.score(one))}{f' at {at}' if at else ''}"
 
 
 def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
@@ -370,7 +373,7 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
                 for each in chosen.level
             ]
         )
-        score = f"{metric} {units.score(comparison.score(one))}"
+        score = f"{metric} {units.score(comparison.score(chosen.best or one))}"
         remarks.append(
             f"{basis.rows:,} rows cannot tell {score} from that of {others} (95{GAP}%, "
             "as independent answers)."
@@ -387,7 +390,7 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
         )
     if one and one.certified is False:
         remarks.append(f"{one.name} is not certified: {one.reason}.")
-    for each in filter(None, (one, chosen.thrifty)):
+    for each in filter(None, (one, chosen.best)):
         remarks += _remark_classes(each.name, each.fallen, "what it was made from")
     if one and comparison.baselines and (own := comparison.score(one)) is not None:
         remarks += _remark_baseline(

@@ -64,8 +64,8 @@ OPTIONS = {
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --allow-code --json",
     "push": "bundle repo --public --dry-run --allow-code --json",
     "predict": (
-        "bundle texts... --input --output --text --pair --against --top --vectors --prompt-name --precision --on-error "
-        "--allow-code --json"
+        "bundle texts... --input --output --text --pair --against --top --vectors --prompt-name --new-tokens --precision "
+        "--on-error --allow-code --json"
     ),
     "demo": "bundle --out --serve --no-open --precision --lan --assets --allow-code --json",
     "bench": (

@@ -34,6 +34,8 @@ bench {bundle} --rounds 1
 bench {bundle} --seq 4000
 bench {bundle} --data intents
 gate {bundle} {bundle} --max-slower 5
+gate {bundle} {bundle} --max-drop 0.1
+inspect {tmp}/windows.csv
 gate {bundle} {bundle} --markdown {tmp}/same --junit {tmp}/same
 gate {bundle} {file} --data intents
 """.strip().splitlines()
@@ -44,6 +46,7 @@ def test_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = tiny.bundle(tmp_path / "bundle")
     (tmp_path / "lone.onnx").write_bytes(bundle.files()["fp32"].read_bytes())
     (tmp_path / "empty").mkdir()
+    (tmp_path / "windows.csv").write_bytes(b"text,label\n\x93fine\x94,1\nbad,0\n")
     given = {"tmp": tmp_path, "empty": tmp_path / "empty", "bundle": bundle.path, "file": tmp_path / "lone.onnx"}
 
     def refusal(line: str) -> Callable[[], str]:

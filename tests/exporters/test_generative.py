@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pandas
 import pytest
 import torch
 from transformers import (
@@ -28,6 +29,7 @@ from compress.exporters.session import open_session, read_model
 from compress.exporters.text_generator import TextGenerator
 from compress.records.latency import DeviceError
 from tests import generative, tiny
+from tests.command import run
 
 VOCABULARY, END = len(tiny.SPECIAL) + len(tiny.WORDS), 3
 
@@ -237,3 +239,38 @@ def test_unsupported_models_and_prompts_are_refused(bundles: Callable[[str], Bun
         (folder / name).write_text(json.dumps({key: result[key] for key in result if key != "decoder_start_token_id"}))
     with pytest.raises(BundleError, match="has no decoder_start_token_id"):
         TextGenerator.open(folder, "fp32").generate([7], new=3)
+
+
+def test_predict_writes_on(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
+    made = bundles("t5")
+    texts = ["a good film", "never dull"]
+    (tmp_path / "rows.csv").write_text("id,text\n1,a good film\n2,never dull\n")
+    expected = made.complete(texts, new=5)
+    asked = run("predict", str(made.path), *texts, "--new-tokens", "5")
+    assert asked.out.splitlines() == [f"{answer}\t{text}" for answer, text in zip(expected, texts, strict=True)]
+    for suffix in ("csv", "jsonl", "parquet"):
+        file = tmp_path / f"answers.{suffix}"
+        run(
+            "predict", str(made.path), "--input", str(tmp_path / "rows.csv"), "--output", str(file), "--new-tokens", "5"
+        )
+        assert [str(row["prediction"]) for row in pandas_rows(file)] == expected
+
+
+def pandas_rows(file: Path) -> list[dict[str, object]]:
+    read = {".csv": pandas.read_csv, ".jsonl": partial(pandas.read_json, lines=True), ".parquet": pandas.read_parquet}
+    rows: list[dict[str, object]] = read[file.suffix](file).to_dict("records")
+    return rows
+
+
+def test_what_a_language_model_does_not_do_is_refused(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
+    made = str(bundles("gpt2").path)
+    labels = str(tiny.bundle(tmp_path / "labels").path)
+    for words, part in (
+        ([made, "a", "--against", "x.txt"], "expected one that computes vectors"),
+        ([made, "a", "--prompt-name", "query"], "expected one that computes vectors"),
+        ([labels, "a", "--new-tokens", "3"], "does not write text"),
+        ([made, "a", "--precision", "w8"], "w8"),
+    ):
+        refused = run("predict", *words)
+        assert refused.code == 2
+        assert part in " ".join(refused.err.split())

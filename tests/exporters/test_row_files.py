@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from compress.data import delimited, delimited_batches
 from compress.data.task import Task
 from compress.errors import DataError, OutputError
 from compress.exporters import row_files
@@ -326,6 +327,41 @@ def test_text_files_are_read_without_arrow(bundle: Bundle, tmp_path: Path) -> No
         words = ["predict", str(bundle.path), "--input", str(source), "--output", str(tmp_path / "a.jsonl")]
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "id,sentence\n" + '1,"so ""fine"", and\nfun"\n2,\n3, bad\n' * 300,
+        "sentence,n\r\n" + "fun,1\r\n" * 400 + '"so, good",a "b" c\r\n' + "bad,2\r\n" * 400,
+        "sentence\tn\n" + "fun\t1\n" * 400 + "one cell too few\n" + "bad\t2\n" * 400,
+    ],
+    ids=["plain", "from one row on not plain", "a row that cannot be read"],
+)
+@pytest.mark.parametrize("to", ["jsonl", "parquet"])
+def test_large_text_files_are_read_by_arrow_with_the_same_answers(
+    opened: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, to: str
+) -> None:
+    (tmp_path / "rows.csv").write_text(content, newline="")
+    targets = {size: tmp_path / f"{size}.{to}" for size in (2**20, 0)}
+    done, shares = list[tuple[int, int]](), list[float]()
+    monkeypatch.setattr(delimited_batches, "BLOCK_BYTES", 1000)
+    for size, target in targets.items():
+        monkeypatch.setattr(delimited, "WORTH_ARROW", size)
+        done.append(
+            predict_file(
+                opened, tmp_path / "rows.csv", target, on_error="skip", say=lambda _, share: shares.append(share)
+            )
+        )
+        assert shares == sorted(shares)
+        assert shares.pop() == 1.0
+        shares.clear()
+    assert done[0] == done[1]
+    assert done[0][0] >= 801
+    if to == "jsonl":
+        assert targets[0].read_bytes() == targets[2**20].read_bytes()
+    else:
+        assert pq.read_table(targets[0]).equals(pq.read_table(targets[2**20]))
 
 
 def test_a_first_line_that_is_not_text_is_skipped(opened: Predictor, tmp_path: Path) -> None:
