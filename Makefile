@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist
 
 demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded default; needs no network once installed
 	rm -rf runs/demo
-	@echo "This takes 3 to 7 minutes on two cores (measured on a quiet EPYC, a quiet Xeon and a shared EPYC, November 2026)."
+	@echo "This takes some minutes; README.md says how many it took us."
 	$(BIN)/compress distill --teacher minilm --data intents --out runs/demo --effort quick
 
 test: lint ## what continuous integration runs: lint, then every test

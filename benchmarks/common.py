@@ -39,6 +39,12 @@ def write_result(out: Path | None, facts: dict[str, Any], packages: Iterable[str
     out.write_text(json.dumps(result, indent=1, default=float) + "\n", encoding="utf-8")
 
 
+def read_commit() -> str:
+    """Read the commit of the code that runs; it ends with `-dirty` where files of it were changed since."""
+    words = ["git", "describe", "--always", "--abbrev=40", "--match=", "--dirty"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def run_worker(command: Sequence[str], **environment: str) -> dict[str, Any]:
     """Run a process to its end, and read the last line that it prints as JSON; exit where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)

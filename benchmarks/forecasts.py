@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import make_parser, write_result
+from benchmarks.common import make_parser, read_commit, write_result
 from compress.prompting.prompt import Prompt
 
 ROWS = {"sst2": 2000, "rte": 2490, "stsb": 3000, "mrpc": 3000}
@@ -128,10 +128,6 @@ def main() -> None:
                         print(format_line(found[-1]), flush=True)
     report(found)
     write_result(args.out, {"commit": commit, "commands": found})
-
-
-def read_commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def prepare(data: Path, scratch: Path, scale: float) -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.benchmark.local import machine, race
 from compress.console import warn
 from compress.data.collate import Batching, Collate
+from compress.data.task import TaskData
 from compress.errors import ExportError
 from compress.evaluation import embedding, metrics
 from compress.evaluation.evaluator import Evaluator
@@ -220,6 +221,7 @@ def measure(
     notes = [
         *data.notes,
         *job.notes,
+        *note_split(data),
         *note_teacher(why),
         *(each.note for each in trained.values() if each and each.note),
         *note_int8(rows, data.task.metric),
@@ -362,6 +364,17 @@ def describe_noise(times: Sequence[Latency]) -> str | None:
     ]
     busy = dict.fromkeys(f"{each.setting}: {each.busy}" for each in times if each.busy)
     return "; ".join([*noisy, *busy]) or None
+
+
+def note_split(data: TaskData) -> list[str]:
+    """Say what else the scored rows have decided, if there are no test rows."""
+    if data.test is not None:
+        return []
+    return [
+        "There is no labelled test split: these scores are of the validation rows, "
+        "which also chose the best weights, how int8 is made and, where units were cut "
+        "by their importance, which ones. New texts may score a little lower."
+    ]
 
 
 def note_teacher(why: str) -> list[str]:

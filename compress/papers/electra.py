@@ -22,6 +22,12 @@ Deviations
 - from the authors' code: a position drawn twice counts once in L_MLM; theirs counts it
   twice. The 85 % is decided per position, theirs per draw. At most `rate` of the tokens
   are drawn; theirs also has a ceiling for the whole batch.
+- from the paper: a generator of the discriminator's own size may share all of its
+  weights (Sec. 3.2; `untied_generator` in their code). Here, as in all of the authors'
+  models with a smaller one, only the embeddings are shared: of words, positions and
+  types, with their norm, which the paper does not mention. The projection from their
+  width to the hidden size is each model's own, and the generator's output layer has the
+  table of words as weights.
 - from the authors' code: means divide by the count, theirs by the count + 1e-6; Adam
   corrects its bias, theirs does not.
 - from the authors' code: rows are whole sentences of one document as a single segment;

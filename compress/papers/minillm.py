@@ -28,6 +28,9 @@ Deviations from the authors' code:
 - rewards are neither divided by 0.5, which whitening undoes, nor cut at +-100.
 - whitening is over the sampled tokens; theirs includes the padding. So does the mean in
   TRL, where padding counts.
+- nothing keeps a sample from repeating itself, as in the samples that train theirs:
+  `no_repeat_ngram_size`, 6 by default, is read by their evaluation alone
+  (evaluate_main.py).
 """
 
 from typing import Any

@@ -10,11 +10,13 @@ Shapes: B examples, D dimensions of a sentence vector.
 
 Deviations: the paper sums over pairs and triples; the authors' code averages over all
 B^2 pairs and B^3 triples, including those of a text with itself, which are 0, and so do
-these, as the weights 1 and 2 belong to the mean. The mean distance is that of the pairs
-of different texts; theirs also leaves out distances of 0, which only identical texts
-have. The relations are those of one batch; one that is split over processes or
-accumulated (`micro_batch`) has those within its parts only. Angles need B^2 D and B^3
-numbers of memory."""
+these, as the weights 1 and 2 belong to the mean. Each pair of different texts counts in
+the mean distance, as in their code, but distances come from differences: theirs, from
+squared norms and products, are at least 1e-6, so that equal texts are not 0 apart. The
+paper gives no rule for texts without a distance; here a mean of 0 divides by 1. The
+relations are those of one batch; one that is split over processes or accumulated
+(`micro_batch`) has those within its parts only. Angles need B^2 D and B^3 numbers of
+memory."""
 
 import torch
 from torch import Tensor

@@ -300,6 +300,11 @@ def test_a_recipe_of_ours(name: str, tmp_path: Path) -> None:
     assert uncited(text) == [], "every number has a source"
 
 
+@pytest.mark.parametrize("file", sorted((loader.folder() / "spaces").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_number_of_a_space_has_a_source(file: Path) -> None:
+    assert uncited(file.read_text(encoding="utf-8")) == []
+
+
 def test_guidance_is_not_inherited() -> None:
     texts = [recipe.choose for recipe in map(Recipe.load, loader.names())]
     assert len(set(texts)) == len(texts)
