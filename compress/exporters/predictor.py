@@ -52,27 +52,11 @@ ROWS_PER_BATCH = 256
 """Rows of a stream that are read at a time."""
 
 
-class RowTask(Protocol):
-    """Say how a task's rows and answers stand in files: see `Task`."""
-
-    @property
-    def text(self) -> tuple[str, ...]: ...
-
-    @property
-    def vectors(self) -> bool: ...
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-
-    @property
-    def json_columns(self) -> tuple[str, ...]: ...
-
-
 class Answering(Protocol):
     """Predict for texts: a `Predictor`, `NearestTexts`, or a `TextWriter`."""
 
     @property
-    def task(self) -> RowTask: ...
+    def task(self) -> Task: ...
 
     @property
     def rows_per_batch(self) -> int: ...

@@ -40,7 +40,6 @@ from compress.exporters.predictor import (
     Answering,
     NearestTexts,
     Predictor,
-    RowTask,
     check_search,
 )
 from compress.exporters.row_writers import open_writer, take
@@ -205,7 +204,7 @@ def _add_answers(
 
 def _open(
     source: Path,
-    task: RowTask,
+    task: Task,
     columns: Sequence[str] | None,
     *,
     pair: bool = False,
@@ -425,7 +424,7 @@ def check_files(source: Path, target: Path) -> None:
 
 
 def choose_columns(
-    task: RowTask,
+    task: Task,
     names: Sequence[str],
     source: Path | str,
     columns: Sequence[str] | None,
@@ -455,7 +454,7 @@ def choose_columns(
     return wanted
 
 
-def _list_added(task: RowTask, suffix: str, *, errors: bool) -> list[str]:
+def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
     names = ["prediction", *task.columns]
     if suffix in (".jsonl", ".parquet"):
         names += task.json_columns

@@ -13,6 +13,7 @@ from compress.arguments import read_texts
 from compress.arrays import Floats
 from compress.data.answers import AnswerColumns, Written, join_columns
 from compress.data.encoder import Text, TextEncoder
+from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.session import open_session
 
@@ -36,16 +37,6 @@ DECODER: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class WritingTask:
-    """How the rows and answers of a language model stand in files: see `Task`."""
-
-    text: tuple[str, ...] = ("text",)
-    vectors: bool = False
-    columns: tuple[str, ...] = ()
-    json_columns: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class TextWriter:
     """Write at most `new` tokens after each text, or in answer to it."""
 
@@ -53,8 +44,11 @@ class TextWriter:
     generator: "TextGenerator"
     max_length: int
     new: int
-    task: WritingTask = WritingTask()
     rows_per_batch: int = 32
+
+    @property
+    def task(self) -> Task:
+        return Task("generation", ("text",), "answer", (), "negative loss")
 
     @classmethod
     def open(
