@@ -40,6 +40,7 @@ from compress.teachers.labelling import (
     TextsToLabel,
     WriteLabels,
     load_texts,
+    without_examples,
 )
 from compress.teachers.prompted import Labeller
 from compress.teachers.writing import AskForTexts, WriteAnswers
@@ -70,6 +71,7 @@ class LabelRequest:
         file = Path(self.out)
         if state.is_main_process:
             _check_output(file)
+        console = self.console or Console(quiet=True)
         teacher = name_of(self.teacher)
         prompt = load_prompt(name_of(self.prompt))
         columns = self.columns
@@ -82,13 +84,14 @@ class LabelRequest:
         if isinstance(prompt, WritingPrompt):
             asking = _ask_for_texts(prompt, texts)
         else:
+            if texts.labelled is None:
+                prompt = without_examples(prompt, console)
             asking = _ask_for_labels(prompt, texts, self.seed)
         model = open_language_model(
             teacher,
             allow_pickle=self.allow_pickle,
             bf16=precisions.choose(self.precision) == "bf16",
         )
-        console = self.console or Console(quiet=True)
         strict = self.gate == "refuse"
         return asking.phases, LabelJob(
             asking.make(model, console),

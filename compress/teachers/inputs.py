@@ -37,6 +37,7 @@ from compress.models import precision as precisions
 from compress.models import teacher as teachers
 from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
+from compress.teachers.labelling import label_texts
 from compress.teachers.opening import choose_recipe, open_teacher
 from compress.teachers.source import TeacherSource
 from compress.training.context import TrainingContext, use_bf16
@@ -161,6 +162,9 @@ def open_job(
     request.check_launch()
     chosen = request.recipe
     tasks = TaskLoader(request.data, options.seed)
+    request = label_texts(request, tasks, trial=trial)
+    if request.data != tasks.source:
+        tasks = TaskLoader(request.data, options.seed)
     if isinstance(chosen, CandidateRecipes):
         chosen = choose_recipe(chosen, request, tasks)
     chosen = load_functions(chosen, state.num_processes, options.allow_code)

@@ -4,34 +4,43 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
 
 from compress.arguments import DataLike
 from compress.console import print_note
 from compress.data import load_task, schema, sources
+from compress.data.cache import home
 from compress.data.corpus import load_corpus
 from compress.data.objects import data_path
 from compress.data.table_files import SUFFIXES
 from compress.data.task import Task, TaskData
 from compress.data.text_files import reading
 from compress.errors import DataError, TeacherError
-from compress.io import make_folder
+from compress.io import hash_value, make_folder
+from compress.jobs.loading import TaskLoader
 from compress.jobs.phase import Phase
+from compress.jobs.request import DistillRequest
+from compress.models import precision as precisions
 from compress.outputs import output_file
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
+    build_task_prompt,
     check_labels,
     list_texts,
+    open_language_model,
 )
+from compress.prompting.prompt import Prompt
 from compress.records.forecast import PhaseEstimate
 from compress.teachers.prompted import Labeller, estimate_answers
-from compress.training.processes import from_first
+from compress.training.processes import from_first, node_first
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,84 @@ def check_score(
             "writes them anyway"
         )
     return [note]
+
+
+def label_texts(
+    request: DistillRequest, tasks: TaskLoader, *, trial: bool
+) -> DistillRequest:
+    """Label the texts of a request by its prompt, if they have no labels; return the
+    request for the file of them, kept under $COMPRESS_HOME.
+
+    tasks   loads the request's data
+    trial   make the labels up
+
+    The labels are the language model's own: scores against them are agreement with it.
+    Raises a CompressError.
+    """
+    columns = request.columns
+    if request.prompt is None or columns.kind is not None:
+        return request
+    with node_first():
+        if not tasks.load(columns, unlabelled=True).task.vectors:
+            return request
+        texts = load_texts(request.data, text=columns.text)
+    console = request.console
+    options = request.options
+    prompt = without_examples(request.prompt, console)
+    task = texts.task(list(prompt.labels))
+    labeller = PromptedTeacher(
+        open_language_model(
+            request.teacher,
+            allow_pickle=options.allow_pickle,
+            bf16=precisions.choose(options.precision) == "bf16",
+        ),
+        build_task_prompt(prompt, task, train=texts.rows, seed=options.seed),
+        console,
+    )
+    key = hash_value([labeller.digest, list_texts(texts.rows), trial])
+    file = home() / "labelled" / f"{texts.name}-{key[:12]}.jsonl"
+    main = PartialState().is_local_main_process
+    strict = options.gate == "refuse"
+    job: LabelsJob = LabelJob(
+        labeller,
+        texts,
+        file,
+        options.seed,
+        strict,
+        Console(quiet=True) if trial else console,
+        main=main,
+    )
+    labels = cycle(task.labels)
+    lines: Iterable[Mapping[str, Any]] = (
+        row | {"label": label} for row, label in zip(texts.rows, labels, strict=False)
+    )
+    if not trial:
+        job = AskForLabels().run(job)
+        found = map(_line, texts.rows, job.result.log_p_NC, repeat(task.labels))
+        lines = (line for line in found if line["label"] is not None)
+    with node_first():
+        if not file.is_file():
+            job.write(lines)
+    print_note(
+        console,
+        "the texts have no labels: those of the language model take their place, and "
+        "scores are agreement with it",
+    )
+    return replace(request, data=str(file), prompt=prompt)
+
+
+def without_examples(prompt: Prompt, console: Console) -> Prompt:
+    """Return a prompt for rows without labels, among which it can choose no
+    examples."""
+    if not isinstance(prompt.examples, int) or not prompt.examples:
+        return prompt
+    print_note(
+        console,
+        f"{prompt.name}: no row has a label, so that the prompt has no examples. In a "
+        "copy of it, write some: examples: [{text: ..., label: "
+        f"{next(iter(prompt.labels))}}}, ...]",
+    )
+    return prompt.model_copy(update={"examples": 0})
 
 
 def load_texts(

@@ -15,6 +15,7 @@ from compress.errors import PromptError, RecipeError, RunError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.prompting.labels import starting_checkpoint
 from compress.prompting.prompt import Prompt
+from compress.teachers import labelling
 from compress.teachers import prompted as teaching
 from compress.training import stage as stages
 from tests import command, tiny
@@ -38,7 +39,8 @@ QUICK = ["stages.0.steps=30", "stages.0.batch=16", "stages.0.max_length=32", "st
 def speaker(monkeypatch: pytest.MonkeyPatch) -> FakeLanguageModel:
     """Whatever the teacher is called, this one answers."""
     model = FakeLanguageModel(KNOWS, (-1.0, -1.0), parameters=1_500_000_000)
-    monkeypatch.setattr(teaching, "open_language_model", lambda *_, **__: model)
+    for module in (teaching, labelling):
+        monkeypatch.setattr(module, "open_language_model", lambda *_, **__: model)
     return model
 
 
@@ -60,6 +62,22 @@ def unlabelled_but_for_scores(data: str) -> None:
     texts = [line.split("\t")[0] for line in lines]
     wrong = np.random.default_rng(0).permutation(["negative", "positive"] * (len(texts) // 2))
     train.write_text("\n".join([header, *map("\t".join, zip(texts, wrong, strict=True))]) + "\n", encoding="utf-8")
+
+
+def test_texts_without_labels_are_rows_of_the_prompts_labels(
+    given: dict[str, Any], speaker: FakeLanguageModel, tmp_path: Path
+) -> None:
+    """Of a file of texts alone: they are labelled first, and a prompt that would choose examples has none."""
+    rows = (Path(given["data"]) / "train.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    (tmp_path / "texts.txt").write_text("\n".join(row.split("\t")[0] for row in rows) + "\n", encoding="utf-8")
+    given |= {"data": str(tmp_path / "texts.txt"), "prompt": str(tmp_path / "four.yaml")}
+    (tmp_path / "four.yaml").write_text(f"{PROMPT}examples: 4\n", encoding="utf-8")
+    plan = {name: value for name, value in given.items() if name != "out"}
+    assert "asking told" in {phase.name for phase in tiny.call(compress.forecast, **plan).phases}
+    bundle = tiny.call(compress.distill, **given)
+    assert bundle.task.labels == ("negative", "positive")
+    assert [each.label for each in bundle.predict(["a good film", "bad"])] == ["positive", "negative"]
+    assert (bundle.report().split, bundle.report().data[:10]) == ("validation", "texts.txt-")
 
 
 def test_a_student_learns_from_the_model_not_the_labels(
