@@ -25,7 +25,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def write_result(out: Path | None, facts: dict[str, Any], packages: Iterable[str] = PACKAGES) -> None:
-    """Write a result as JSON: command, date, machine, versions, commit, then the facts. None as `out`: write nothing."""
+    """Write a result as JSON: command, date, machine, versions, commit, then the facts. None as `out`: do nothing."""
     if out is None:
         return
     command = ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]

@@ -459,8 +459,9 @@ def train(recipe: Recipe, trial: Trial, corpus: str | None, *, untrained: bool) 
             elif untrained:
                 sides = {"recipe": score_majority(job)}
             else:
+                taught_by_task = proof.prompt is None and any(each.kind == "distill" for each in recipe.training)
                 taught = run_phases(teacher_phases, job)
-                sides = score_task(taught, int8=proof.int8, with_teacher=proof.prompt is None)
+                sides = score_task(taught, int8=proof.int8, with_teacher=taught_by_task)
             trained = {
                 stage.name: Trained.read(models.run.result(stage.name))
                 for stage in models.recipe.training
