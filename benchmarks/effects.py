@@ -35,6 +35,7 @@ NOT_RUN: Mapping[str, str] = {
     **dict.fromkeys(("bert", "roberta", "albert", "deberta", "deberta-v3", "xlnet", "xlm", "ib-bert"), NEEDS_GPU),
     **dict.fromkeys(("electra-small", "electra-base", "electra-distill", "mobilebert", "mobilebert-tiny"), NEEDS_GPU),
     "distilroberta": "needs a GPU, and a RoBERTa as its teacher",
+    "margin-mse-vectors": "needs a reranker's scores, which this trial does not make",
     "matryoshka": "its purpose is shortened vectors, which this trial does not score",
     "knowledge": "has a trial of its own, benchmarks/knowledge.py",
 }
@@ -102,7 +103,8 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, floa
     leads = {name: each["effects"]["control"] for name, each in results.items()}
     corrected = correct({name: lead["p"] for name, lead in leads.items()})
     verdicts = dict[str, tuple[str, float]]()
-    for name, p in corrected.items():
+    for name in results:
+        p = corrected[name]
         verdict = "no better"
         if p < LEVEL:
             verdict = "works" if leads[name]["mean"] > 0 else "harmful"

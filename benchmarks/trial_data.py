@@ -17,7 +17,9 @@ from compress.data.cache import home
 from compress.data.task import TaskData
 from compress.io import atomic_folder, hash_value
 
-VALIDATED = 800
+VALIDATED = 400
+TESTED = 4000
+"""Rows that are drawn once, for all seeds, to test on."""
 POOL = 24_000
 """Rows out of which seeds draw theirs; a language model that learns to answer prompts reads the others."""
 QUESTIONS = 640
@@ -37,7 +39,7 @@ def load_whole(root: Path, name: str) -> tuple[TaskData, NDArray[Any]]:
 
 
 def draw(root: Path, name: str, *, rows: int, texts: int, seed: int) -> tuple[Any, str | None]:
-    """Draw the rows of a seed to train and to validate on; test on all that others validate or test on.
+    """Draw the rows of a seed to train and to validate on; test on TESTED of those that others validate or test on.
 
     Returns the splits, and a file with the texts of so many other rows, or None. Of questions that find sentences the
     rows are the same for every seed.
@@ -46,10 +48,11 @@ def draw(root: Path, name: str, *, rows: int, texts: int, seed: int) -> tuple[An
         return find_sentences(root, name), None
     whole, order = load_whole(root, name)
     order = np.random.default_rng(seed).permutation(order[:POOL])
-    test = [each for each in (whole.validation, whole.test) if each is not None]
+    whole_test = concatenate_datasets([each for each in (whole.validation, whole.test) if each is not None])
+    test = np.random.default_rng(0).permutation(len(whole_test))[:TESTED]
     bounds = [0, rows, rows + VALIDATED, rows + VALIDATED + texts]
     train, validation, others = (whole.train.select(np.sort(order[start:end])) for start, end in pairwise(bounds))
-    splits = {"train": train, "validation": validation, "test": concatenate_datasets(test)}
+    splits = {"train": train, "validation": validation, "test": whole_test.select(np.sort(test))}
     if whole.task.kind == "qa":
         splits = {part: split.map(_to_squad, remove_columns=["starts"]) for part, split in splits.items()}
     if "text" not in others.column_names or not len(others):

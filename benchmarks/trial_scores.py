@@ -53,7 +53,7 @@ def score_majority(job: Job) -> Scored:
     return {"score": 1 - wrong.mean()}, wrong.astype(float)
 
 
-def score_task(job: Job, *, int8: bool, with_teacher: bool) -> dict[str, Scored]:
+def score_task(job: Job, *, int8: bool) -> dict[str, Scored]:
     """Run the stages; score the student on the test split, and as `without texts` what it was before it read these.
 
     The error is 1 for each row that is answered wrong, else 0; of questions 1 - F1, of rankings 1 - nDCG@10.
@@ -74,8 +74,6 @@ def score_task(job: Job, *, int8: bool, with_teacher: bool) -> dict[str, Scored]
         round_to_int8(student, context.collate(list(rows.select(range(256)))))
     ours = score(student, bf16=context.bf16 and not int8)
     ours[0]["parameters"] = student.num_parameters()
-    if with_teacher and models.task_teacher is not None:  # its linear layers may be in bfloat16
-        ours[0]["teacher"] = score(models.task_teacher.model, bf16=context.bf16)[0]["score"]
     found = {"recipe": ours}
     if isinstance(last, Stage) and last.corpus:
         before = models.run.result(models.recipe.stages[-2].name)

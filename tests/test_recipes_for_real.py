@@ -1,0 +1,102 @@
+"""What each recipe is compared with on real data; nothing is trained."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import effects, trial_data
+from benchmarks import recipes_for_real as real
+from benchmarks.trial_scores import TwoViews
+from compress.config import loader
+from compress.config.recipe import Recipe
+
+COMPARED = [name for name, proof in real.PROOFS.items() if proof.without not in real.UNTRAINED]
+TAUGHT = [name for name in COMPARED if real.PROOFS[name].without == "teacher"]
+
+
+def recipe_and_control(name: str) -> tuple[Recipe, Recipe]:
+    proof = real.PROOFS[name]
+    recipe = real.adapt(Recipe.load(name), proof)
+    return recipe, real.make_control(recipe, proof)
+
+
+def test_every_recipe_has_a_trial_or_a_reason() -> None:
+    assert real.PROOFS.keys() | effects.NOT_RUN.keys() == set(loader.names())
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_control_is_a_recipe_of_another_kind(name: str) -> None:
+    recipe, control = recipe_and_control(name)
+    assert Recipe.model_validate(control.plain()) == control, "it passes the checks of recipes"
+    assert control.stages != recipe.stages
+    assert control.stages[-1].head == recipe.stages[-1].head
+
+
+@pytest.mark.parametrize("name", [name for name in TAUGHT if Recipe.load(name).stages[-1].head == "task"])
+def test_the_labels_alone_choose_their_own_length(name: str) -> None:
+    recipe, control = recipe_and_control(name)
+    (stage,) = control.training
+    assert (stage.kind, stage.augment, stage.effort) == ("finetune", "auto", "quick")
+    assert stage.open_ended
+    assert control.student == (recipe.training[0].student or recipe.student)
+    assert control.teacher == recipe.teacher
+
+
+def test_recipes_with_the_same_student_share_a_control() -> None:
+    plain = [recipe_and_control(name)[1].plain() for name in ("hinton", "distilbert", "deberta-sift", "pkd")]
+    assert plain[0] == plain[1]
+    assert {key for key in plain[0] if plain[0][key] != plain[3][key]} == {"student"}, "other layers are copied"
+
+
+def test_pruning_at_once_recovers_as_the_recipe_does() -> None:
+    recipe, control = recipe_and_control("prune-taylor")
+    assert control.target == recipe.target
+    assert control.training[-1].objective == recipe.training[-1].objective
+    assert control.training[-1].open_ended
+    assert [stage.importance.by for stage in control.pruning] == ["li.magnitude"]
+
+
+def test_a_control_on_text_has_as_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of it takes 0.1 s and the recipe's 0.25 s."""
+    asked = list[Any]()
+
+    def run(recipe: Recipe, trial: Any, corpus: Any) -> dict[str, Any]:
+        asked.append(recipe.training[0].steps)
+        return {"recipe": ({"seconds": 3.0, "steps": 30}, None)}
+
+    monkeypatch.setattr(real, "run", run)
+    proof = real.PROOFS["distilgpt2"]
+    recipe = real.adapt(Recipe.load("distilgpt2"), proof)
+    trial: Any = SimpleNamespace(proof=proof)
+    real.run_control(recipe, trial, "text", ({"seconds": 60.0, "steps": 240}, None))
+    assert asked == [real.BRIEF, 600]
+
+
+def test_sentences_that_answer_a_question() -> None:
+    text = "Rollo led them to Normandy in 911. The Seine was their road. They spoke Norse for a while."
+    asked = [{"question": "When?", "answers": [{"text": "911"}]}, {"question": "Who?", "answers": []}]
+    found = list(trial_data._judged([[{"context": text, "qas": asked}]]))
+    assert found == [
+        [
+            ("When?", "Rollo led them to Normandy in 911.", 1),
+            ("When?", "The Seine was their road.", 0),
+            ("When?", "They spoke Norse for a while.", 0),
+        ]
+    ]
+
+
+def test_two_views_of_a_text() -> None:
+    """The loss is that of each text's second vector among all second vectors."""
+    vectors = iter(torch.randn(2, 4, 8))
+    student = torch.nn.Module()
+    student.forward = lambda **inputs: SimpleNamespace(logits=next(vectors))  # type: ignore[method-assign]
+    one_BD, other_BD = torch.nn.functional.normalize(torch.stack(list(vectors)), dim=-1)
+    vectors = iter((one_BD, other_BD))
+    loss = TwoViews(student, None, None)(input_ids=torch.ones(4, 3))["loss"]
+    expected = 0.0
+    for i in range(4):
+        scores = [float(one_BD[i] @ other_BD[j]) / 0.05 for j in range(4)]
+        expected -= float(torch.tensor(scores).log_softmax(0)[i]) / 4
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
