@@ -449,7 +449,7 @@ def train(recipe: Recipe, trial: Trial, corpus: str | None, *, untrained: bool) 
             prompt=proof.prompt,
             columns=DataOptions(kind=KINDS.get(proof.data)),
             length=LengthOptions(),
-            options=RunOptions(seed=trial.seed, gate="warn"),
+            options=RunOptions(seed=trial.seed, gate="warn", allow_code=str(ROOT)),
             console=Console(),
         )
         with open_job(request) as (job, teacher_phases):

@@ -71,7 +71,7 @@ def score_task(job: Job, *, int8: bool) -> dict[str, Scored]:
 
     if int8:
         rows = context.rows(models.recipe.training[-1], models.run.seed)
-        round_to_int8(student, context.collate(list(rows.select(range(256)))))
+        round_to_int8(student, context.collate(list(rows.select(range(min(256, len(rows)))))))
     ours = score(student, bf16=context.bf16 and not int8)
     ours[0]["parameters"] = student.num_parameters()
     found = {"recipe": ours}

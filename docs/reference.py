@@ -49,6 +49,7 @@ def formats_table() -> str:
 def recipes() -> str:
     """Describe every recipe by its own fields, grouped by what it needs."""
     every = [Recipe.load(name) for name in loader.names()]
+    verdicts = effects.judge(effects.load(RESULTS))
     parts = [
         "# Recipes\n\nEach recipe holds a paper's numbers, each with its table, section or equation. "
         "`compress recipes NAME` prints a recipe; `--set stages.0.lr=3e-5` overrides any number.\n"
@@ -56,11 +57,13 @@ def recipes() -> str:
     for purpose, title in catalog.PURPOSES.items():
         rows = [
             f"| `{one.name}` | [{one.paper.authors} {one.paper.year}]({one.paper.url}) | {catalog.student(one)} | "
-            f"{one.needs} | {one.cost} | {one.choose or one.about} |"
+            f"{one.needs} | {one.cost} | {one.choose or one.about} | {verdicts.get(one.name, ('not run', 1.0))[0]} |"
             for one in every
             if catalog.purpose(one) == purpose
         ]
-        heading = "| recipe | paper | student | needs | cost | choose it when |\n|---|---|---|---|---|---|"
+        heading = (
+            "| recipe | paper | student | needs | cost | choose it when | [tried](tried.md) |\n" + "|---" * 7 + "|"
+        )
         parts.append("\n".join([f"## {title}\n", heading, *rows, ""]))
     return "\n".join(parts)
 

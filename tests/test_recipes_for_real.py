@@ -1,5 +1,10 @@
-"""What each recipe is compared with on real data; nothing is trained."""
+"""What each recipe is compared with on real data, and that its trial runs, with tiny teachers."""
 
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +16,8 @@ from benchmarks import recipes_for_real as real
 from benchmarks.trial_scores import TwoViews
 from compress.config import loader
 from compress.config.recipe import Recipe
+from compress.training import schedule
+from tests import generative, marked, tiny
 
 COMPARED = [name for name, proof in real.PROOFS.items() if proof.without not in real.UNTRAINED]
 TAUGHT = [name for name in COMPARED if real.PROOFS[name].without == "teacher"]
@@ -100,3 +107,75 @@ def test_two_views_of_a_text() -> None:
         scores = [float(one_BD[i] @ other_BD[j]) / 0.05 for j in range(4)]
         expected -= float(torch.tensor(scores).log_softmax(0)[i]) / 4
     assert float(loss) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Tiny teachers, data and text."""
+    folder = tmp_path_factory.mktemp("trial")
+    reviews = Path(tiny.reviews(folder / "reviews", train=48, dev=16))
+    for seed, split in enumerate(("train", "validation", "test")):
+        marked.rankings(folder / f"{split}.tsv", count=12, seed=seed)
+    lines = "the story was sharp but slow .\na film is never quite dull .\nthis actor was great and the plot is fun .\n"
+    (folder / "texts.txt").write_text(lines * 20, encoding="utf-8")
+    (folder / "corpus.txt").write_text("\n".join([lines * 2] * 60), encoding="utf-8")
+    lm = generative.gpt2(layers=4)
+    for part in (lm, generative.gpt2_tokenizer()):
+        part.save_pretrained(folder / "lm")
+    queries = f"validation={folder}/validation.tsv,test={folder}/test.tsv"
+    return {
+        "home": str(folder / "home"),
+        "minilm": tiny.checkpoint(folder / "minilm", tiny.bert(layers=4, initializer_range=0.1).bert),
+        "lm": str(folder / "lm"),
+        "sst2": f"train={reviews}/train.tsv,validation={reviews}/dev.tsv,test={reviews}/dev.tsv",
+        "vectors": f"train={folder}/texts.txt,{queries}",
+        "ranking": f"train={folder}/train.tsv,{queries}",
+        "texts": str(folder / "texts.txt"),
+        "corpus": str(folder / "corpus.txt"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["hinton", "prune-taylor", "q8bert", "embed-mse", "leaf", "listnet", "distilbert-general", "gkd"]
+)
+def test_a_recipe_is_compared_on_every_seed(
+    name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPRESS_HOME", places["home"])
+    monkeypatch.setattr(sys, "argv", ["benchmarks/recipes_for_real.py", name])
+    monkeypatch.setattr(real, "BRIEF", 2)
+    monkeypatch.setattr(schedule, "EPOCHS_OF_ROWS", 2)
+    short = {"steps": 4, "batch": 8, "max_length": 16, "micro_batch": None}
+    proof = real.PROOFS[name]
+    text = {key: {"prompt": 4, "new_tokens": 4} if key == "step" else value for key, value in proof.text.items()}
+    proof = replace(proof, text={**text, **short}, task={"max_length": 16}, teacher_lm=short)
+    monkeypatch.setattr(real, "PROOFS", {name: proof})
+    monkeypatch.setattr(real, "load_made_teacher", lambda teacher, args: places[teacher])
+    minilm = real.DistillRequest
+
+    def request(*, teacher: str, **given: Any) -> Any:
+        return minilm(teacher=places.get(teacher, teacher), **given)
+
+    monkeypatch.setattr(real, "DistillRequest", request)
+    monkeypatch.setattr(real, "draw", lambda root, data, **given: (places[data], places["texts"]))
+    args = argparse.Namespace(
+        data=None,
+        corpus=places["corpus"],
+        rows=48,
+        texts=60,
+        seeds=[0, 1, 2],
+        longer=1,
+        wider=1,
+        hidden=None,
+        out=tmp_path,
+    )
+    real.compare(name, args)
+    (result,) = effects.load(tmp_path).values()
+    figure = {"gkd": "kl"}.get(name, "score")
+    assert all(len(runs) == 3 and all(figure in run for run in runs) for runs in result["runs"].values())
+    known = {"control", "teacher", "texts"} if name == "hinton" else {"control"}
+    assert result["effects"].keys() == known
+    ours, theirs = (fmean(run[figure] for run in result["runs"][side]) for side in ("recipe", "control"))
+    lead = theirs - ours if figure == "kl" else ours - theirs
+    assert result["effects"]["control"]["mean"] == pytest.approx(lead, abs=1e-6)
