@@ -109,7 +109,6 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, default=1, help="cores that the neighbour keeps busy")
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     args = parser.parse_args()
-    commit = read_commit() if args.out else ""  # before the measuring, which would be lost without git
     with tempfile.TemporaryDirectory() as folder:
         scratch, found = Path(folder), list[dict[str, Any]]()
         prepare(args.data, scratch, args.scale)
@@ -127,11 +126,7 @@ def main() -> None:
                         found.append({"command": name, "load": load, **measure(words, scratch / load / name)})
                         print(format_line(found[-1]), flush=True)
     report(found)
-    write_result(args.out, {"commit": commit, "commands": found})
-
-
-def read_commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    write_result(args.out, {"commands": found})
 
 
 def prepare(data: Path, scratch: Path, scale: float) -> None:

@@ -384,7 +384,7 @@ def make_control(recipe: Recipe, proof: Proof) -> Recipe:
         case "embed-mse":
             return adapt(Recipe.load("embed-mse"), proof)
         case "two views":
-            views = {"step": Call("benchmarks.trial_scores.TwoViews"), "objective": (), "cache_teacher": False}
+            views = {"step": Call("trial_scores.TwoViews"), "objective": (), "cache_teacher": False}
             stages = [last.model_copy(update=views)]
         case "teacher" if last.head == "task":
             return learn_labels(recipe)
@@ -449,7 +449,7 @@ def train(recipe: Recipe, trial: Trial, corpus: str | None, *, untrained: bool) 
             prompt=proof.prompt,
             columns=DataOptions(kind=KINDS.get(proof.data)),
             length=LengthOptions(),
-            options=RunOptions(seed=trial.seed, gate="warn", allow_code=str(ROOT)),
+            options=RunOptions(seed=trial.seed, gate="warn", allow_code=str(ROOT / "benchmarks")),
             console=Console(),
         )
         with open_job(request) as (job, teacher_phases):

@@ -288,6 +288,6 @@ class TwoViews(Step):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         inputs = {name: value for name, value in batch.items() if name not in ("labels", "row")}
-        one_BD, other_BD = (self.student(**inputs).logits.float() for _ in range(2))
+        one_BD, other_BD = (self.student(**inputs).sentence_embedding.float() for _ in range(2))
         loss = oord.infonce(one_BD, other_BD, temperature=0.05)
         return {"loss": loss, "two views": loss.detach()}

@@ -98,7 +98,7 @@ def test_two_views_of_a_text() -> None:
     """The loss is that of each text's second vector among all second vectors."""
     vectors = iter(torch.randn(2, 4, 8))
     student = torch.nn.Module()
-    student.forward = lambda **inputs: SimpleNamespace(logits=next(vectors))  # type: ignore[method-assign]
+    student.forward = lambda **inputs: SimpleNamespace(sentence_embedding=next(vectors))  # type: ignore[method-assign]
     one_BD, other_BD = torch.nn.functional.normalize(torch.stack(list(vectors)), dim=-1)
     vectors = iter((one_BD, other_BD))
     loss = TwoViews(student, None, None)(input_ids=torch.ones(4, 3))["loss"]
@@ -136,9 +136,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["hinton", "prune-taylor", "q8bert", "embed-mse", "leaf", "listnet", "distilbert-general", "gkd"]
-)
+@pytest.mark.parametrize("name", ["hinton", "embed-mse", "gkd"])
 def test_a_recipe_is_compared_on_every_seed(
     name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
