@@ -15,12 +15,14 @@ for days, and what its control lacks. What is scored:
 
 **The controls.** A task's control without its teacher is the same student, trained on the labels of the same rows
 and of the variants that the recipe reads of them, by BERT's numbers, for as long as the validation split shows
-improvement: the rule by which the recipe itself ends (`epochs: auto`, effort quick). A recipe that reads texts
-without labels, which only a teacher can answer for, is scored without them as well, so that the teacher, the texts
-and both together are told apart. Of stages on text the control has as much time: its steps are the recipe's, times
-how much faster one of them is. Vectors are compared with those of `embed-mse`, and `embed-mse` with the same copied
-layers, trained on the same texts to tell each text's vector, under another dropout, from the other texts' (Gao et
-al. 2021, "SimCSE", arXiv:2104.08821, without labels).
+improvement: the rule by which the recipe itself ends (`epochs: auto`, effort quick). As that rule asks for a
+teacher's distance too, which lets a recipe go on, the control has a second try, the rows alone at normal effort (400
+to 1,500 steps), and the better of the two on the validation split counts; so have controls without stages on text,
+and those of vectors. A recipe that reads texts without labels, which only a teacher can answer for, is scored
+without them as well, so that the teacher, the texts and both together are told apart. Of stages on text the control
+has as much time: its steps are the recipe's, times how much faster one of them is. Vectors are compared with those
+of `embed-mse`, and `embed-mse` with the same copied layers, trained on the same texts to tell each text's vector,
+under another dropout, from the other texts' (Gao et al. 2021, "SimCSE", arXiv:2104.08821, without labels).
 
 **The statistics** are those of benchmarks/effects.py: every seed draws its own rows to train and validate on, its
 own teacher and its own students; the test rows are the same for all. The teacher is `minilm`, fine-tuned on the
@@ -34,8 +36,6 @@ Results are one JSON file a recipe. The site's page "Recipes on real data" shows
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -54,25 +54,20 @@ from rich.console import Console
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 import compress
-from benchmarks.common import COMMIT, ROOT, make_parser, write_result
+from benchmarks.common import COMMIT, make_parser, write_result
 from benchmarks.effects import NOT_RUN, measure
 from benchmarks.trial_data import POOL, draw, load_whole
-from benchmarks.trial_scores import Scored, guess_by_rate, score_majority, score_task, score_text
-from compress.config.options import DataOptions, LengthOptions, RunOptions
+from benchmarks.trial_runs import Trial, run
+from benchmarks.trial_scores import Scored, guess_by_rate
 from compress.config.recipe import Recipe, Target
 from compress.config.reference import Call
 from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.cache import home
 from compress.data.corpus import load_corpus
-from compress.data.objects import data_path
-from compress.io import atomic_folder, hash_value, write_json
-from compress.jobs.phase import run_phases
-from compress.jobs.request import DistillRequest
+from compress.io import atomic_folder
 from compress.prompting.labels import label_names
 from compress.prompting.prompt import Prompt
-from compress.teachers.inputs import open_job
-from compress.training.stage import Trained
 
 UNTRAINED = ("n-gram", "majority", "rate")
 """Controls that are no other student."""
@@ -212,17 +207,6 @@ LM = Proof(
 )
 
 
-@dataclass(frozen=True)
-class Trial:
-    """The runs of one seed: their proof, splits with a name for them, teacher, text and seed."""
-
-    proof: Proof
-    splits: Any
-    drawn: tuple[Any, ...]
-    teacher: str
-    seed: int
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=", ".join(PROOFS))
@@ -270,10 +254,10 @@ def compare(name: str, args: argparse.Namespace) -> None:
         teacher = proof.teacher if proof.teacher == "minilm" else load_made_teacher(proof.teacher, args)
         teacher = tune_t5(teacher, splits, seed) if proof.teacher == "t5" else teacher
         drawn = (proof.data, args.rows, args.texts, seed)
-        trial = Trial(proof, splits, drawn, teacher, seed)
+        trial = Trial(proof.data, splits, drawn, teacher, seed, proof.prompt, proof.int8, proof.measure)
         corpus = args.corpus if on_text else others if proof.without == "teacher" else None
         sides = run(recipe, trial, corpus)
-        sides["control"] = run_control(recipe, trial, corpus, sides["recipe"])
+        sides["control"] = run_control(recipe, proof, trial, corpus, sides["recipe"])
         for side, (found, wrong) in sides.items():
             found.pop("tokens", None)
             print(f"{name}, seed {seed}, {side}: {found}", flush=True)
@@ -334,9 +318,9 @@ def adapt(recipe: Recipe, proof: Proof) -> Recipe:
     return recipe.model_copy(update=update | ({"target": TARGET} if recipe.pruning else {})).with_effort("quick")
 
 
-def run_control(recipe: Recipe, trial: Trial, corpus: str | None, ours: Scored) -> Scored:
-    """Run what the recipe is compared with; of stages on text for as long as the recipe took."""
-    proof = trial.proof
+def run_control(recipe: Recipe, proof: Proof, trial: Trial, corpus: str | None, ours: Scored) -> Scored:
+    """Run what the recipe is compared with: of several the one with the best validation score; of stages on text for as
+    long as the recipe took."""
     if proof.without == "rate":
         return guess_by_rate(np.asarray(ours[0]["tokens"]))
     if proof.without in UNTRAINED:
@@ -344,11 +328,24 @@ def run_control(recipe: Recipe, trial: Trial, corpus: str | None, ours: Scored) 
     control = make_control(recipe, proof)
     text = corpus if reads_text(control) else None
     if control.stages[-1].head == "task":
-        return run(control, trial, text)["recipe"]
+        found = [run(each, trial, text)["recipe"] for each in (control, *longer_controls(control, proof))]
+        return max(found, key=lambda each: float(*each[0]["validated"]))
     brief = run(with_steps(control, lambda steps: BRIEF), trial, text)["recipe"][0]
     took = ours[0]
     faster = took["seconds"] / took["steps"] / (brief["seconds"] / brief["steps"])
     return run(with_steps(control, lambda steps: round(steps * max(1.0, faster))), trial, text)["recipe"]
+
+
+def longer_controls(control: Recipe, proof: Proof) -> list[Recipe]:
+    """Return the control with normal effort if it has no teacher, whose distance would tell it to go on; labels of the
+    rows alone, since variants of them did harm (docs/LOG.md)."""
+    if proof.without not in ("teacher", "text", "two views"):
+        return []
+    longer = control.with_effort("normal")
+    if proof.without == "teacher":
+        stages = tuple(stage.model_copy(update={"augment": None}) for stage in longer.training)
+        longer = longer.model_copy(update={"stages": stages})
+    return [longer]
 
 
 def with_steps(recipe: Recipe, change: Callable[[int], int]) -> Recipe:
@@ -414,82 +411,6 @@ def learn_labels(recipe: Recipe) -> Recipe:
 def has_mechanism(stage: Any) -> bool:
     """Return True of the stages whose mechanism is what a proof is of."""
     return isinstance(stage, Stage) and stage.step is not None and not stage.step.by.endswith("WithoutDropout")
-
-
-def run(recipe: Recipe, trial: Trial, corpus: str | None, *, untrained: bool = False) -> dict[str, Scored]:
-    """Return what a recipe's stages were scored with, by side; from the cache if the same code has run them before."""
-    proof = trial.proof
-    text = load_corpus(corpus).fingerprint if corpus else None
-    facts = [recipe.plain(), trial.drawn, trial.teacher, text, trial.seed, untrained, proof.int8, str(proof.prompt)]
-    if recipe.stages[-1].head != "task":
-        facts.append(proof.measure)
-    file = home() / "recipes-for-real" / "runs" / f"{hash_value([CODE, *facts])[:24]}.json"
-    if not file.exists():
-        found = train(recipe, trial, corpus, untrained=untrained)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {side: [each, wrong.tolist()] for side, (each, wrong) in found.items()})
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    return {side: (each, np.array(wrong)) for side, (each, wrong) in kept.items()}
-
-
-def train(recipe: Recipe, trial: Trial, corpus: str | None, *, untrained: bool) -> dict[str, Scored]:
-    """Run the recipe's stages, and score what they make."""
-    proof, stages, last = trial.proof, recipe.stages, recipe.stages[-1]
-    began = time.perf_counter()
-    if last.head != "task":  # what follows is not run
-        after = Stage.model_validate({"finetune": "task-after-it", "lr": "auto", "max_length": 64})
-        recipe = recipe.model_copy(update={"stages": (*stages, after)})
-    with tempfile.TemporaryDirectory() as folder:
-        request = DistillRequest(
-            teacher=trial.teacher,
-            data=data_path(trial.splits),
-            out=Path(folder) / "run",
-            recipe=recipe,
-            corpus=corpus,
-            prompt=proof.prompt,
-            columns=DataOptions(kind=KINDS.get(proof.data)),
-            length=LengthOptions(),
-            options=RunOptions(seed=trial.seed, gate="warn", allow_code=str(ROOT / "benchmarks")),
-            console=Console(),
-        )
-        with open_job(request) as (job, teacher_phases):
-            models = job.models
-            if last.head != "task":
-                measured = score_text(models, models.recipe.stages[: len(stages)], proof.measure, untrained=untrained)
-                sides = {"recipe": measured}
-            elif untrained:
-                sides = {"recipe": score_majority(job)}
-            else:
-                taught = run_phases(teacher_phases, job)
-                sides = score_task(taught, int8=proof.int8)
-            trained = {
-                stage.name: Trained.read(models.run.result(stage.name))
-                for stage in models.recipe.training
-                if models.run.result(stage.name).is_dir()
-            }
-    found = sides["recipe"][0]
-    found["steps_of"] = {stage: each.steps for stage, each in trained.items()}
-    found["steps"] = sum(found["steps_of"].values())
-    found["seconds"] = round(sum(each.seconds for each in trained.values()), 1)
-    found["minutes"] = round((time.perf_counter() - began) / 60, 1)
-    return {side: (_plain(each), wrong) for side, (each, wrong) in sides.items()}
-
-
-def _plain(found: dict[str, Any]) -> dict[str, Any]:
-    """Return figures as JSON holds them."""
-    return {
-        key: value.tolist() if isinstance(value, np.ndarray | np.generic) else value for key, value in found.items()
-    }
-
-
-KINDS: Mapping[str, Any] = {"vectors": "embedding", "ranking": "ranking"}
-CODE = subprocess.run(
-    ["git", "-C", str(ROOT), "rev-parse", "HEAD:compress", "HEAD:recipes", *(
-        f"HEAD:benchmarks/{name}.py" for name in ("recipes_for_real", "trial_data", "trial_scores")
-    )],
-    capture_output=True, text=True, check=False,
-).stdout  # fmt: skip
-"""What a run depends on, besides its settings."""
 
 
 def pretrained(folder: Path, corpus: str | None, recipe: Recipe, *, teacher: str, data: Any = None) -> None:

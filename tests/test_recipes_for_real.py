@@ -8,10 +8,11 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import effects, trial_data
+from benchmarks import effects, trial_data, trial_runs
 from benchmarks import recipes_for_real as real
 from benchmarks.trial_scores import TwoViews
 from compress.config import loader
@@ -76,9 +77,29 @@ def test_a_control_on_text_has_as_much_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(real, "run", run)
     proof = real.PROOFS["distilgpt2"]
     recipe = real.adapt(Recipe.load("distilgpt2"), proof)
-    trial: Any = SimpleNamespace(proof=proof)
-    real.run_control(recipe, trial, "text", ({"seconds": 60.0, "steps": 240}, None))
+    trial: Any = None
+    real.run_control(recipe, proof, trial, "text", ({"seconds": 60.0, "steps": 240}, None))
     assert asked == [real.BRIEF, 600]
+
+
+def test_the_better_of_two_lengths_is_the_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is chosen on the validation split, and the longer one reads no variants."""
+    tried = list[Recipe]()
+
+    def run(recipe: Recipe, trial: Any, corpus: Any) -> dict[str, Any]:
+        tried.append(recipe)
+        return {"recipe": ({"validated": [[0.8, 0.9][len(tried) - 1]]}, len(tried))}
+
+    monkeypatch.setattr(real, "run", run)
+    proof = real.PROOFS["hinton"]
+    trial: Any = None
+    recipe = real.adapt(Recipe.load("hinton"), proof)
+    chosen = real.run_control(recipe, proof, trial, None, ({}, np.zeros(1)))
+    assert chosen == ({"validated": [0.9]}, 2)
+    assert [(each.training[0].effort, each.training[0].augment) for each in tried] == [
+        ("quick", "auto"),
+        ("normal", None),
+    ]
 
 
 def test_sentences_that_answer_a_question() -> None:
@@ -150,12 +171,12 @@ def test_a_recipe_is_compared_on_every_seed(
     proof = replace(proof, text={**text, **short}, task={"max_length": 16}, teacher_lm=short)
     monkeypatch.setattr(real, "PROOFS", {name: proof})
     monkeypatch.setattr(real, "load_made_teacher", lambda teacher, args: places[teacher])
-    minilm = real.DistillRequest
+    distil = trial_runs.DistillRequest
 
     def request(*, teacher: str, **given: Any) -> Any:
-        return minilm(teacher=places.get(teacher, teacher), **given)
+        return distil(teacher=places.get(teacher, teacher), **given)
 
-    monkeypatch.setattr(real, "DistillRequest", request)
+    monkeypatch.setattr(trial_runs, "DistillRequest", request)
     monkeypatch.setattr(real, "draw", lambda root, data, **given: (places[data], places["texts"]))
     args = argparse.Namespace(
         data=None,
