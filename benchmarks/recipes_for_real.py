@@ -38,7 +38,6 @@ Results are one JSON file a recipe. The site's page "Recipes on real data" shows
 import argparse
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -243,7 +242,6 @@ def main() -> None:
 
 def compare(name: str, args: argparse.Namespace) -> None:
     """Run a recipe and its control for every seed, and write what was found."""
-    began = time.time()
     proof = PROOFS[name].enlarge(args)
     recipe = adapt(Recipe.load(name), proof)
     on_text = reads_text(recipe)
@@ -277,7 +275,6 @@ def compare(name: str, args: argparse.Namespace) -> None:
         "wider": args.wider,
         "hidden": args.hidden,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "minutes": round((time.time() - began) / 60, 1),
         "effects": {key: asdict(effect) for key, effect in effects.items()},
         "runs": runs,
     }

@@ -114,7 +114,7 @@ def tried() -> str:
         verdict, p = verdicts[name]
         parts.append(
             f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {theirs} | "
-            f"{_lead(each, 'control', figure)} | {p:.2g} | {each['minutes']:.0f} | {verdict} |"
+            f"{_lead(each, 'control', figure)} | {p:.2g} | {sum(run['minutes'] for run in runs['recipe']):.0f} | {verdict} |"
         )
         if "texts" in each["effects"]:
             cells = (_lead(each, key, figure) for key in ("teacher", "texts", "control"))
