@@ -338,7 +338,7 @@ def longer_controls(control: Recipe, proof: Proof) -> list[Recipe]:
     rows alone, since variants of them did harm (docs/LOG.md)."""
     if proof.without not in ("teacher", "text", "two views"):
         return []
-    longer = control.with_effort("normal")
+    longer = control.with_effort("normal").model_copy(update={"teacher": control.teacher})
     if proof.without == "teacher":
         stages = tuple(stage.model_copy(update={"augment": None}) for stage in longer.training)
         longer = longer.model_copy(update={"stages": stages})

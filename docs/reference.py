@@ -112,9 +112,10 @@ def tried() -> str:
         unit, form, _, _ = FIGURES[figure]
         ours, theirs = (form.format(fmean(run[figure] for run in runs[side])) for side in ("recipe", "control"))
         verdict, p = verdicts[name]
+        minutes = sum(run["minutes"] for run in runs["recipe"])
         parts.append(
             f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {theirs} | "
-            f"{_lead(each, 'control', figure)} | {p:.2g} | {sum(run['minutes'] for run in runs['recipe']):.0f} | {verdict} |"
+            f"{_lead(each, 'control', figure)} | {p:.2g} | {minutes:.0f} | {verdict} |"
         )
         if "texts" in each["effects"]:
             cells = (_lead(each, key, figure) for key in ("teacher", "texts", "control"))
