@@ -25,7 +25,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def write_result(out: Path | None, facts: dict[str, Any], packages: Iterable[str] = PACKAGES) -> None:
-    """Write a result as JSON: command, date, machine and versions, then the facts. None as `out` writes nothing."""
+    """Write a result as JSON: command, date, machine, versions, commit, then the facts. None as `out`: do nothing."""
     if out is None:
         return
     command = ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
@@ -34,15 +34,29 @@ def write_result(out: Path | None, facts: dict[str, Any], packages: Iterable[str
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": {**versions(packages), "python": platform.python_version()},
+        **COMMIT,
         **facts,
     }
     out.write_text(json.dumps(result, indent=1, default=float) + "\n", encoding="utf-8")
 
 
-def read_commit() -> str:
-    """Read the commit of the code that runs; it ends with `-dirty` where files of it were changed since."""
-    words = ["git", "describe", "--always", "--abbrev=40", "--match=", "--dirty"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+def find_commit() -> dict[str, Any]:
+    """Return the commit of this checkout, and whether what runs is as it was committed; None if that is not known."""
+    paths = ("compress", "recipes", "benchmarks", ":!benchmarks/results")
+    commands = (["rev-parse", "HEAD"], ["status", "--porcelain", "--", *paths])
+    asked = [
+        subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+        for words in commands
+    ]
+    if any(each.returncode for each in asked):
+        return {"commit": None, "clean": None}
+    commit, changed = (each.stdout.strip() for each in asked)
+    return {"commit": commit, "clean": not changed}
+
+
+ROOT = Path(__file__).parents[1]
+COMMIT = find_commit()
+"""Of the time when the script began."""
 
 
 def run_worker(command: Sequence[str], **environment: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import log, make_parser, read_commit, write_result
+from benchmarks.common import log, make_parser, write_result
 from compress.records.run_report import REPORT, Report, ReportRow
 
 DEMO = ("distill", "--teacher", "minilm", "--data", "intents", "--effort", "quick")
@@ -66,7 +66,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of each run")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    commit = read_commit()  # of the code that runs, whatever is written meanwhile
     runs = list[dict[str, object]]()
     times = list[Values]()
     tables = list[dict[str, Values]]()

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import make_parser, read_commit, write_result
+from benchmarks.common import make_parser, write_result
 from compress.prompting.prompt import Prompt
 
 ROWS = {"sst2": 2000, "rte": 2490, "stsb": 3000, "mrpc": 3000}
@@ -109,7 +109,6 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, default=1, help="cores that the neighbour keeps busy")
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     args = parser.parse_args()
-    commit = read_commit() if args.out else ""  # before the measuring, which would be lost without git
     with tempfile.TemporaryDirectory() as folder:
         scratch, found = Path(folder), list[dict[str, Any]]()
         prepare(args.data, scratch, args.scale)
@@ -127,7 +126,7 @@ def main() -> None:
                         found.append({"command": name, "load": load, **measure(words, scratch / load / name)})
                         print(format_line(found[-1]), flush=True)
     report(found)
-    write_result(args.out, {"commit": commit, "commands": found})
+    write_result(args.out, {"commands": found})
 
 
 def prepare(data: Path, scratch: Path, scale: float) -> None:

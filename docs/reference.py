@@ -1,6 +1,5 @@
 """Generate the reference of the site from the code: recipes, the command line, the public names."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import compress
+from benchmarks import effects
 from compress.cli import app
 from compress.config import catalog, loader
 from compress.config.recipe import Recipe
@@ -49,6 +49,7 @@ def formats_table() -> str:
 def recipes() -> str:
     """Describe every recipe by its own fields, grouped by what it needs."""
     every = [Recipe.load(name) for name in loader.names()]
+    verdicts = effects.judge(effects.load(RESULTS))
     parts = [
         "# Recipes\n\nEach recipe holds a paper's numbers, each with its table, section or equation. "
         "`compress recipes NAME` prints a recipe; `--set stages.0.lr=3e-5` overrides any number.\n"
@@ -56,70 +57,91 @@ def recipes() -> str:
     for purpose, title in catalog.PURPOSES.items():
         rows = [
             f"| `{one.name}` | [{one.paper.authors} {one.paper.year}]({one.paper.url}) | {catalog.student(one)} | "
-            f"{one.needs} | {one.cost} | {one.choose or one.about} |"
+            f"{one.needs} | {one.cost} | {one.choose or one.about} | {verdicts.get(one.name, ('not run', 1.0))[0]} |"
             for one in every
             if catalog.purpose(one) == purpose
         ]
-        heading = "| recipe | paper | student | needs | cost | choose it when |\n|---|---|---|---|---|---|"
+        heading = (
+            "| recipe | paper | student | needs | cost | choose it when | [tried](tried.md) |\n" + "|---" * 7 + "|"
+        )
         parts.append("\n".join([f"## {title}\n", heading, *rows, ""]))
     return "\n".join(parts)
 
 
 CONTROLS = {
-    "without teacher": "the same student trained on the labels, or the text, alone",
-    "without training": "the same student, cut out of its teacher and hardly trained",
-    "without text": "the same recipe without its stages on text",
-    "without importance": "the teacher cut in one step by weight magnitude, then trained for as long",
-    "without step": "the same stages without the mechanism",
-    "without variants": "as many steps on the rows alone",
+    "teacher": "the same student trained on the labels, or the text, alone",
+    "text": "the same recipe without its stages on text",
+    "importance": "the teacher cut in one step by weight magnitude, then trained in the same way",
+    "step": "the same stages without the mechanism",
+    "variants": "the same recipe on the rows alone",
+    "embed-mse": "`embed-mse`",
+    "two views": "the same student, trained without a teacher to recognise a text under another dropout",
     "n-gram": "a bigram model of the rows it was trained on",
     "majority": "the most frequent class",
     "rate": "how often the same token is a replacement elsewhere",
 }
 FIGURES = {
-    "score": ("accuracy, F1 or nDCG@10", "{:.1%}"),
-    "nats": ("nats per token", "{:.2f}"),
-    "kl": ("KL to the teacher", "{:.4f}"),
+    "score": ("accuracy, F1 or nDCG@10", "{:.1%}", "{:+.1f}", 100),
+    "nats": ("nats per token", "{:.3f}", "{:+.3f}", 1),
+    "kl": ("KL to the teacher", "{:.4f}", "{:+.4f}", 1),
 }
+"""How each figure is called and written, and a lead in it: of scores in points."""
 
 
 def tried() -> str:
     """Tabulate each recipe against its control on real data, from benchmarks/results/recipes."""
-    found = {each.stem: json.loads(each.read_text(encoding="utf-8")) for each in sorted(RESULTS.glob("*.json"))}
-    verdicts = [each["verdict"] for each in found.values()]
-    unsure = [each["lead"] for each in found.values() if each["standard_error"] is None and each["verdict"] == "works"]
-    known_less = f"; {len(unsure)}, whose errors are not known, by {min(unsure):.2f} nats or more" if unsure else ""
+    found = effects.load(RESULTS)
+    verdicts = effects.judge(found)
+    judged = [verdict for verdict, _ in verdicts.values()]
     parts = [
         "# Recipes on real data\n",
-        f"{len(found)} of {len(loader.names())} recipes were compared with a control, at small sizes and in minutes "
-        f"on one core, or on the GPU that is named. {verdicts.count('works')} beat it by more than 1.645 standard "
-        f"errors of the paired differences (95 %, one-sided{known_less}). `benchmarks/recipes_for_real.py` lists the "
-        "numbers that replaced those of each recipe. Tests prove the formulas and mechanisms of the others, which we "
-        "have not trained at scale; the list below the table says why they are no better here.\n",
-        "| recipe | control | scored by | recipe | control | lead (standard error) | minutes | verdict |",
-        "|---|---|---|---|---|---|---|---|",
+        f"{len(found)} of {len(loader.names())} recipes were compared with a control that has the same labelled rows "
+        "and chooses its own length by the same rule, at small sizes and in minutes on one core. "
+        f"{judged.count('works')} work, {judged.count('no better')} are no better, {judged.count('harmful')} do harm. "
+        "The test is over seeds and test rows together, two-sided, at 5 % with Holm's correction over this table. "
+        "*No better* means that the trial shows no difference, not that there is none. Intervals have 95 % each. "
+        "`benchmarks/recipes_for_real.py` says what is compared with what, and `benchmarks/effects.py` has the "
+        "formulas; each file in `benchmarks/results/recipes` has its command, versions and commit.\n",
+        "| recipe | control | scored by | recipe | control | effect (interval) | corrected p | minutes | verdict |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    apart = list[str]()
     for name, each in found.items():
-        sides = {side: [{**run} for run in runs] for side, runs in each["runs"].items()}
-        figure, (unit, form) = next(item for item in FIGURES.items() if item[0] in sides["recipe"][0])
-        ours, control = (form.format(fmean(run[figure] for run in sides[side])) for side in ("recipe", "control"))
-        scale = 100 if figure == "score" else 1
-        digits = 4 if figure == "kl" else 2
-        error = each["standard_error"]  # None: not recorded
-        lead = f"{scale * each['lead']:+.{digits}f} ({'not known' if error is None else f'{scale * error:.{digits}f}'})"
-        spent = [run["minutes"] for run in sides["recipe"]]
-        minutes = "not known" if None in spent else f"{sum(spent):.0f}"  # None: the process was suspended meanwhile
-        minutes += f" ({each['gpu']})" if each.get("gpu") else ""
+        runs = each["runs"]
+        figure = next(one for one in FIGURES if one in runs["recipe"][0])
+        unit, form, _, _ = FIGURES[figure]
+        ours, theirs = (form.format(fmean(run[figure] for run in runs[side])) for side in ("recipe", "control"))
+        verdict, p = verdicts[name]
+        minutes = sum(run["minutes"] for run in runs["recipe"])
         parts.append(
-            f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {control} | {lead} | {minutes} | "
-            f"{each['verdict']} |"
+            f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {theirs} | "
+            f"{_lead(each, 'control', figure)} | {p:.2g} | {minutes:.0f} | {verdict} |"
         )
-    whys = [f"- `{name}`: {each['why']}" for name, each in found.items() if each["verdict"] != "works"]
-    parts += ["", f"Why {len(whys)} of them are no better than their controls here:\n", *whys]
-    untried = [f"`{name}`" for name in loader.names() if name not in found]
-    more = [f"Not tried here: {', '.join(untried)}."] if untried else []
-    more.append("More of vectors and rankings: [embeddings](embeddings.md) and [a reranker](reranker.md).")
-    return "\n".join([*parts, "", " ".join(more), ""])
+        if "texts" in each["effects"]:
+            cells = (_lead(each, key, figure) for key in ("teacher", "texts", "control"))
+            apart.append(f"| `{name}` | {' | '.join(cells)} |")
+    if apart:
+        parts += [
+            "\nWhat the teacher gives on the labelled rows alone, and what it adds by answering for texts without "
+            "labels:\n",
+            "| recipe | teacher, same rows | texts | both |",
+            "|---|---|---|---|",
+            *apart,
+        ]
+    reasons = dict[str, list[str]]()
+    for name in loader.names():
+        if name not in found:
+            reasons.setdefault(effects.NOT_RUN.get(name, effects.NOT_YET), []).append(f"`{name}`")
+    parts += ["\nNot run here:\n", *(f"- {', '.join(names)}: {reason}." for reason, names in reasons.items())]
+    parts.append("\nMore of vectors and rankings: [embeddings](embeddings.md) and [a reranker](reranker.md).\n")
+    return "\n".join(parts)
+
+
+def _lead(result: dict[str, Any], effect: str, figure: str) -> str:
+    """Write an effect with its interval."""
+    _, _, form, scale = FIGURES[figure]
+    mean, low, high = (form.format(scale * result["effects"][effect][key]) for key in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
 
 
 def shipped() -> dict[str, Report]:

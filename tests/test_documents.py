@@ -23,8 +23,10 @@ import torch
 import transformers
 
 import compress
+from benchmarks import effects
 from compress import Distillation, Term, families
 from compress.config import loader
+from compress.config.choices import Choices
 from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from compress.records.bench_result import BenchResult
@@ -75,14 +77,25 @@ def test_the_table_of_families() -> None:
     assert {family for family, row in rows.items() if "in windows" in row[0]} == having("rotary")
 
 
-def test_the_readme_lists_the_best_recipes() -> None:
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in (ROOT / "benchmarks/results/recipes").iterdir()]
-    listed = re.search(r"led a \[control\]\(\S+\): (.*?)\.\n", section("README.md", "Recipes"), re.DOTALL)
-    assert listed is not None
-    names = re.findall(r"`([\w-]+)`", listed[1])
-    assert names == sorted(each["recipe"] for each in found if each["verdict"] == "works")
-    assert {each["recipe"] for each in found} <= set(loader.names())
-    assert [each["recipe"] for each in found if each["verdict"] != "works" and not each.get("why")] == []
+def test_the_readme_lists_recipes_by_their_verdicts() -> None:
+    verdicts = effects.judge(effects.load(ROOT / "benchmarks/results/recipes"))
+    listed = re.findall(r"^- (works|no better|harmful): (.*(?:\n  .*)*)", section("README.md", "Recipes"), re.MULTILINE)
+    for verdict, names in listed:
+        assert re.findall(r"`([\w-]+)`", names) == [name for name, (found, _) in verdicts.items() if found == verdict]
+    assert [verdict for verdict, _ in listed] == ["works", "no better", "harmful"]
+
+
+def test_the_page_of_recipes_on_real_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every recipe stands in it, with a result or with a reason."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    page = importlib.import_module("reference").tried()
+    assert set(re.findall(r"`([\w-]+)`", page)) >= set(loader.names())
+
+
+def test_no_recipe_that_does_harm_is_chosen() -> None:
+    verdicts = effects.judge(effects.load(ROOT / "benchmarks/results/recipes"))
+    harmful = {name for name, (verdict, _) in verdicts.items() if verdict == "harmful"}
+    assert not harmful & {choice.recipe for choice in Choices.load("auto").choices}
 
 
 def test_an_own_sentence_by_the_ways_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
