@@ -36,7 +36,7 @@ LOG_LIKELIHOOD = "log-likelihood"
 NEGATIVE_LOSS = "negative loss"
 """Minus the stage's loss on held-out rows."""
 SCORED_DOCUMENTS: Final = 64
-TOKENS_OF_DOCUMENT: Final = 512
+TOKENS_OF_DOCUMENT: Final = 256
 """The documents on which a finished language model is scored, and the most tokens of
 one: many beginnings give a smaller error than few whole documents."""
 TOKENS_OF_BATCH: Final = 2048
