@@ -63,7 +63,7 @@ def run_pretraining(request: PretrainRequest) -> Path:
             )
         if run.main:
             for line in describe_perplexity(run.path):
-                console.print(line, highlight=False)
+                console.print(line, highlight=False, soft_wrap=True)
         console.print(f"checkpoint: {run.path / RESULT}", highlight=False)
         wait_for_all()
     return run.path / RESULT
