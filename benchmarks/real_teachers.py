@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import log, make_parser, write_result
+from compress.data.answers import Vector
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.tokenizer.text_model import read_proof, run_text
 from compress.records.json_text import load_record
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--reviews", type=int, default=3_000, help="to fine-tune on")
     parser.add_argument("--tested", type=int, default=5_000, help="reviews to score on")
     parser.add_argument("--compared", type=int, default=2_000, help="texts whose vectors are compared")
-    parser.add_argument("--recipes", nargs="+", default=["distilgpt2"])
+    parser.add_argument("--arms", nargs="+", default=["distilgpt2", "distilgpt2-alone"], help="-alone: no teacher")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     write_result(given.out, {"proof": given.proof, **PROOFS[given.proof](given)})
@@ -65,8 +66,8 @@ def compress(out: Path, *arguments: Any) -> dict[str, Any]:
         began = time.perf_counter()
         resumed = ["--resume"] if (out / "run.json").exists() else []
         subprocess.run([sys.executable, "-m", "compress", *words, *resumed], check=True)
-        facts = {"command": f"compress {shlex.join(words)}", "seconds": time.perf_counter() - began}
-        done.write_text(json.dumps(facts), encoding="utf-8")
+        taken = {"command": f"compress {shlex.join(words)}", "seconds": time.perf_counter() - began}
+        done.write_text(json.dumps(taken), encoding="utf-8")
     facts: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
     return facts
 
@@ -111,7 +112,8 @@ def compare_vectors(given: argparse.Namespace, bundle: Bundle, file: Path, revie
     """Compare the vectors of the text file with those of the bundle, one text a call."""
     some = reviews[-given.compared :]
     expected = np.concatenate([bundle.embed([text]) for text in some])
-    answered = np.stack([np.asarray(answer.numbers) for answer in run_text(file, some)])
+    answers = (answer for answer in run_text(file, some) if isinstance(answer, Vector))
+    answered = np.stack([np.asarray(answer.numbers) for answer in answers])
     proof = read_proof(file)
     return {
         "korsts": read_report(bundle.path.parent),
@@ -151,27 +153,29 @@ def read_report(run: Path) -> list[dict[str, Any]]:
 
 def prove_wikipedia(given: argparse.Namespace) -> dict[str, Any]:
     """Distil in `--minutes`, and train the same student on the words alone; both are scored on the same documents."""
-    numbers = {"max_length": 128, "batch": 8, "micro_batch": 8, "limit_tokens": 2_000_000, "evaluate": 0}
+    numbers = {"max_length": 128, "batch": 8, "micro_batch": 8, "limit_tokens": 400_000, "evaluate": 0}
     options = ["--teacher", given.teacher, "--corpus", given.data, "--minutes", given.minutes]
     options += ["--set", "student.layers=10"]
     commands, found = [], {}
-    for recipe in given.recipes:
-        arms = {recipe: [], f"{recipe} without its teacher": ["--set", "stages.0.objective=[{loss: bert.masked_lm}]"]}
-        for arm, changes in arms.items():
-            run = given.work / arm.replace(" ", "-")
-            lines = [word for name, value in numbers.items() for word in ("--set", f"stages.0.{name}={value}")]
-            commands.append(compress(run, "pretrain", "--recipe", recipe, *options, *lines, *changes))
-            scores = load_record(LanguageScores, run / PERPLEXITY, "delete it")
-            *_, student = scores.models
-            trained = next((run / "stages").glob("*/model/training.json"))
-            found[arm] = {
-                "models": scores.summarise(),
-                "nats_above": {each.name: scores.compare(student, each) for each in scores.models[:-1]},
-                "documents": len(scores.tokens),
-                "tokens": sum(scores.tokens),
-                "trained": json.loads(trained.read_text(encoding="utf-8"))["trained"],
-                "nats_of_documents": student.nats,
-            }
+    for arm in given.arms:
+        recipe = arm.removesuffix("-alone")
+        changes = [f"stages.0.{name}={value}" for name, value in numbers.items()]
+        if recipe != arm:
+            changes.append("stages.0.objective=[{loss: bert.masked_lm}]")
+        run = given.work / arm
+        lines = [word for change in changes for word in ("--set", change)]
+        commands.append(compress(run, "pretrain", "--recipe", recipe, *options, *lines))
+        scores = load_record(LanguageScores, run / PERPLEXITY, "delete it")
+        *_, student = scores.models
+        trained = next((run / "stages").glob("*/model/training.json"))
+        found[arm] = {
+            "models": scores.summarise(),
+            "nats_above": {each.name: scores.compare(student, each) for each in scores.models[:-1]},
+            "documents": len(scores.tokens),
+            "tokens": sum(scores.tokens),
+            "trained": json.loads(trained.read_text(encoding="utf-8"))["trained"],
+            "nats_of_documents": student.nats,
+        }
     return {"commands": commands, "arms": found}
 
 

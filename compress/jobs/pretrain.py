@@ -69,8 +69,9 @@ class ScoreText(Phase[Job]):
         models = job.models
         last = models.recipe.stages[-1]
         path = models.run.path / PERPLEXITY
-        is_scored = isinstance(last, Stage) and writes_text(last, models.context)
-        if not is_scored or not models.run.main or path.exists():
+        if not isinstance(last, Stage) or not writes_text(last, models.context):
+            return job
+        if not models.run.main or path.exists():
             return job
         rows = encode_held_out(last, models.context, models.run.seed)
         scores = list[LanguageScore]()
