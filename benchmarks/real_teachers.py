@@ -104,7 +104,7 @@ def prove_korean(given: argparse.Namespace) -> dict[str, Any]:
     texts_file = work / "text"
     unseen = write_lines(work / "reviews.txt", others)
     commands.append(compress(texts_file, "export", bundle.path, "--for", "text", "--data", unseen))
-    facts = compare_vectors(given, bundle, texts_file / TEXT, others)
+    facts = compare_vectors(given, bundle, texts_file / Path(TEXT).name, others)
     return {"commands": commands, **facts, **fine_tune(given, commands)}
 
 

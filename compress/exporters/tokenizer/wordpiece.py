@@ -511,11 +511,12 @@ def spell(table: Sequence[Sequence[int]], codes: Value) -> tuple[Value, Value, V
     code."""
     lengths = np.array([len(symbols) for symbols in table])
     width = lengths.max()
-    longer_NW = columns(codes.look_up(lengths)) > np.arange(width)
+    codes_N = codes.flat()
+    longer_NW = columns(codes_N.look_up(lengths)) > np.arange(width)
     at_M = longer_NW.flat().nonzero()
     places_M = at_M // width
     steps_M = at_M % width
-    first_N = codes.look_up(lengths.cumsum() - lengths)
+    first_N = codes_N.look_up(lengths.cumsum() - lengths)
     symbols_M = (first_N[places_M] + steps_M).look_up(list(chain.from_iterable(table)))
     return symbols_M.cast(TensorProto.INT32), places_M, steps_M
 
