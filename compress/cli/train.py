@@ -141,7 +141,10 @@ def pretrain(
             return
         checkpoint = command.run_pretraining(request)
         if as_json and is_first():
-            print_json("pretrain", {"checkpoint": str(checkpoint)})
+            scores = command.load_scores(checkpoint.parent)
+            found = [] if scores is None else scores.summarise()
+            content = {"checkpoint": str(checkpoint), "perplexity": found}
+            print_json("pretrain", content)
 
 
 @dataclass(frozen=True, kw_only=True)

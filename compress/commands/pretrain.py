@@ -17,6 +17,8 @@ from compress.jobs.request import (
     PretrainRequest,
 )
 from compress.records.forecast import Forecast
+from compress.records.json_text import load_record
+from compress.records.language_scores import PERPLEXITY, LanguageScores
 from compress.training import scoring
 from compress.training.processes import wait_for_all
 from compress.training.stage import Trained, load_trained
@@ -35,7 +37,9 @@ def pretrain(arguments: PretrainArguments) -> Path:
     length    how long its stages train; options: as for `distill`, without `gate`
 
     The checkpoint is a plain transformers folder with its tokenizer, and can be the
-    teacher of other runs. Raises a CompressError for anything wrong with the arguments.
+    teacher of other runs. Beside it, perplexity.json compares a causal language model
+    with its teacher on held-out documents. Raises a CompressError for anything wrong
+    with the arguments.
     """
     return run_pretraining(preflight.pretrain_request(arguments, arguments.out))
 
@@ -57,9 +61,30 @@ def run_pretraining(request: PretrainRequest) -> Path:
                 f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}",
                 highlight=False,
             )
+        if run.main:
+            for line in describe_perplexity(run.path):
+                console.print(line, highlight=False, soft_wrap=True)
         console.print(f"checkpoint: {run.path / RESULT}", highlight=False)
         wait_for_all()
     return run.path / RESULT
+
+
+def load_scores(folder: Path) -> LanguageScores | None:
+    """Load the perplexities of a run; None if it has left no language model."""
+    path = folder / PERPLEXITY
+    if not path.exists():
+        return None
+    return load_record(LanguageScores, path, "delete it, and run again with --resume")
+
+
+def describe_perplexity(folder: Path) -> list[str]:
+    """Say what the perplexities of a run are, and which command exports its model; []
+    if it has left no language model."""
+    scores = load_scores(folder)
+    if scores is None:
+        return []
+    exported = f"compress export {folder / RESULT} --out {folder / 'bundle'}"
+    return [*scores.to_lines(), f"next: {exported}"]
 
 
 @with_keywords_of(ForecastPretrainingArguments)

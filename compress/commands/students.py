@@ -18,8 +18,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from compress.config.loader import names
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
-from compress.config.stages import INITS, StudentSpec
+from compress.config.stages import INITS, Stage, StudentSpec
 from compress.errors import ObjectiveError, PruneError, StudentError, TeacherError
+from compress.kinds import Kind
+from compress.kinds import names as names_of_kinds
 from compress.models import heads
 from compress.models.checkpoints import config_folder
 from compress.models.flops import COUNTED_TOKENS, ModelSize, measure_size
@@ -30,6 +32,8 @@ from compress.slicing.shape import Shape, find_setting
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.objective import Objective
 
+COMMON_KIND: Final = "classification"
+"""The kind of task of the heads that are built, if the recipe allows it."""
 DEPTHS = (1.0, 0.5, 0.25)
 WIDTHS = (1.0, 0.5, 0.25)
 """Shares of the teacher's layers, and of its width, heads and FFN, that are listed
@@ -125,14 +129,24 @@ def _build_students(
             found.append((f"{recipe.name}: {stage.name}", _build(spec, source)))
         student = found[-1][1]
         taught_by = found[-2][1] if from_previous and len(found) > 1 else teacher
-        heads.model_class(student.config, stage.head, "classification")
+        kind = _choose_kind(stage)
+        heads.model_class(student.config, stage.head, kind)
         if stage.objective:
             shapes = (
                 Shape.from_config(student.config),
                 Shape.from_config(taught_by.config),
             )
-            Objective(stage.objective, *shapes, kind="classification")
+            Objective(stage.objective, *shapes, kind=kind)
     return [*found[:-1], (recipe.name, found[-1][1])]
+
+
+def _choose_kind(stage: Stage) -> Kind:
+    """Choose a kind of task that the stage's objective serves, classification if it
+    does."""
+    for kind in (COMMON_KIND, *names_of_kinds()):
+        if any(term.serves(kind) for term in stage.objective):
+            return kind
+    return COMMON_KIND
 
 
 def _build(spec: StudentSpec, teacher: PreTrainedModel) -> PreTrainedModel:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -66,14 +67,37 @@ def measure_perplexity(
     `limit`; the generator's state is restored. Runs in eval mode without gradients,
     with `bf16` under autocast. Raises DataError if no position is predicted.
     """
-    language_model: nn.Module = getattr(model, "student", model)
-    device = input_device(language_model)
     lengths = whole_numbers(rows, "length")
     chosen = spaced(len(rows), limit)
     # little padding, and the widest batch first
     chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]
-    total = 0.0
-    count = 0
+    sums, counts = score_rows(
+        model, rows, chosen, collate, prepare, batch=batch, bf16=bf16
+    )
+    nll = float(sums.sum() / counts.sum())
+    return {"nll": nll, "perplexity": math.exp(nll) if nll < 700 else math.inf}
+
+
+def score_rows(
+    model: nn.Module,
+    rows: "Dataset",
+    chosen: NDArray[np.int64],
+    collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]],
+    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    *,
+    batch: int = 32,
+    bf16: bool = False,
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the sum of -log p(label), in nats, of each chosen row, and its number of
+    labelled positions.
+
+    The arguments are those of `measure_perplexity`; rows are batched in the order of
+    `chosen`. Raises DataError if no position is predicted.
+    """
+    language_model: nn.Module = getattr(model, "student", model)
+    device = input_device(language_model)
+    sums = np.zeros(len(chosen))
+    counts = np.zeros(len(chosen), np.int64)
     devices = [device] if device.type == "cuda" else []
     with evaluating(language_model), torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(SEED)
@@ -87,14 +111,16 @@ def measure_perplexity(
                 labels_R = inputs["labels"][predicted_BL]
                 if len(labels_R):
                     logits_RV = logits_at(language_model, inputs, predicted_BL)
-                    total += cross_entropy(
-                        logits_RV.float(), labels_R, reduction="sum"
-                    ).item()
-            count += len(labels_R)
-    if not count:
+                    losses_R = cross_entropy(
+                        logits_RV.float(), labels_R, reduction="none"
+                    )
+                    rows_R = start + predicted_BL.nonzero()[:, 0].cpu().numpy()
+                    np.add.at(sums, rows_R, losses_R.double().cpu().numpy())
+            here = predicted_BL.sum(1).cpu().numpy()
+            counts[start : start + len(here)] = here
+    if not counts.any():
         raise DataError(
             "perplexity: the held-out rows have no position to predict; provide more "
             "or longer text"
         )
-    nll = total / count
-    return {"nll": nll, "perplexity": math.exp(nll) if nll < 700 else math.inf}
+    return sums, counts

@@ -173,6 +173,23 @@ class StageModels:
             )
         return student
 
+    def build_untrained(self) -> PreTrainedModel | None:
+        """Build the student of the first stage that trains one, as it is before that;
+        None unless it is cut out of the teacher."""
+        stages = self.recipe.stages
+        first = next(stage for stage in stages if isinstance(stage, Stage))
+        earlier = stages[: stages.index(first)]
+        spec = spec_of(self.recipe, stages[0])
+        if spec is None or spec.init != "teacher":
+            return None
+        before = None
+        if earlier:
+            last = earlier[-1]
+            before = load_result(self._result(last), last.head, self.context.kind)
+        teacher = self.teacher(first)
+        units = self.choose_units(first, teacher)
+        return self.student(first, before, teacher, units)
+
     def choose_units(self, stage: Stage, teacher: Teacher | None) -> Kept | None:
         """Choose the units of the teacher that initialise the student; None if it is
         not cut out of the teacher.

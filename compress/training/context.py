@@ -98,6 +98,15 @@ class TrainingContext:
         """The corpus, or the task's own training texts."""
         return self.corpus or task_text(self.data, self.data.train)
 
+    def text_part(self, held_out: bool) -> Corpus:
+        """Return the documents of the corpus to train on, or those that are held out;
+        without a corpus, the task's texts."""
+        if self.corpus is not None:
+            return self.corpus.part(held_out)
+        return task_text(
+            self.data, self.data.validation if held_out else self.data.train
+        )
+
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encode the rows to train on, or with `held_out` those on which a language
         model is scored."""
@@ -213,12 +222,7 @@ class TrainingContext:
         return concatenate_datasets(parts)
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
-        if self.corpus is not None:
-            text = self.corpus.part(held_out)
-        else:
-            text = task_text(
-                self.data, self.data.validation if held_out else self.data.train
-            )
+        text = self.text_part(held_out)
         limit = HELD_OUT_TOKENS if held_out else self._count_tokens_read(stage)
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.length, limit_tokens=limit)

@@ -4,7 +4,9 @@ objective on held-out rows."""
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,10 +18,13 @@ from transformers import PreTrainedModel
 from compress.arrays import whole_numbers
 from compress.config.reference import find
 from compress.config.stages import Stage
+from compress.data.corpus import iterate_documents
 from compress.data.held_out import DECIDING_ROWS
+from compress.data.masking import Frame, Words
+from compress.errors import DataError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
-from compress.evaluation.perplexity import SEED, measure_perplexity
+from compress.evaluation.perplexity import SEED, measure_perplexity, score_rows
 from compress.models.heads import LANGUAGE
 from compress.models.signals import evaluating
 from compress.training.context import TrainingContext
@@ -30,6 +35,11 @@ LOG_LIKELIHOOD = "log-likelihood"
 """The mean log-likelihood of a held-out token, in nats."""
 NEGATIVE_LOSS = "negative loss"
 """Minus the stage's loss on held-out rows."""
+SCORED_DOCUMENTS: Final = 64
+TOKENS_OF_DOCUMENT: Final = 256
+"""The documents on which a finished language model is scored, and the most tokens of
+one: many beginnings give a smaller error than few whole documents."""
+TOKENS_OF_BATCH: Final = 2048
 
 
 @dataclass(frozen=True)
@@ -206,6 +216,67 @@ def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -
         }
 
     return score
+
+
+def writes_text(stage: Stage, context: TrainingContext) -> bool:
+    """Return True if a stage leaves a causal language model of running text in one
+    language."""
+    return (
+        stage.head == "causal_lm"
+        and stage.data == "text"
+        and stage.rows is not None
+        and stage.corrupt is not None
+        and (context.corpus is None or not context.corpus.parts)
+    )
+
+
+def encode_held_out(stage: Stage, context: TrainingContext, seed: int) -> Dataset:
+    """Encode the first held-out documents, each alone: rows with `document`, its
+    number.
+
+    At most SCORED_DOCUMENTS of them, and the first rows of each, of about
+    TOKENS_OF_DOCUMENT tokens. Raises DataError if there is no text.
+    """
+    builder = stage.rows
+    assert builder is not None, "the stage writes text"
+    text = context.text_part(held_out=True)
+    most = max(1, TOKENS_OF_DOCUMENT // stage.length)
+    rng = np.random.default_rng(seed)
+    frame = Frame.from_tokenizer(context.tokenizer)
+    found = list[dict[str, Any]]()
+    documents = iterate_documents(text, context.tokenizer)
+    for number, document in enumerate(islice(documents, SCORED_DOCUMENTS)):
+        rows = builder([document], frame, max_length=stage.length, rng=rng)
+        for row in islice(rows, most):
+            facts = {"length": len(row["input_ids"]), "document": number}
+            found.append({**row, **facts})
+    if not found:
+        raise DataError(f"{text.name}: no document is long enough to be scored.")
+    return Dataset.from_list(found)
+
+
+def score_documents(
+    model: PreTrainedModel, rows: Dataset, stage: Stage, context: TrainingContext
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the sum of -log p of each document of `encode_held_out`, in nats, and its
+    number of predicted tokens."""
+    model.to(PartialState().device)
+    words = Words.from_tokenizer(context.tokenizer).to(PartialState().device)
+    assert stage.corrupt is not None, "the stage writes text"
+    sums, counts = score_rows(
+        model,
+        rows,
+        np.arange(len(rows)),
+        context.collate,
+        partial(stage.corrupt, words=words),
+        batch=max(1, TOKENS_OF_BATCH // stage.length),
+        bf16=context.bf16,
+    )
+    owners = np.asarray(rows["document"][:])
+    nats = np.bincount(owners, sums)
+    tokens = np.bincount(owners, counts).astype(int)
+    scored = tokens > 0
+    return tuple(nats[scored].tolist()), tuple(tokens[scored].tolist())
 
 
 def scorer(

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from compress.commands.pretrain import describe_score, pretrain
+import compress
+from compress.commands.pretrain import describe_perplexity, describe_score, load_scores, pretrain
+from compress.jobs import pretrain as jobs
 from compress.training.stage import Trained
 from tests import generative, tiny
 
@@ -56,6 +58,14 @@ def test_a_distilled_language_model_generates_text(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     start = tokenizer("the film", return_tensors="pt")
     assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")
+    scores = load_scores(folder.parent)
+    assert scores is not None
+    assert [each.name.split()[0] for each in scores.models] == ["teacher", "student", "student"]
+    whole, cut, student = scores.models
+    assert student.parameters == cut.parameters == sum(each.numel() for each in model.parameters()) < whole.parameters
+    assert cut.nats != student.nats, "it has been trained"
+    assert len(scores.tokens) == 2
+    assert f"compress export {folder}" in describe_perplexity(folder.parent)[-1]
 
 
 def test_a_llama_is_distilled_into_a_narrower_one(corpus: str, tmp_path: Path) -> None:
@@ -65,6 +75,8 @@ def test_a_llama_is_distilled_into_a_narrower_one(corpus: str, tmp_path: Path) -
         teacher=teacher(tmp_path / "teacher", "llama"), recipe="distilgpt2", out=tmp_path / "run", corpus=corpus,
         overrides=[*overrides(1), *sizes, "stages.0.objective.2.project=true"], precision="fp32",
     )  # fmt: skip
+    scores = load_scores(folder.parent)
+    assert scores is not None and scores.models[1].parameters == scores.models[2].parameters
     config = AutoModelForCausalLM.from_pretrained(folder).config
     found = (config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads)
     assert (*found, config.head_dim) == (24, 40, 2, 1, 8)
@@ -98,6 +110,27 @@ def test_a_language_model_is_pruned_by_its_activations(family: str, corpus: str,
     )  # fmt: skip
     config = AutoModelForCausalLM.from_pretrained(folder).config
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 16, 2)
+    scores = load_scores(folder.parent)
+    assert scores is not None
+    whole, cut, student = (each.parameters for each in scores.models)
+    assert whole > cut == student, "what is cut is scored as it was before it recovered"
+
+
+def test_scores_are_forecast_and_computed_once(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "teacher": teacher(tmp_path / "teacher", "gpt2"),
+        "recipe": "distilgpt2",
+        "corpus": corpus,
+        "overrides": overrides(1),
+        "precision": "fp32",
+    }
+    *_, last = tiny.call(compress.forecast_pretraining, **given).phases
+    assert last.name == "perplexity" and 0 < last.seconds[0] == last.seconds[1]
+    folder = tiny.call(pretrain, **given, out=tmp_path / "run")
+    before = load_scores(folder.parent)
+    monkeypatch.setattr(jobs, "score_documents", None)
+    tiny.call(pretrain, **given, out=tmp_path / "run", resume=True)
+    assert load_scores(folder.parent) == before is not None
 
 
 def test_a_text_to_text_model_learns_to_fill_in_spans(corpus: str, tmp_path: Path) -> None:

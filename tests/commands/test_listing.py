@@ -53,6 +53,13 @@ def test_students_have_the_published_sizes(base: Listing, recipe: str, count: in
     assert of(base, recipe).parameters == count
 
 
+def test_recipes_for_any_kind_of_task_are_listed(tmp_path: Path) -> None:
+    recipes = [Recipe.load(name) for name in ("leaf", "dpr", "listnet", "hinton")]
+    listing = list_students(config_only(tmp_path / "bert", BertConfig(num_hidden_layers=12)), recipes)
+    assert listing.refused == ()
+    assert {name for each in listing.recipes for name in each.by} == {"leaf", "dpr", "listnet", "hinton"}
+
+
 def test_equal_students_share_a_line(base: Listing) -> None:
     assert {each.by for each in base.recipes} == {("hinton", "distilbert"), ("minilm", "minilm-v1"), ("tinybert",)}
     costs = [each.size.flops_per_token for each in base.recipes]

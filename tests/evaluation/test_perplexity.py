@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -13,8 +14,9 @@ from transformers import AutoModelForMaskedLM
 from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.errors import DataError
-from compress.evaluation.perplexity import logits_at, measure_perplexity
+from compress.evaluation.perplexity import logits_at, measure_perplexity, score_rows
 from compress.papers import gpt2
+from compress.records.language_scores import LanguageScore, LanguageScores
 from compress.training.step import Distillation
 from tests import generative, tiny
 
@@ -52,6 +54,42 @@ def test_perplexity() -> None:
 
 def test_batch_size_does_not_matter() -> None:
     assert causal(batch=1)["nll"] == pytest.approx(causal(batch=6)["nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_rows_are_scored_each_by_itself(batch: int) -> None:
+    tokenizer = generative.gpt2_tokenizer()
+    words = generative.words(tokenizer)
+    chosen = np.array([2, 0, 4, 3, 5])
+    sums, counts = score_rows(
+        generative.gpt2(),
+        rows(tokenizer),
+        chosen,
+        Collate(tokenizer),
+        lambda batch: gpt2.next_tokens(batch, words),
+        batch=batch,
+    )
+    assert sums / counts == pytest.approx([by_hand((TEXTS[row],)) for row in chosen], rel=1e-5)
+    assert counts.tolist() == [len(TEXTS[row]) - 1 for row in chosen]
+
+
+def test_the_error_is_that_of_documents() -> None:
+    """Of documents that are alike, none; of two, half of their difference; in a pair, what they have in common goes."""
+    easy, hard = LanguageScore("easy", 1, (10.0, 60.0)), LanguageScore("hard", 1, (20.0, 70.0))
+    scores = LanguageScores((10, 10), (easy, hard))
+    assert scores.mean((20.0, 20.0)) == (2.0, 0.0)
+    assert scores.mean(easy.nats) == pytest.approx((3.5, 2.5))
+    assert scores.compare(hard, easy) == pytest.approx((1.0, 0.0))
+    assert math.isnan(LanguageScores((10,), (easy,)).mean((10.0,))[1])
+    assert scores.summarise()[0]["perplexity"] == pytest.approx(math.exp(3.5))
+
+
+def test_long_documents_weigh_more() -> None:
+    """A hundred copies of the documents have a tenth of the error."""
+    nats, tokens = (5.0, 90.0, 40.0), (10, 30, 20)
+    few, many = LanguageScores(tokens, ()), LanguageScores(tokens * 100, ())
+    assert few.mean(nats)[0] == many.mean(nats * 100)[0] == 2.25
+    assert many.mean(nats * 100)[1] == pytest.approx(few.mean(nats)[1] / 10 * math.sqrt(2 / 3 * 300 / 299), rel=1e-6)
 
 
 def test_limit() -> None:

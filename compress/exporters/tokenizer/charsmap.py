@@ -72,22 +72,28 @@ def read_charsmap(data: bytes) -> dict[str, str]:
 
 
 def write_charsmap(keys: Mapping[str, str]) -> bytes:
-    """Write a small map; no key begins with another one."""
-    nodes = {b"": 1}  # each has 256 units, so that its base is a multiple of 256
+    """Write a map; no key begins with another one."""
+    # Every beginning of a key has 256 units, so that its base is a multiple of 256
+    nodes = {b"": 1}
     for key in keys:
-        for end in range(1, len(key.encode()) + 1):
+        for end in range(1, len(key.encode())):
             nodes.setdefault(key.encode()[:end], len(nodes) + 1)
-    units = np.zeros(256 * (len(nodes) + 1), np.int64)
+    leaves = 256 * (len(nodes) + 1)
+    units = np.zeros(leaves + 256 * (1 + len(keys) // 256), np.int64)
     units[0] = 256 << 10
+
+    def place_of(name: bytes) -> int:
+        return 256 * nodes[name[:-1]] + name[-1]
+
     for name, number in nodes.items():
         if name:
-            place = 256 * nodes[name[:-1]] + name[-1]
+            place = place_of(name)
             units[place] = (place ^ 256 * number) << 10 | name[-1]
     texts = b""
-    for key, text in keys.items():
-        name = key.encode()
-        units[256 * nodes[name[:-1]] + name[-1]] |= LEAF
-        units[256 * nodes[name]] = LAST_BIT | len(texts)
+    for leaf, (key, text) in enumerate(keys.items(), leaves):
+        place = place_of(key.encode())
+        units[place] = (place ^ leaf) << 10 | LEAF | key.encode()[-1]
+        units[leaf] = LAST_BIT | len(texts)
         texts += text.encode() + b"\0"
     return (
         (4 * len(units)).to_bytes(4, "little") + units.astype("<u4").tobytes() + texts

@@ -22,6 +22,9 @@ have both."""
 
 EVERYTHING = np.iinfo(np.int64).max
 
+LARGE = 256
+"""Numbers of a table that is worth a cast."""
+
 Constant = NDArray[np.generic] | Sequence[int] | Sequence[str] | int | float
 Dimensions = Sequence[str | int | None]
 
@@ -204,8 +207,15 @@ class Value:
         return op("Gather", self, place, axis=axis)
 
     def look_up(self, table: Constant) -> "Value":
-        """Add what a constant table has at the places that these numbers are."""
-        return self.graph.constant(table)[self]
+        """Add what a constant table has at the places that these numbers are.
+
+        A large table of int64 is stored in as few bytes as hold its numbers.
+        """
+        array = np.asarray(table)
+        if array.dtype != np.int64 or array.size < LARGE:
+            return self.graph.constant(array)[self]
+        ends = map(np.min_scalar_type, (array.min(), array.max()))
+        return self.graph.constant(array.astype(np.result_type(*ends)))[self].integers()
 
     def select(self, where_n: "Value") -> "Value":
         """Select those of (n,) or (n, ...) values where the condition (n,) holds."""

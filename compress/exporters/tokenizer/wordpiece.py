@@ -15,9 +15,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from compress.errors import ExportError
@@ -184,8 +186,6 @@ def join_ranges(codes: Sequence[int]) -> tuple[CodeRange, ...]:
     return tuple(found)
 
 
-SHORTER: Final = -1
-"""No symbol: what fills the shorter rows of a table of symbols."""
 NO_STATE: Final = 0
 PIECE_END: Final = 1
 UNKNOWN: Final = 2
@@ -509,14 +509,16 @@ def spell(table: Sequence[Sequence[int]], codes: Value) -> tuple[Value, Value, V
     """Add (M,) int32: the symbols that a table has for each code, one after another;
     the places (M,) of the codes; and the place (M,) of each symbol among those of its
     code."""
-    width = max(map(len, table))
-    becomes = np.full((len(table), width), SHORTER, np.int32)
-    for index, symbols in enumerate(table):
-        becomes[index, : len(symbols)] = symbols
-    flat = codes.look_up(becomes).flat()
-    real = flat > np.array(SHORTER, np.int32)
-    at_M = real.nonzero()
-    return flat.select(real), at_M // width, at_M % width
+    lengths = np.array([len(symbols) for symbols in table])
+    width = lengths.max()
+    codes_N = codes.flat()
+    longer_NW = columns(codes_N.look_up(lengths)) > np.arange(width)
+    at_M = longer_NW.flat().nonzero()
+    places_M = at_M // width
+    steps_M = at_M % width
+    first_N = codes_N.look_up(lengths.cumsum() - lengths)
+    symbols_M = (first_N[places_M] + steps_M).look_up(list(chain.from_iterable(table)))
+    return symbols_M.cast(TensorProto.INT32), places_M, steps_M
 
 
 def contains(strings: Value, ranges: Sequence[CodeRange]) -> Value:
