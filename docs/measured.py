@@ -90,6 +90,60 @@ def milliseconds(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
+# --- real teachers
+
+KOREAN = "real_teachers_korean_xeon-2core-busy_202611"
+
+
+def korsts() -> Rows:
+    """Give the correlation of each model with the sentences' similarity, and its share of the teacher's."""
+    return _kept("KorSTS, pairs of the test split", "spearman", read(KOREAN)["korsts"])
+
+
+def nsmc() -> Rows:
+    """Give the accuracy of each model on reviews, and its share of the teacher's."""
+    return _kept("NSMC, rows of the test split", "accuracy", read(KOREAN)["nsmc"])
+
+
+def _kept(heading: str, metric: str, models: Sequence[Any]) -> Rows:
+    (teacher,) = (one for one in models if one["role"] == "teacher")
+    rows: Rows = [[heading, f"{metric} (95 %)", "of the teacher's", "MB"]]
+    for one in models:
+        score = one["score"][metric]
+        interval = " ({:.3f} to {:.3f})".format(*one["interval"]) if one["interval"] else ""
+        size = f"{one['file_mb']:.1f}" if one["file_mb"] else ""
+        rows.append([one["name"], f"{score:.3f}{interval}", percent(score / teacher["score"][metric]), size])
+    return rows
+
+
+def korean_text_file() -> Phrases:
+    """Say how large the text file is, and how it was compared."""
+    found = read(KOREAN)
+    compared = found["read_as_by_the_tokenizer"]["reviews"]
+    return [
+        f"{found['text_file_mb']:.2f} MB",
+        f"{compared:,} reviews",
+        f"on {found['vectors']['texts']} reviews by at most {found['vectors']['largest_difference']:g}",
+    ]
+
+
+def language_model() -> Rows:
+    """Give nats and perplexity of the language models of each arm."""
+    arms = read("real_teachers_wikipedia_xeon-2core-busy_202611")["arms"]
+    rows: Rows = [["model", "parameters", "nats a token", "perplexity"]]
+    for arm, found in arms.items():
+        for one in found["models"]:
+            rows.append(
+                [
+                    f"{arm}: {one['name']}",
+                    f"{one['parameters'] / 1e6:.1f} million",
+                    f"{one['nats']:.3f} ± {one['standard_error']:.3f}",
+                    f"{float(format(one['perplexity'], '.2e')):,.0f}",
+                ]
+            )
+    return rows
+
+
 # --- README
 
 

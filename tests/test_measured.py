@@ -17,6 +17,7 @@ NOTEBOOK = "LOG.md"
 """The log of experiments, whose entries name their own commands."""
 SETTINGS = {
     "docs/browser.md": ["link"],
+    "docs/real-teachers.md": ["recipe"],
     "docs/scale.md": ["text"],
 }
 """Tables of digits that are no measurements, by page and first heading: settings, rules, and sums on paper."""
