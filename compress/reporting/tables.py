@@ -227,8 +227,8 @@ def run_table(report: Report) -> ResultTable:
     )
     noisy = any((one := report.latency(row)) and one.noisy for row in report.rows)
     if noisy or report.noise:
-        noise = report.noise or "the machine was disturbed while timing"
-        caption.append(f"~ noisy: {noise}" if noisy else f"timing: {noise}")
+        busy = "other work ran while timing: see the page"
+        caption.append(f"~ approximate, {busy}" if noisy else busy)
     return ResultTable.build(
         (Line(row.name, row.role) for row in report.rows),
         columns,
