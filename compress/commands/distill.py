@@ -11,7 +11,7 @@ from compress.arguments import with_keywords_of
 from compress.commands import preflight
 from compress.console import print_note
 from compress.exporters.artifact import Bundle
-from compress.jobs.budget import KeepBudget
+from compress.jobs.budget import CheckBudget, KeepBudget
 from compress.jobs.job import Job, describe_pending
 from compress.jobs.path import KeepScore
 from compress.jobs.phase import Phase, estimate_phases, run_phases
@@ -95,8 +95,9 @@ def list_phases(
         for_time = job.models.recipe.target.needs_device
         max_drop = BUDGETED_LIMIT if for_time else INT8_LIMIT
     student = (RunStages(), Ship(max_drop, request.vocabulary))
-    keeps = job.models.recipe.target.keep is not None
-    return [*teacher_phases, KeepScore(student) if keeps else KeepBudget(student)]
+    if job.models.recipe.target.keep is not None:
+        return [*teacher_phases, KeepScore(student)]
+    return [CheckBudget(), *teacher_phases, KeepBudget(student)]
 
 
 @with_keywords_of(ForecastArguments)

@@ -5,8 +5,27 @@ from dataclasses import dataclass, replace
 from compress.config.recipe import Target
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase, estimate_phases, run_phases
-from compress.pruning.budget import check_budget, resolve_budget
+from compress.pruning.budget import (
+    check_budget,
+    refuse_unreachable,
+    resolve_budget,
+)
 from compress.records.forecast import PhaseEstimate
+
+
+class CheckBudget(Phase[Job]):
+    """Refuse a budget that no shape of the model keeps, before anything is trained."""
+
+    def run(self, job: Job) -> Job:
+        models = job.models
+        if models.run.main:
+            refuse_unreachable(
+                models.recipe, models.base_teacher, models.context, models.run
+            )
+        return job
+
+    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+        return self.run(job), []
 
 
 @dataclass(frozen=True)

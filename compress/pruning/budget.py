@@ -29,15 +29,18 @@ from compress.io import write_json
 from compress.latency.measure import exported, race
 from compress.latency.model import Estimate, ShapeTimer, keep_within
 from compress.models.teacher import Teacher
-from compress.pruning.shapes import CutModel, shape_grid
+from compress.pruning.shapes import CutModel, count_parameters, shape_grid
 from compress.records.latency import Latency, Setting
-from compress.slicing.sizes import Sizes
+from compress.slicing.plan import SlicePlan
+from compress.slicing.sizes import Sizes, resize_config
 from compress.training.context import TrainingContext
 from compress.training.processes import from_first
 from compress.training.run import Run
 
 SHAPE_FILE = "shape.json"
 BUDGET_MARGIN = 1.02
+CERTAINLY = 1.2
+"""A shape that takes so many times the limit is refused at once; less may be noise."""
 """The factor by which an untrained shape must beat its limit: two measurements differ
 by that much."""
 ATTEMPTS = 3
@@ -154,10 +157,15 @@ class Decision:
         return f"budget: {faster}the unpruned model: {kept}"
 
 
+def runs_alone(device: str) -> bool:
+    """Return True for a device on which nobody has to do anything."""
+    return device.partition(":")[0] in ("local", "ssh")
+
+
 def device_messages(device: str, console: Console) -> Callable[[str], None]:
     """Return a printer of a device's messages, silent for local and ssh devices, where
     the user has nothing to do."""
-    if device.partition(":")[0] in ("local", "ssh"):
+    if runs_alone(device):
         return lambda _: None
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
@@ -182,6 +190,57 @@ def open_timer(recipe: Recipe, context: TrainingContext) -> Iterator[ShapeTimer]
             context.kind,
             makes_segments(context.tokenizer),
             partial(console.print, highlight=False, markup=False, soft_wrap=True),
+        )
+
+
+def refuse_unreachable(
+    recipe: Recipe, teacher: Teacher, context: TrainingContext, run: Run
+) -> None:
+    """Raise PruneError if even the smallest shape of a model exceeds the recipe's
+    budget. Weights do not matter, so that it is asked before any are trained."""
+    target = recipe.target
+    if not recipe.pruning or not target.budgets or _file(run, 1).is_file():
+        return
+    model = teacher.model
+    plan = SlicePlan.from_model(model)
+    grid = shape_grid(model.config, plan)
+    parameters = {
+        name: count_parameters(model, plan, sizes) for name, sizes in grid.items()
+    }
+    smallest = min(parameters, key=parameters.__getitem__)
+    if target.max_params is not None:
+        check_parameters(
+            teacher.name, parameters[smallest], smallest, target.max_params
+        )
+    if not target.limits_time or not runs_alone(target.device):
+        return
+    configs = {
+        WHOLE_SHAPE: model.config,
+        smallest: resize_config(model.config, grid[smallest]),
+    }
+    with open_timer(recipe, context) as timer:
+        times = timer.measure(configs)
+    limit = target.max_latency_ms
+    if target.speedup is not None:
+        limit = times[WHOLE_SHAPE] / target.speedup
+    if limit is not None and times[smallest] > CERTAINLY * limit:
+        raise PruneError(
+            f"{', '.join(target.budgets)}: the smallest shape of {teacher.name}, "
+            f"{smallest}, takes {times[smallest]:.3g} ms on {timer.about}, the whole "
+            f"model {times[WHOLE_SHAPE]:.3g} ms, and {limit:.3g} ms are asked for: ask "
+            f"for no more than {times[WHOLE_SHAPE] / times[smallest]:.2g} times its "
+            "speed, or for fewer tokens (seq)"
+        )
+
+
+def check_parameters(name: str, count: int, shape: str, most: float) -> None:
+    """Raise PruneError if the smallest shape of a model has more parameters than are
+    allowed."""
+    if count > most:
+        raise PruneError(
+            f"max_params {most:,}: the smallest shape of {name}, {shape}, has "
+            f"{count:,}. Its vocabulary is never pruned: `compress trim` shortens its "
+            "table"
         )
 
 
@@ -400,12 +459,8 @@ def decide(
     within, least = keep_within(
         {name: {"parameters": count} for name, count in parameters.items()}, limits
     )
-    if not within:
-        raise PruneError(
-            f"max_params {target.max_params:,}: the smallest shape of "
-            f"{task_teacher.name}, {least}, has {parameters[least]:,}. Its vocabulary "
-            "is never pruned: `compress trim` shortens its table"
-        )
+    if not within and target.max_params is not None:
+        check_parameters(teacher.name, parameters[least], least, target.max_params)
     search = _ShapeSearch(
         recipe, cut, teacher.name, {name: grid[name] for name in within}, parameters
     )

@@ -28,6 +28,7 @@ from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import choose
 from compress.slicing.sizes import Sizes, resize_config
+from compress.training import stage as training_stage
 from compress.training.schedule import TimeLimit
 from tests import command, learning, pruning_given, tiny
 from tests.latencies import steady
@@ -187,6 +188,20 @@ def test_an_impossible_budget_is_refused(
     with pytest.raises(PruneError) as error:
         decide(**limits)
     assert [part for part in parts if part not in str(error.value)] == [], str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("budget_given", "words"),
+    [({"speedup": 1e6}, "ask for no more than .* times its speed"), ({"max_params": 100}, "the smallest shape of")],
+)
+def test_a_budget_that_no_shape_keeps_is_refused_before_the_teacher_is_trained(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_given: dict[str, float], words: str
+) -> None:
+    timed(monkeypatch, FakeTimer())
+    untrained = {**given, "model": tiny.checkpoint(tmp_path / "encoder", tiny.bert(2).bert)}
+    monkeypatch.setattr(training_stage, "train", lambda *_, **__: pytest.fail("something is trained"))
+    with pytest.raises(PruneError, match=words):
+        pruned(untrained, tmp_path / "run", **budget_given)
 
 
 def test_a_budget_of_parameters_opens_no_device(
