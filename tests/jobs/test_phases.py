@@ -39,6 +39,7 @@ from compress.teachers.checkpoint import CheckTeacher
 from compress.teachers.labelling import WriteLabels
 from compress.teachers.recorded import CheckAnswers
 from compress.teachers.vectors import AskForVectors
+from compress.teachers.writing import WriteAnswers
 from compress.training import schedule
 from compress.training.schedule import Length
 from compress.training.stage import Trained
@@ -81,7 +82,7 @@ def kept(home: Path) -> set[str]:
     return {each.name for each in home.iterdir() if each.is_dir()} - {"data", "encoded"}
 
 
-FREE = {CheckTeacher, KeepCheckpoint, WriteLabels, AskForVectors, CheckAnswers}
+FREE = {CheckTeacher, KeepCheckpoint, WriteLabels, WriteAnswers, AskForVectors, CheckAnswers}
 """Phases that take no time worth an estimate, or that are done as the data are read."""
 
 
