@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from compress.errors import ExportError
 from compress.exporters.onnx import MASKED_SCORE, export_graph, tracing
+from compress.models.key_value_cache import cache_of, with_cache
 from compress.slicing.shape import Shape
 
 TRACED_BATCH = 2
@@ -139,10 +140,9 @@ class CausalDecoder(nn.Module):
             input_ids=input_ids,
             attention_mask=masks,
             position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
+            **with_cache(self.model, cache),
         )
-        return (out.logits, *_flat(out.past_key_values))
+        return (out.logits, *_flat(cache_of(out)))
 
     def example(self) -> dict[str, Tensor]:
         shape = Shape.from_config(self.model.config)
@@ -226,8 +226,7 @@ class T5Decoder(nn.Module):
             decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED_SCORE)[
                 None, None
             ].expand(input_ids.shape[0], -1, -1, -1),
-            past_key_values=cache,
-            use_cache=True,
+            **with_cache(self.model, cache),
         )
         own = _flat(cache.self_attention_cache)
         source = _flat(cache.cross_attention_cache)

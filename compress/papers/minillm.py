@@ -43,6 +43,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.errors import ObjectiveError
 from compress.evaluation.perplexity import logits_at
+from compress.models.key_value_cache import with_cache
 from compress.papers.hinton import kl_divergence, mean_over
 from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
@@ -143,8 +144,7 @@ class TeacherMixed(LogitsProcessor):
             input_ids=input_ids[:, seen:],
             attention_mask=self.mask_BL,
             position_ids=position_BL[:, seen:],
-            past_key_values=self.cache,
-            use_cache=True,
+            **with_cache(self.teacher, self.cache),
         ).logits[:, -1]
         p_BV = teacher_BV.float().softmax(-1)
         q_BV = scores.float().softmax(-1)

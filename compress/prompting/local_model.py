@@ -40,6 +40,7 @@ from compress.data.masking import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.folder import identify
+from compress.models.key_value_cache import cache_name, cache_of, with_cache
 from compress.models.loader import (
     check_vocabulary,
     load_config,
@@ -165,9 +166,7 @@ class LocalModel:
         tokens = [self._begin(prompt) for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: -len(tokens[number]))
         # without a cache of keys and values there may be no mask either
-        any_length = self.is_seq2seq or "past_key_values" in _forward_parameters(
-            self.model
-        )
+        any_length = self.is_seq2seq or cache_name(self.model) != ""
         while order:
             longest = len(tokens[order[0]])
             size = max(1, TOKENS_PER_CALL // (longest + max_new_tokens))
@@ -284,7 +283,7 @@ class LocalModel:
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
             if self.is_seq2seq:
                 return _score_with_decoder(self.model, rows)
-            if "past_key_values" in _forward_parameters(self.model):
+            if cache_name(self.model):
                 return _score_with_cache(self.model, rows)
             return _score_without_cache(self.model, rows)
 
@@ -352,9 +351,10 @@ def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tenso
     seen_BM = torch.zeros((count, 0), dtype=torch.long, device=device)
     if shared >= SHARED and count > 1:
         begin_1P = torch.tensor([rows[0].prompt[:shared]], device=device)
-        past = _extend(
+        begun = _extend(
             model, begin_1P, torch.ones_like(begin_1P), None, last_only=True
-        ).past_key_values
+        )
+        past = cache_of(begun)
         past.batch_repeat_interleave(count)
         seen_BM = torch.ones((count, shared), dtype=torch.long, device=device)
     rest = [row.prompt[seen_BM.shape[1] :] for row in rows]
@@ -377,7 +377,7 @@ def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tenso
         parts.append(torch.zeros((count, many), dtype=torch.float64, device=device))
         if tokens_RT.shape[1] > 1:
             # a cache grows in place; the next slice needs the original
-            past = copy.deepcopy(out.past_key_values)
+            past = copy.deepcopy(cache_of(out))
             past.batch_repeat_interleave(many)
             mask_RM = torch.cat(
                 [seen_BM.repeat_interleave(many, 0), real_RT[:, :-1]], dim=1
@@ -432,8 +432,7 @@ def _extend(
     return model(
         input_ids=tokens_BL,
         attention_mask=mask_BM,
-        past_key_values=past,
-        use_cache=True,
+        **with_cache(model, past),
         **options,
     )
 
