@@ -153,6 +153,12 @@ class Report:
         same = find(self.kind).averages_classes(self.metric, self.labels)
         return None if same else macro_f1(row.classes)
 
+    def error(self, row: ReportRow) -> float | None:
+        """Return the root mean squared error of the row's numbers; None if it predicts
+        none."""
+        squared = finite(row.score.get("mse"))
+        return None if squared is None else math.sqrt(squared)
+
     @property
     def teacher_row(self) -> ReportRow | None:
         """The first teacher, which students are compared with."""

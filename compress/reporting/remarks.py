@@ -24,6 +24,9 @@ MACRO = 0.05
 """The most by which macro F1 may fall further than the score without a remark."""
 LITTLE = 0.95
 """A student has lost much that keeps less than this share of its teacher's score."""
+FARTHER = 1.2
+"""A student's numbers may be off by so many times its teacher's error without a
+remark."""
 BARELY = 0.1
 """A teacher has learned little that makes less than this share of a baseline's errors
 good."""
@@ -155,6 +158,8 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
                 f"{units.metric(report.metric)} does not show: macro F1 falls from "
                 f"{units.score(macro_before)} to {units.score(macro_after)}."
             )
+    if report.shipped is not None:
+        warnings += _remark_error(report, report.shipped)
     for proof in report.certificates:
         warnings += _remark_classes(
             proof.artefact,
@@ -162,6 +167,21 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
             f"its fp32 file on {proof.split}",
         )
     return warnings
+
+
+def _remark_error(report: Report, row: ReportRow) -> list[str]:
+    """Say that a student's numbers are much farther from the labels than its teacher's,
+    which a correlation does not show."""
+    teacher = report.teacher_row
+    own = report.error(row)
+    teachers = report.error(teacher) if teacher else None
+    if own is None or teachers is None or own <= FARTHER * teachers:
+        return []
+    return [
+        f"{capitalise(row.name)} is off by {units.three_digits(own)}, the teacher by "
+        f"{units.three_digits(teachers)} (root mean squared error), which "
+        f"{units.metric(report.metric)} does not show."
+    ]
 
 
 def _remark_classes(

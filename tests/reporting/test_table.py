@@ -8,6 +8,7 @@ from rich.console import Console
 
 from compress.records.run_report import Report
 from compress.reporting.format import short_names
+from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
 from compress.reporting.terminal import print_table, to_terminal
 from tests.reporting.sample import ROWS, latency, regression, report
@@ -90,3 +91,21 @@ def test_a_long_name_is_folded() -> None:
 
 def test_no_rows() -> None:
     assert "a run" in printed(report(rows=()), 80)
+
+
+def test_numbers_that_are_farther_off_are_shown_and_said() -> None:
+    """A correlation of 99 % of the teacher's hides an error that has doubled."""
+    whole = regression()
+    teacher = replace(whole.rows[2], score={"pearson": 0.86, "mse": 0.36})
+
+    def told(mse: float) -> tuple[str, list[str]]:
+        student = replace(whole.rows[3], score={"pearson": 0.855, "mse": mse})
+        found = replace(whole, rows=(*whole.rows[:2], teacher, student))
+        return printed(found, 160), [each for each in run_warnings(found) if "root mean squared" in each]
+
+    table, warnings = told(0.72)
+    assert "RMSE" in table and "0.849" in table
+    (warning,) = warnings
+    assert warning.startswith("Student is off by 0.849, the teacher by 0.600 (root mean squared error)")
+    assert told(0.40)[1] == []
+    assert "RMSE" not in printed(report(), 160)
