@@ -10,7 +10,7 @@ from compress.arguments import (
 )
 from compress.commands import preflight
 from compress.jobs.phase import estimate_phases, run_phases
-from compress.jobs.pretrain import PRETRAIN_PHASES, RESULT, open_pretraining
+from compress.jobs.pretrain import PRETRAIN_PHASES, open_pretraining
 from compress.jobs.request import (
     ForecastPretrainingArguments,
     PretrainArguments,
@@ -21,6 +21,7 @@ from compress.records.json_text import load_record
 from compress.records.language_scores import PERPLEXITY, LanguageScores
 from compress.training import scoring
 from compress.training.processes import wait_for_all
+from compress.training.run import RESULT
 from compress.training.stage import Trained, load_trained
 from compress.training.trainer import peak_rss_mb
 
@@ -83,7 +84,7 @@ def describe_perplexity(folder: Path) -> list[str]:
     scores = load_scores(folder)
     if scores is None:
         return []
-    exported = f"compress export {folder / RESULT} --out {folder / 'bundle'}"
+    exported = f"compress export {folder} --out {folder / 'bundle'}"
     return [*scores.to_lines(), f"next: {exported}"]
 
 

@@ -124,10 +124,12 @@ def load_source(
             weights_elsewhere(file)
         return bundle
     if (path / "recipe.yaml").is_file() and not (path / CONFIG).is_file():
-        from compress.training.run import continuation
+        from compress.training.run import advise, find_checkpoint
 
-        resume = continuation(path) or "the command that began it, and --resume"
-        raise ExportError(f"{path}: a run without a bundle. Continue with: {resume}")
+        checkpoint = find_checkpoint(path)
+        if checkpoint is None:
+            raise ExportError(f"{path}: a run without a bundle. {advise(path)}")
+        name = str(checkpoint)
 
     folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
     from compress.models.loader import load_config

@@ -39,10 +39,8 @@ from compress.records.language_scores import (
 from compress.training import finetune
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.processes import check_same, node_first
+from compress.training.run import RESULT
 from compress.training.scoring import encode_held_out, score_documents, writes_text
-
-RESULT = "student"
-"""The folder of the checkpoint in the run's folder."""
 
 
 class KeepCheckpoint(Phase[Job]):

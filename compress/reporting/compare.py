@@ -26,7 +26,7 @@ from compress.records.class_scores import (
 )
 from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
 from compress.records.run_report import REPORT, Report, ReportRow, finite
-from compress.training.run import continuation
+from compress.training.run import advise
 from compress.values import Range
 
 OWN = "own races"
@@ -492,10 +492,7 @@ def _read(
             if folder is None:
                 hint = "Expected the folder of a run, or of a bundle."
                 if (path / "run.json").is_file():
-                    go_on = (
-                        continuation(path) or "the command that began it, and --resume"
-                    )
-                    hint = f"The run has not finished. Continue with: {go_on}"
+                    hint = advise(path)
                 raise BundleError(f"{path}: no bundle in it. {hint}")
             folders.append(folder.resolve())
         elif path.is_file():

@@ -47,9 +47,9 @@ class Generation(Task):
     @classmethod
     def auto_class(cls) -> Any:
         raise StudentError(
-            f"the column {ANSWER!r} has texts, which no classifier can answer with: "
-            "compress pretrain --teacher t5-small --recipe t5 --data ... learns to "
-            "write them. If they are names of classes: --label answer"
+            f"the column {ANSWER!r} has texts, which no classifier can answer with. To "
+            "learn to write them: compress pretrain --recipe t5. If they are names of "
+            "classes: --label answer"
         )
 
     def describe_answer(self) -> str:

@@ -23,6 +23,7 @@ A stage is done when its `model/` exists and is intact; there is no other cursor
 import datetime
 import errno
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,8 @@ _IDENTITY = (
     "use_fsdp",
 )
 """The settings that must be the same to resume a run, besides the recipe."""
+RESULT = "student"
+"""The folder of the checkpoint that a pre-training leaves in a run's folder."""
 _FACTS = "run.json"
 _LOCK = ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
@@ -325,6 +328,22 @@ def continuation(path: Path) -> str:
         )
     except DamagedError:
         return ""
+
+
+def find_checkpoint(path: Path) -> Path | None:
+    """Return the checkpoint that a finished pre-training has left in its folder; None
+    for another run."""
+    checkpoint = path / RESULT
+    return checkpoint if (checkpoint / "config.json").is_file() else None
+
+
+def advise(path: Path) -> str:
+    """Say how to go on with a run that has no bundle."""
+    if find_checkpoint(path) is not None:
+        words = ["compress", "export", str(path), "--out", str(path / "bundle")]
+        return f"It has left a checkpoint. Make a bundle of it: {shlex.join(words)}"
+    command = continuation(path) or "the command that began it, and --resume"
+    return f"The run has not finished. Continue with: {command}"
 
 
 def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int:

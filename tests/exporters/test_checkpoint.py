@@ -27,6 +27,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.kinds import Kind, find
 from compress.models.sentence_settings import SentenceSettings, settings_of
+from compress.reporting.compare import compare
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)
@@ -150,8 +151,20 @@ def test_a_bundle_is_loaded_from_its_own_folder_or_its_run(tmp_path: Path) -> No
         load_source(name)
     shutil.rmtree(written.path)
     (tmp_path / "run" / "recipe.yaml").write_text("")
-    with pytest.raises(ExportError, match="a run without a bundle"):
+    with pytest.raises(ExportError, match="a run without a bundle. The run has not finished"):
         load_source(str(tmp_path / "run"))
+
+
+def test_a_run_that_has_left_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:
+    """As one of `pretrain` has, and is exported or compared by name."""
+    tiny.checkpoint(tmp_path / "run" / "student", tiny.bert())
+    for name in ("recipe.yaml", "run.json"):
+        (tmp_path / "run" / name).write_text("{}")
+    found = load_source(str(tmp_path / "run"))
+    assert isinstance(found, Checkpoint)
+    assert found.name == str(tmp_path / "run" / "student")
+    with pytest.raises(BundleError, match="left a checkpoint. Make a bundle of it: compress export"):
+        compare([tmp_path / "run"])
 
 
 def test_untrained_poolers_are_dropped(tmp_path: Path) -> None:
