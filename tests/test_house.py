@@ -5,7 +5,7 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 548_500,
+    "tokens": 549_400,
     "tokens a line": 7.54,
     "packed assignments": 34,
     "decisions per 1,000 lines": 149,

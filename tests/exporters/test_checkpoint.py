@@ -151,7 +151,7 @@ def test_a_bundle_is_loaded_from_its_own_folder_or_its_run(tmp_path: Path) -> No
         load_source(name)
     shutil.rmtree(written.path)
     (tmp_path / "run" / "recipe.yaml").write_text("")
-    with pytest.raises(ExportError, match="a run without a bundle. The run has not finished"):
+    with pytest.raises(ExportError, match=r"a run without a bundle\. The run has not finished"):
         load_source(str(tmp_path / "run"))
 
 
@@ -163,7 +163,7 @@ def test_a_run_that_has_left_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> 
     found = load_source(str(tmp_path / "run"))
     assert isinstance(found, Checkpoint)
     assert found.name == str(tmp_path / "run" / "student")
-    with pytest.raises(BundleError, match="left a checkpoint. Make a bundle of it: compress export"):
+    with pytest.raises(BundleError, match=r"left a checkpoint\. Make a bundle of it: compress export"):
         compare([tmp_path / "run"])
 
 
