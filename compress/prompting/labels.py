@@ -194,7 +194,8 @@ def choose_examples(
         raise PromptError(
             [
                 f"{prompt.name}: examples: {prompt.examples} cannot be chosen from "
-                "rows without labels: write them out"
+                "rows without labels: write them out in a copy of it, as in examples: "
+                f"[{{text: ..., label: {next(iter(prompt.labels))}}}]"
             ]
         )
     rng = np.random.default_rng(seed)
