@@ -37,6 +37,7 @@ NOT_RUN: Mapping[str, str] = {
     "distilroberta": "needs a GPU, and a RoBERTa as its teacher",
     "margin-mse-vectors": "needs a reranker's scores, which this trial does not make",
     "matryoshka": "its purpose is shortened vectors, which this trial does not score",
+    "gpt": "has a trial of its own, benchmarks/gpt_auxiliary.py, which has no result yet",
     "knowledge": "has a trial of its own, benchmarks/knowledge.py",
 }
 """Why recipes are not run on a small machine; of the others that have no result: NOT_YET."""

@@ -142,6 +142,7 @@ def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
         (bundle, {
             "load": {"path": place}, "check_has": {"precision": "int8"}, "open": {}, "predict": {"texts": ["a"]},
             "arrow": {}, "logits": {"rows": []}, "embed": {"texts": ["a"]}, "complete": {"texts": ["a"]},
+            "open_writer": {},
             "load_data": {"data": shelf.data}, "evaluator": {"split": []},
             "card": {"card": {"name": "x"}}, "copy_to": {"path": new},
             "write": {"path": new, "model": model, "tokenizer": tiny.tokenizer(), "task": bundle.task,

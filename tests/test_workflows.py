@@ -139,4 +139,4 @@ def test_the_action_runs_our_command(code: int, undecided: str, ends: int, tmp_p
     parsed = gate_command().make_context("gate", words).params
     assert (str(parsed["old"]), str(parsed["new"])) == (given["old"], given["new"])
     assert (parsed["data"], parsed["max_larger"], parsed["max_slower"]) == ("my data", "10%", "5%")
-    assert (parsed["max_drop"], parsed["minutes"], str(parsed["junit"])) == (0.5, 5.0, "gate.xml")
+    assert (parsed["max_drop"], parsed["minutes"], str(parsed["junit"])) == (None, 5.0, "gate.xml")

@@ -65,7 +65,7 @@ def test_a_distilled_language_model_generates_text(
     assert student.parameters == cut.parameters == sum(each.numel() for each in model.parameters()) < whole.parameters
     assert cut.nats != student.nats, "it has been trained"
     assert len(scores.tokens) == 2
-    assert f"compress export {folder}" in describe_perplexity(folder.parent)[-1]
+    assert f"compress export {folder.parent} --out" in describe_perplexity(folder.parent)[-1]
 
 
 def test_a_llama_is_distilled_into_a_narrower_one(corpus: str, tmp_path: Path) -> None:
