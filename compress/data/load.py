@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -220,11 +221,10 @@ def _read(
     names = (*columns.text, *columns.label)
     schema.refuse_unknown(split, names)
     notes.extend(split.notes)
-    table = cache.table(
-        cache.write(
-            folder / f"{cache.digest(split.place)}.raw", _read_shown(split, names)
-        )
-    )
+    # an error would leave its progress bar open
+    with closing(_read_shown(split, names)) as rows:
+        file = cache.write(folder / f"{cache.digest(split.place)}.raw", rows)
+    table = cache.table(file)
     if columns.label and columns.label[0] in split.classes:
         labelled = pc.is_valid(table[columns.label[0]])
         unlabelled = len(table) - (pc.sum(labelled).as_py() or 0)
@@ -258,7 +258,9 @@ def _read(
     return _Split(split.name, texts, column)
 
 
-def _read_shown(split: Table, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_shown(
+    split: Table, names: Sequence[str]
+) -> Generator[pa.RecordBatch, None, None]:
     """Read columns of a split, and show how many rows are read."""
     with Progress(f"reading {split.name}", unit="rows") as bar:
         for batch in split.read(names):
