@@ -106,7 +106,8 @@ class LabelRequest:
 
 @dataclass(frozen=True)
 class _Asking:
-    """What a prompt asks for: phases, and who does it, given a language model."""
+    """Hold the phases that a prompt asks for, and a function that makes who does them
+    from a language model."""
 
     phases: Sequence[Phase[Any]]
     make: Callable[[LanguageModel, Console], Labeller]

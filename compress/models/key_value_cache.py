@@ -7,6 +7,7 @@ from typing import Any, Final
 from torch import nn
 
 NAMES: Final = ("cache", "past_key_values")
+"""The arguments and outputs that hold the cache, the newest first."""
 
 
 def cache_name(model: nn.Module) -> str:

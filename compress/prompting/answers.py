@@ -130,7 +130,7 @@ class LanguageModel(Protocol):
 
 
 class WantedAnswer(ABC, Generic[AnswerT]):
-    """What a language model is asked about every prompt, and how answers are kept."""
+    """Ask a language model for one form of answer, and keep the answers in the cache."""
 
     @property
     @abstractmethod
@@ -284,7 +284,7 @@ def _ask_missing(
 
 @dataclass(frozen=True)
 class LikelihoodOf(WantedAnswer[Likelihood]):
-    """How likely each of `answers` is to follow."""
+    """Ask how likely each of `answers` is to follow."""
 
     answers: Sequence[str]
 
@@ -333,7 +333,7 @@ def stack_likelihoods(name: str, found: Asked[Likelihood]) -> Likelihoods:
 
 @dataclass(frozen=True)
 class TextAfter(WantedAnswer[WrittenText]):
-    """Which text follows: see `LanguageModel.write`."""
+    """Ask which text follows: see `LanguageModel.write`."""
 
     max_new_tokens: int
     stop: Sequence[str]

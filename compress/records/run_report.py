@@ -153,7 +153,7 @@ class Report:
         same = find(self.kind).averages_classes(self.metric, self.labels)
         return None if same else macro_f1(row.classes)
 
-    def error(self, row: ReportRow) -> float | None:
+    def rmse(self, row: ReportRow) -> float | None:
         """Return the root mean squared error of the row's numbers; None if it predicts
         none."""
         squared = finite(row.score.get("mse"))

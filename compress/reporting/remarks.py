@@ -173,8 +173,8 @@ def _remark_error(report: Report, row: ReportRow) -> list[str]:
     """Say that a student's numbers are much farther from the labels than its teacher's,
     which a correlation does not show."""
     teacher = report.teacher_row
-    own = report.error(row)
-    teachers = report.error(teacher) if teacher else None
+    own = report.rmse(row)
+    teachers = report.rmse(teacher) if teacher else None
     if own is None or teachers is None or own <= FARTHER * teachers:
         return []
     return [

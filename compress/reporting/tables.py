@@ -193,7 +193,7 @@ def run_table(report: Report) -> ResultTable:
         of("Quality", units.metric(report.metric), score, 0),
         of("Quality", "kept", kept, 5, page=False),
         of("Quality", "macro F1", lambda row: units.score(report.macro_f1(row)), 4),
-        of("Quality", "RMSE", lambda row: units.three_digits(report.error(row)), 4),
+        of("Quality", "RMSE", lambda row: units.three_digits(report.rmse(row)), 4),
         of("Quality", "agreement", agreement, 2),
         of("Model", "parameters", partial(part, "parameters", units.magnitude), 4),
         of(
