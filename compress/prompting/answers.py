@@ -130,7 +130,7 @@ class LanguageModel(Protocol):
 
 
 class WantedAnswer(ABC, Generic[AnswerT]):
-    """Ask a language model for one form of answer, and keep the answers in the cache."""
+    """Ask a language model for one form of answer, and keep what it answers."""
 
     @property
     @abstractmethod
