@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from compress.training.reads import reads
     from compress.training.step import Distillation
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _NAMES = {
     "commands.bench": "bench",
     "commands.demo": "demo",

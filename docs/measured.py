@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from compress.records.run_report import Report
-
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted(Path(__file__).parent.glob("*.md")))
@@ -186,40 +184,13 @@ def demo_runs() -> str:
     seconds, runs = result["run"]["seconds"], result["runs"]
     minutes, low, high = (f"{seconds[each] / 60:.0f}" for each in ("median", "lowest", "highest"))
     spread = f" ({low} to {high})" if len(runs) > 1 else ""
-    seeds = ", ".join(str(run["seed"]) for run in runs)
     words = [
-        f"(Accuracy on {result['split']}, {result['split_rows']:,} rows; how many times as fast as the teacher's",
-        f"float32 file one forward is: {result['settings'][0]}. Seeds {seeds}, {result['date'][:10]}, one thread on",
-        f"a Xeon whose two cores had up to ten other processes, so that the command took {minutes} minutes{spread};",
-        "a quiet machine takes far less. [Script](benchmarks/demo_seeds.py).)",
+        f"Accuracy is that of {result['split_rows']:,} {result['split']} rows, speed that of one forward beside the",
+        f"teacher's float32 file, {result['settings'][0]}. The command took {minutes} minutes{spread} on one thread of",
+        f"a Xeon, {result['date'][:10]}, beside up to ten other processes; a quiet machine takes far less",
+        "([script](benchmarks/demo_seeds.py)).",
     ]
     return textwrap.fill(" ".join(words), WIDTH, break_on_hyphens=False)
-
-
-def first_answer() -> Phrases:
-    medians = read("demo_first_answer_epyc-2core_202611")["medians"]
-    return [f"answers in {medians['terminal_s']:.1f} s", f"in {medians['onnxruntime_s']:.2f} s by onnxruntime alone"]
-
-
-def students() -> Rows:
-    """List the students of the gallery whose recipe was not changed, one seed each, the best of each data set first."""
-    paths = [path for path in (RESULTS / "gallery").glob("*.json") if "@" not in path.name]
-    reports = [report for path in paths if "--set" not in (report := Report.from_json(path)).command]
-    reports.sort(key=lambda one: (one.data, -(one.score(one.rows[-1]) or 0)))
-    heading = ["command, with `--effort quick`", "bag of words", "teacher", "student, fp32 / int8", "int8, MB"]
-    rows: Rows = [[*heading, "int8, ms", "teacher's float32, ms"]]
-    for report in reports:
-        words = report.command.removeprefix("python -m compress ").partition(" --out")[0]
-        command = words.replace(" --effort quick", "").replace("--data data/", "--data ")
-        _, bag, teacher, full, small = report.rows
-        times = [
-            "~" * time.noisy + milliseconds(time.p50_ms)
-            for row in (small, teacher)
-            if (time := report.latency(row)) is not None
-        ]
-        scores = [f"{report.score(row):.3f}" for row in (bag, teacher, full, small)]
-        rows.append([f"`{command}`", *scores[:2], " / ".join(scores[2:]), f"{small.file_mb:.1f}", *times])
-    return rows
 
 
 def kept_shares() -> Phrases:

@@ -360,3 +360,13 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         assert (tmp_path / "site" / f"{page}.html").is_file()
     output = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
     assert all(f'id="{getattr(compress, name).__module__}.{name}"' in output for name in compress.__all__)
+
+
+def test_a_release_is_told_in_25_lines() -> None:
+    releases = section("CHANGELOG.md").split("\n## ")[1:]
+    assert releases[0].startswith(f"[{compress.__version__}]")
+    for release in releases:
+        told = release.strip().splitlines()
+        assert len(told) <= 25, told[0]
+        assert max(map(len, told)) <= 140, told[0]
+        assert any(line.startswith("- **Breaking**: ") for line in told), told[0]
