@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 # environment cannot be written.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+SPREAD := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(SPREAD)
+RESOLUTION_lowest := lowest-direct
+RESOLUTION_newest := highest
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check campaign soak docs lint clean help
+.PHONY: demo test test-lowest test-newest check campaign soak docs lint clean help
 
 demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded default; needs no network once installed
 	rm -rf runs/demo
@@ -18,6 +21,12 @@ demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded de
 
 test: lint ## what continuous integration runs: lint, then every test
 	$(PYTEST)
+
+test-lowest: build/lowest/stamp ## every test with the oldest versions that pyproject.toml allows
+	build/lowest/bin/python -m pytest $(SPREAD)
+
+test-newest: build/newest/stamp ## every test with the newest versions of today
+	build/newest/bin/python -m pytest $(SPREAD)
 
 check: lint ## lint, then the quick tests
 	$(PYTEST) -m "not slow"
@@ -42,7 +51,16 @@ clean: ## remove what make made: the environment, caches, the demo's run
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# What tests is as new as may be: only the versions of what compress needs are at a limit.
+build/lowest/stamp build/newest/stamp: build/%/stamp: pyproject.toml
+	$(PYTHON) -m venv --clear build/$*
+	build/$*/bin/python -m pip install -qq uv
+	build/$*/bin/uv pip install --quiet --python build/$*/bin/python --resolution $(RESOLUTION_$*) \
+		--editable '.[demo,fast,gguf,lan,openvino,postgresql]'
+	build/$*/bin/uv pip install --quiet --python build/$*/bin/python pytest pytest-xdist psutil seqeval sentence-transformers
+	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt
 	$(PIP) --no-deps --require-hashes -r requirements/dev.txt

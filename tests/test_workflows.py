@@ -38,6 +38,17 @@ def test_the_matrix_matches_the_classifiers() -> None:
     assert {systems[line[-1]] for line in expected if line[0] == "Operating System"} == set(matrix["os"])
 
 
+def test_the_oldest_and_the_newest_versions_are_tried_every_week() -> None:
+    """The newest on every Python, the oldest on the oldest, which alone has wheels of them."""
+    found = yaml.safe_load(WORKFLOW.with_name("versions.yml").read_text(encoding="utf-8"))
+    pythons = jobs()["quick"]["strategy"]["matrix"]["python"]
+    tried = {(each["versions"], each["python"]) for each in found["jobs"]["test"]["strategy"]["matrix"]["include"]}
+    assert tried == {("lowest", pythons[0]), *(("newest", each) for each in pythons)}
+    assert "schedule" in found[True]  # YAML's `on`
+    targets = set(re.findall(r"^([\w-]+):.* ## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {f"test-{versions}" for versions, _ in tried} <= targets
+
+
 def test_ci_runs_the_suite_without_write_permission() -> None:
     text = WORKFLOW.read_text(encoding="utf-8")
     assert [step["run"] for step in jobs()["test"]["steps"] if "run" in step] == [".ci/run"]
