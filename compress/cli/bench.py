@@ -47,7 +47,9 @@ class TimingOptions:
     ] = ""
     visitors: Annotated[
         int,
-        opt.device_option(min=1, help="browser: wait for so many, a result file each."),
+        opt.device_option(
+            min=1, help="browser: visitors to wait for; a result file each."
+        ),
     ] = 1
 
 

@@ -67,7 +67,7 @@ class VectorOptions:
     ] = None
     vectors: Annotated[
         Literal["float32", "int8", "binary"],
-        opt.output(help="Of .npy: int8 a byte, binary a bit a number."),
+        opt.output(help=".npy: a byte (int8) or a bit (binary) per number."),
     ] = "float32"
     prompt_name: Annotated[
         str | None,
@@ -75,7 +75,7 @@ class VectorOptions:
     ] = None
     new_tokens: Annotated[
         int | None,
-        opt.output(min=1, help="Language models: write at most so many; default: 32."),
+        opt.output(min=1, help="Language models: maximum to write; default: 32."),
     ] = None
 
 
@@ -97,7 +97,8 @@ def predict(
         opt.output(help="Answer with this file."),
     ] = "int8",
     on_error: Annotated[
-        Literal["stop", "skip"], opt.output(help="If a text is not UTF-8 or too long.")
+        Literal["stop", "skip"],
+        opt.output(help="When a text is not UTF-8, or too long."),
     ] = "stop",
     as_json: opt.Json = False,
 ) -> None:

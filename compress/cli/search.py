@@ -69,9 +69,7 @@ class InputOptions:
     ] = None
     space: Annotated[
         str,
-        opt.training(
-            help="Or npu, dynabert, autotinybert, mobilebert, albert, a .yaml."
-        ),
+        opt.training(help="Or npu, dynabert, autotinybert, mobilebert, albert, .yaml."),
     ] = "width-depth"
 
 

@@ -59,7 +59,8 @@ AllowCode = Annotated[
     NAME_CHECK,
 ]
 OnWeakTeacher = Annotated[
-    Literal["refuse", "warn"], training(help="If the teacher only equals the majority.")
+    Literal["refuse", "warn"],
+    training(help="If the teacher is no better than guessing."),
 ]
 DataName = Annotated[
     str, data_option(help="intents, a folder of train and dev files, or a hub id.")
@@ -92,7 +93,7 @@ Int8MaxDrop = Annotated[
         "--max-drop",
         min=0,
         max=100,
-        help="Points int8 may lose; 0.2, or 0.5 for a latency.",
+        help="Most points int8 may lose [0.2; for a latency 0.5].",
     ),
 ]
 MaxDrop = Annotated[
@@ -387,11 +388,11 @@ class GoalOptions:
 
     keep: Annotated[
         str | None,
-        budget(metavar="SHARE", help="Find the least student that keeps 98.5% or so."),
+        budget(metavar="SHARE", help="Keep this share of the score, such as 98.5%."),
         PERCENT,
     ] = None
     least: Annotated[
-        Literal["latency", "mb", "params"], budget(help="With --keep, this is least")
+        Literal["latency", "mb", "params"], budget(help="With --keep: minimise this")
     ] = "latency"
 
     @property

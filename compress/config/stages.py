@@ -237,9 +237,9 @@ class Stage(ReadsRows):
     batch        examples per optimiser step over all processes
     tokens       replaces batch by as many rows as fill this many tokens, padding
                  included
-    language_sampling    of a corpus of several languages: batches are of one language,
-                         drawn by its share of the rows to this power, and in turn of a
-                         pair of languages, if there are any, which `tokens` is about
+    language_sampling    exponent for sampling languages: a batch holds one language,
+                         drawn in proportion to its rows to this power; batches of
+                         translation pairs, of `tokens` tokens, alternate with them
     micro_batch  the most examples that one process holds at once; gradients accumulate,
                  and results do not depend on the number of processes
     lr           its meaning depends on the optimizer (`training.optimizer`): the size

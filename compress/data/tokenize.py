@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROWS_ENCODING: Final = "3"
 """Part of every cache key; raise it when `encode` writes something else."""
 SEQ2SEQ_ENCODING: Final = "1"
-"""The same for `encode_task`."""
+"""Part of the cache keys of `encode_task`, like ROWS_ENCODING."""
 
 ROWS_PER_WRITE: Final = 1000
 

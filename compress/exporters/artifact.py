@@ -497,7 +497,7 @@ class Bundle:
     @check_arguments
     def adopt(self, other: "Bundle", precisions: Iterable[Precision]) -> "Bundle":
         """Copy the files of these precisions from another bundle, with its report and
-        card; as safe as `attach`: none is listed until all are there."""
+        card. The manifest lists them only once all are there, as in `attach`."""
         evidence = [
             name for name in (REPORT, BUNDLE_CARD) if name in other.manifest.files
         ]

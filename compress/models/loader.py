@@ -183,9 +183,9 @@ def check_token_types(
     types = tokenizer("a", "a").get("token_type_ids", [0])
     if known and max(types) >= known:
         raise TeacherError(
-            f"{folder}: its tokenizer gives the second text of a pair the type "
-            f"{max(types)}, and the model knows {known} types: they do not belong "
-            "together; use the tokenizer that the model was trained with"
+            f"{folder}: its tokenizer emits token_type_id {max(types)} for the second "
+            f"text of a pair, but the model has only {known} token types; use the "
+            "tokenizer that the model was trained with"
         )
 
 

@@ -75,8 +75,8 @@ DEFAULT_TRIALS = {"supernet": 200, "plain": 24}
 TEACHER_SHARE = 0.3
 """The most of a search's time that its teacher is fine-tuned."""
 TIMED = 0.25
-"""The share of the span between the seconds of the cheapest shape's file and those of
-the dearest's after which timing files mostly ends (docs/LOG.md)."""
+"""Where the time to measure files usually lies between that of the cheapest shape (0)
+and of the most expensive one (1), by docs/LOG.md."""
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ CERTIFIED_ROWS = 2000
 PROBE = 128
 """Rows for comparing variants by the error of their logits, also spread evenly."""
 RESOLVED = 2
-"""Answers that may always change, whatever the limit. If int8 does neither good nor
-harm, two changes are both for the worse one time in four (sign test): a limit below
-RESOLVED / rows is finer than the rows can resolve."""
+"""Answers that may change whatever the limit. Two changed answers prove nothing (sign
+test, p = 0.25), so limits below RESOLVED / rows are not enforced."""
 SATURATED_ROWS = 100
 """Rows on which answers without VNNI are computed, also spread evenly: a row takes
 about twice as long as in the certificate."""

@@ -196,8 +196,8 @@ def _remark_classes(
 
 
 def run_remarks(report: Report) -> list[str]:
-    """Say what keeps the headline of a run honest: lost classes, baselines, noise, and
-    the sample's size."""
+    """List the caveats of a run's headline: lost classes, baselines, noise, and the
+    size of the sample."""
     student = report.shipped
     remarks = run_warnings(report, shipped=False)
     noise = _describe_noise(
@@ -606,7 +606,7 @@ def search_headline(found: SearchReport) -> str:
 
 
 def search_remarks(found: SearchReport) -> list[str]:
-    """Say what keeps the headline of a search honest."""
+    """List the caveats of a search's headline."""
     point = answer(found)
     if point is None:
         return []

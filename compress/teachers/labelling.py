@@ -197,7 +197,7 @@ def check_score(
     )
     if own <= always and strict:
         raise TeacherError(
-            f"teacher {teacher} is no teacher for this task: {note}. --gate warn "
+            f"teacher {teacher} cannot teach this task: {note}. --gate warn "
             "writes them anyway"
         )
     return [note]

@@ -251,8 +251,8 @@ def _pair_anew(
 
 
 def missing_label(label: Any) -> Any:
-    """Return what stands for no label where others are like this one; `Distillation`
-    fills in the teacher's answer."""
+    """Return the placeholder for a missing label of the same type as `label`;
+    `Distillation` replaces it by the teacher's answer."""
     if isinstance(label, list):
         return [float("nan")] * len(label)
     return float("nan") if isinstance(label, float) else IGNORE_INDEX

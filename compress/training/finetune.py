@@ -350,7 +350,7 @@ def check_logits(
         )
         figures += f"; on so few rows {least} is no more than chance"
     advice = remedy or data.task.explain_errors(evaluator, logits) or TRAIN_IT
-    problem = f"teacher {name} is no teacher for this task: {figures}. {advice}"
+    problem = f"teacher {name} cannot teach this task: {figures}. {advice}"
     if strict:
         raise TeacherError(
             f"{problem}. --gate warn continues with a warning"

@@ -511,10 +511,10 @@ def run_stage(
     of this stage.
 
     teacher_logits   on the validation split; they add the agreement to each evaluation
-    origin_D         the dimensions of the teacher that those of a student cut out of it
-                     came from
-    wrap_score       wraps the scoring function, for example to score parts of a
-                     supernet instead of the whole; by default the step's own
+    origin_D         of a student cut out of its teacher: the teacher's dimension that
+                     each of its own came from
+    wrap_score       decorates the scoring function, for example to score subnets of
+                     a supernet; default: the step's own
     sharding         how to split the student over the processes; None trains it whole
 
     The seed is derived from the run's and the stage's name, so that a stage does the

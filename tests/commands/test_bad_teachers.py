@@ -69,7 +69,7 @@ def test_teachers(shelf: Shelf, tmp_path: Path, spoil: Callable[[Path], None], s
 def test_a_teacher_that_knows_nothing(shelf: Shelf, tmp_path: Path) -> None:
     told = command.run(*shelf.distill(tmp_path / "run", "--set", "teacher.steps=1", "--set", "teacher.lr=1e-9"))
     assert refused(
-        told, tmp_path / "run", "is no teacher for this task", "always giving the most frequent answer gets 0.500"
+        told, tmp_path / "run", "cannot teach this task", "always giving the most frequent answer gets 0.500"
     )
 
 

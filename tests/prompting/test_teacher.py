@@ -141,7 +141,7 @@ def test_a_resumed_run_asks_nothing_again(given: dict[str, Any], speaker: FakeLa
 
 def test_the_validation_split_is_labelled_first(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     speaker.says = {"good": (-0.5, -2.5), "bad": (-2.5, -0.5)}
-    with pytest.raises(TeacherError, match=r"teacher told is no teacher for this task.*Try other words for the labels"):
+    with pytest.raises(TeacherError, match=r"teacher told cannot teach this task.*Try other words for the labels"):
         tiny.call(compress.distill, **given)
     texts = set(load_task(given["data"]).validation["text"])
     assert {question.removeprefix("Review: ").partition("\n")[0] for question in speaker.asked} <= texts

@@ -287,10 +287,10 @@ def same_answer(weights: dict[str, Tensor]) -> None:
 
 def test_a_teacher_no_better_than_the_majority_is_refused_or_noted(copied: Path, data: TaskData) -> None:
     change_weights(copied, same_answer)
-    with pytest.raises(TeacherError, match=r"tiny is no teacher for this task: accuracy 0\.500 .*Fine-tune it"):
+    with pytest.raises(TeacherError, match=r"tiny cannot teach this task: accuracy 0\.500 .*Fine-tune it"):
         gated(copied, data)
     (note,) = gated(copied, data, strict=False).notes
-    assert "is no teacher for this task" in note
+    assert "cannot teach this task" in note
 
 
 def judged(right: int, *, rows: int, classes: int, kind: str = "classification") -> TeacherCheck:
