@@ -281,6 +281,40 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     assert names["quantized"].proof.after > names["quantized"].proof.before - 0.1
 
 
+def test_the_log_of_experiments() -> None:
+    """Each experiment begins with the same four lines; groups are in the contents, their newest experiments first."""
+    lines = ["Machine", "Command", "Result", "Verdict"]
+    text = section("docs/LOG.md")
+    contents, *groups = re.split(r"^## (?!Contents$)", text, flags=re.MULTILINE)
+    listed = re.findall(r"^- \[(.+)\]\(#.+\) \((\d+)\)$", contents, flags=re.MULTILINE)
+    found = []
+    for group in groups:
+        title, *experiments = re.split(r"^### ", group, flags=re.MULTILINE)
+        found.append((title.splitlines()[0], str(len(experiments))))
+        dates = []
+        for experiment in experiments:
+            name, header, *rest = experiment.split("\n\n")
+            assert re.findall(r"^- \*\*(\w+):\*\* \S", header, flags=re.MULTILINE) == lines, name
+            assert len(re.findall(r"^- ", header, flags=re.MULTILINE)) == len(lines), name
+            assert not rest or not rest[0].startswith("- "), f"{name}: the list would become a part of the header"
+            date = re.match(r"- \*\*Machine:\*\* (\d{4}-\d\d-\d\d)[;,]", header)
+            assert date, name
+            dates.append(date[1])
+        assert dates == sorted(dates, reverse=True), title
+    assert found == listed
+
+
+def test_links_of_the_log_lead_somewhere() -> None:
+    text = section("docs/LOG.md")
+    titles = re.findall(r"^##+ (.+)$", text, flags=re.MULTILINE)
+    anchors = [re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-") for title in titles]
+    assert len(set(anchors)) == len(anchors)
+    assert [anchor for anchor in anchors if "--" in anchor] == [], "the site would name it otherwise"
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= set(anchors)
+    files = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
+    assert [file for file in files if not (ROOT / "docs" / file).is_file()] == []
+
+
 DOCUMENTS = [*(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.yaml"), *ROOT.glob("*.md")]
 COMMANDS = [
     f"{file.name}: {line}"
