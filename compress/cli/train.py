@@ -141,7 +141,9 @@ def pretrain(
             return
         checkpoint = command.run_pretraining(request)
         if as_json and is_first():
-            scores = command.load_scores(checkpoint.parent)
+            from compress.jobs.pretrain import load_scores
+
+            scores = load_scores(checkpoint.parent)
             found = [] if scores is None else scores.summarise()
             content = {"checkpoint": str(checkpoint), "perplexity": found}
             print_json("pretrain", content)

@@ -17,12 +17,8 @@ from compress.jobs.request import (
     PretrainRequest,
 )
 from compress.records.forecast import Forecast
-from compress.records.json_text import load_record
-from compress.records.language_scores import PERPLEXITY, LanguageScores
-from compress.training import scoring
 from compress.training.processes import wait_for_all
 from compress.training.run import RESULT
-from compress.training.stage import Trained, load_trained
 from compress.training.trainer import peak_rss_mb
 
 
@@ -38,54 +34,22 @@ def pretrain(arguments: PretrainArguments) -> Path:
     length    how long its stages train; options: as for `distill`, without `gate`
 
     The checkpoint is a plain transformers folder with its tokenizer, and can be the
-    teacher of other runs. Beside it, perplexity.json compares a causal language model
-    with its teacher on held-out documents. Raises a CompressError for anything wrong
-    with the arguments.
+    teacher of other runs. Beside it are a page, report.html, and of a causal language
+    model perplexity.json, which compares it with its teacher on held-out documents.
+    Raises a CompressError for anything wrong with the arguments.
     """
     return run_pretraining(preflight.pretrain_request(arguments, arguments.out))
 
 
 def run_pretraining(request: PretrainRequest) -> Path:
     """Run the phases of a pre-training that are not done; return the checkpoint."""
-    console = request.console
     with open_pretraining(request) as job:
         run_phases(PRETRAIN_PHASES, job)
         run = job.models.run
         if run.main:
             run.finish()
-        for stage in job.models.recipe.stages if run.main else ():
-            spent = load_trained(run, stage.name, console)
-            if spent is None:
-                continue
-            score = describe_score(spent)
-            console.print(
-                f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}",
-                highlight=False,
-            )
-        if run.main:
-            for line in describe_perplexity(run.path):
-                console.print(line, highlight=False, soft_wrap=True)
-        console.print(f"checkpoint: {run.path / RESULT}", highlight=False)
         wait_for_all()
     return run.path / RESULT
-
-
-def load_scores(folder: Path) -> LanguageScores | None:
-    """Load the perplexities of a run; None if it has left no language model."""
-    path = folder / PERPLEXITY
-    if not path.exists():
-        return None
-    return load_record(LanguageScores, path, "delete it, and run again with --resume")
-
-
-def describe_perplexity(folder: Path) -> list[str]:
-    """Say what the perplexities of a run are, and which command exports its model; []
-    if it has left no language model."""
-    scores = load_scores(folder)
-    if scores is None:
-        return []
-    exported = f"compress export {folder} --out {folder / 'bundle'}"
-    return [*scores.to_lines(), f"next: {exported}"]
 
 
 @with_keywords_of(ForecastPretrainingArguments)
@@ -116,15 +80,3 @@ def estimate_pretraining(request: PretrainRequest) -> Forecast:
         f"{models.base_teacher.name}"
     )
     return Forecast(title, tuple(estimates), peak_rss_mb(), request.length.minutes)
-
-
-def describe_score(spent: Trained) -> str:
-    """Say what a stage's best score is, and of which rows; '' if it was not scored."""
-    if spent.score is None:
-        return ""
-    match spent.measure:
-        case scoring.LOG_LIKELIHOOD:
-            return f", log-likelihood of a held-out token {spent.score:.3f} nats"
-        case scoring.NEGATIVE_LOSS:
-            return f", loss on held-out rows {-spent.score:.3f}"
-    return f", {spent.measure or 'score'} {spent.score:.3f} on the validation split"

@@ -5,15 +5,17 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from compress.benchmark.local import machine
 from compress.config.stages import Stage
 from compress.console import warn
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
-from compress.io import atomic_folder, keep_if_intact, write_text
+from compress.io import atomic_file, atomic_folder, keep_if_intact, write_text
 from compress.jobs.checks import (
     check_lengths,
     join_processes,
@@ -29,18 +31,26 @@ from compress.jobs.train import RunStages
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.models.flops import count_parameters
+from compress.provenance import command_line, timestamp, versions
 from compress.records.forecast import PhaseEstimate
-from compress.records.json_text import to_json
+from compress.records.json_text import load_record, to_json
 from compress.records.language_scores import (
     PERPLEXITY,
     LanguageScore,
     LanguageScores,
 )
-from compress.training import finetune
+from compress.records.pretraining import Pretraining, TrainedStage
+from compress.reporting.html import render_pretraining
+from compress.training import finetune, scoring
 from compress.training.context import TrainingContext, use_bf16
+from compress.training.logging import curves
 from compress.training.processes import check_same, node_first
 from compress.training.run import RESULT
 from compress.training.scoring import encode_held_out, score_documents, writes_text
+from compress.training.stage import Trained, load_trained
+
+PAGE = "report.html"
+LIBRARIES = ("compress", "torch", "transformers", "datasets", "tokenizers", "numpy")
 
 
 class KeepCheckpoint(Phase[Job]):
@@ -110,7 +120,103 @@ class ScoreText(Phase[Job]):
         return job, [PhaseEstimate("perplexity", seconds=(seconds, seconds))]
 
 
-PRETRAIN_PHASES: tuple[Phase[Job], ...] = (RunStages(), KeepCheckpoint(), ScoreText())
+class Present(Phase[Job]):
+    """Write the page of a pre-training, and print what it has made and what to do
+    next. The first process does it."""
+
+    def run(self, job: Job) -> Job:
+        models = job.models
+        run, console = models.run, models.context.console
+        if not run.main:
+            return job
+        made = describe(job)
+        with atomic_file(run.path / PAGE) as page:
+            page.write_text(render_pretraining(made), encoding="utf-8")
+        for stage in made.stages:
+            console.print(f"{stage.name}: {stage.about}", highlight=False)
+        for line in [] if made.scores is None else made.scores.to_lines():
+            console.print(line, highlight=False, soft_wrap=True)
+        console.print(
+            f"checkpoint: {made.checkpoint}    page: {run.path / PAGE}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(
+            f"next: {made.following}", highlight=False, markup=False, soft_wrap=True
+        )
+        return job
+
+
+def describe(job: Job) -> Pretraining:
+    """Collect what the page of a finished pre-training shows."""
+    models = job.models
+    run = models.run
+    student = job.student
+    assert student is not None, "the stages have run"
+    context = models.context
+    spent = {
+        stage.name: found
+        for stage in models.recipe.training
+        if (found := load_trained(run, stage.name, context.console)) is not None
+    }
+    points = curves(run.path / "log.jsonl")
+    given = (context.task_data, context.corpus)
+    texts = [each.name for each in given if each is not None]
+    out = run.path / "bundle"
+    following = (
+        f"compress export {run.path} --out {out}"
+        if student.can_generate()
+        else f"compress distill --teacher {run.path / RESULT} --data DATA"
+    )
+    return Pretraining(
+        recipe=models.recipe.name,
+        teacher=models.base_teacher.name,
+        text=", ".join(texts),
+        checkpoint=str(run.path / RESULT),
+        parameters=count_parameters(student),
+        stages=tuple(
+            TrainedStage(name, describe_stage(found), points.get(name, ()))
+            for name, found in spent.items()
+        ),
+        scores=load_scores(run.path),
+        following=following,
+        command=command_line(),
+        date=timestamp(),
+        seed=run.seed,
+        seconds=sum(found.seconds for found in spent.values()),
+        machine=machine(),
+        versions=versions(LIBRARIES),
+    )
+
+
+def load_scores(folder: Path) -> LanguageScores | None:
+    """Load the perplexities of a run; None if it has left no language model."""
+    path = folder / PERPLEXITY
+    if not path.exists():
+        return None
+    return load_record(LanguageScores, path, "delete it, and run again with --resume")
+
+
+def describe_stage(spent: Trained) -> str:
+    """Say how long a stage took, what its best score is, and of which rows."""
+    took = f"{spent.steps:,} steps in {spent.seconds:,.0f} s"
+    if spent.score is None:
+        return took
+    match spent.measure:
+        case scoring.LOG_LIKELIHOOD:
+            return f"{took}, log-likelihood of a held-out token {spent.score:.3f} nats"
+        case scoring.NEGATIVE_LOSS:
+            return f"{took}, loss on held-out rows {-spent.score:.3f}"
+    measure = spent.measure or "score"
+    return f"{took}, {measure} {spent.score:.3f} on the validation split"
+
+
+PRETRAIN_PHASES: tuple[Phase[Job], ...] = (
+    RunStages(),
+    KeepCheckpoint(),
+    ScoreText(),
+    Present(),
+)
 
 
 @contextmanager

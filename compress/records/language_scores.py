@@ -49,6 +49,12 @@ class LanguageScores:
         error = math.sqrt(count / (count - 1) * squares) / sum(self.tokens)
         return mean, error
 
+    def perplexity(self, model: LanguageScore) -> tuple[float, float]:
+        """Return the perplexity of a model and its standard error, to first order."""
+        mean, error = self.mean(model.nats)
+        perplexity = math.exp(min(mean, LARGEST_EXPONENT))
+        return perplexity, perplexity * error
+
     def compare(self, one: LanguageScore, other: LanguageScore) -> tuple[float, float]:
         """Return by how many nats a token is dearer to `one` than to `other`, and the
         standard error of that difference."""
@@ -67,7 +73,7 @@ class LanguageScores:
                     "parameters": model.parameters,
                     "nats": mean,
                     "standard_error": error,
-                    "perplexity": math.exp(min(mean, LARGEST_EXPONENT)),
+                    "perplexity": self.perplexity(model)[0],
                 }
             )
         return rows
@@ -81,9 +87,9 @@ class LanguageScores:
         ]
         for model in self.models:
             mean, error = self.mean(model.nats)
-            perplexity = math.exp(min(mean, LARGEST_EXPONENT))
+            perplexity, deviation = self.perplexity(model)
             lines.append(
-                f"  {model.name}: {perplexity:,.2f} ± {perplexity * error:,.2f} "
+                f"  {model.name}: {perplexity:,.2f} ± {deviation:,.2f} "
                 f"({mean:.3f} ± {error:.3f} nats a token), "
                 f"{model.parameters / 1e6:,.1f} million parameters, "
                 f"{4 * model.parameters / 1e6:,.0f} MB as float32"

@@ -531,47 +531,42 @@ def loss_lines(points: Sequence[Point]) -> Lines:
     return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))
 
 
+def loss_figures(
+    points: Sequence[Point], name: str, key: str, width: int
+) -> list[Figure]:
+    """Draw the losses of a stage, if any were logged."""
+    losses = loss_lines(points)
+    if not losses:
+        return []
+    longest = max(len(line) for line in losses.values())
+    notes = []
+    if longest >= SMOOTHED_FROM:
+        notes.append("Strong lines are running means, faint ones the values as logged.")
+    if longest > MOST_POINTS:
+        notes.append(f"Of {longest:,} logged values, neighbours are averaged.")
+    if _spans_decades([value for line in losses.values() for _, value in line]):
+        notes.append("The vertical scale is logarithmic.")
+    draw = partial(
+        draw_lines, losses, f"Loss in stage {name}", ("step", ""), smooth=True
+    )
+    caption = " ".join(notes)
+    picture = draw_figure(
+        "Loss", draw, f"loss-{key}", width, caption=caption, legend=legend(losses)
+    )
+    return [picture]
+
+
 def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
     """Draw the losses of a stage, and its scores on the validation split beside the
     teacher's."""
     points = report.curves.get(name, ())
-    losses = loss_lines(points)
     known = dict(series(points))
     names = {
         f"eval_{report.metric}": units.metric(report.metric),
         "eval_agreement": "agreement",
     }
     scores = {shown: known[each] for each, shown in names.items() if each in known}
-    figures = []
-    if losses:
-        longest = max(len(line) for line in losses.values())
-        notes = []
-        if longest >= SMOOTHED_FROM:
-            notes.append(
-                "Strong lines are running means, faint ones the values as logged."
-            )
-        if longest > MOST_POINTS:
-            notes.append(f"Of {longest:,} logged values, neighbours are averaged.")
-        if _spans_decades([value for line in losses.values() for _, value in line]):
-            notes.append("The vertical scale is logarithmic.")
-        draw = partial(
-            draw_lines,
-            losses,
-            f"Loss in stage {name}",
-            ("step", ""),
-            smooth=True,
-        )
-        width = MAIN if scores else WHOLE_COLUMN
-        figures.append(
-            draw_figure(
-                "Loss",
-                draw,
-                f"loss-{key}",
-                width,
-                caption=" ".join(notes),
-                legend=legend(losses),
-            )
-        )
+    figures = loss_figures(points, name, key, MAIN if scores else WHOLE_COLUMN)
     if scores:
         teacher = report.teacher_row
         # as the curves are
@@ -581,7 +576,7 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
         title = f"{units.metric(report.metric)} during training"
         draw = partial(draw_lines, scores, title, ("step", ""), tight=True, level=level)
         caption = "" if level is None else "Dashed: the teacher."
-        width = SIDE if losses else WHOLE_COLUMN
+        width = SIDE if figures else WHOLE_COLUMN
         figures.append(
             draw_figure(
                 "Score on validation",

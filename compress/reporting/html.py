@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from compress.exporters.manifest import BUNDLE_FILES
 from compress.records.certificate import Sensitivity, VariantResult
+from compress.records.pretraining import Pretraining
 from compress.records.run_report import Report, finite
 from compress.records.search_report import (
     LatencyPrediction,
@@ -45,6 +46,7 @@ from compress.reporting.walk import path_figures, path_table, path_text
 
 FOLDER = Path(__file__).parent / "templates"
 HEAT_LEVELS = 8
+FLOAT32_BYTES = 4
 KEY_RANK = 3
 """Columns up to this rank are the key figures of a page."""
 CHART_AXES: tuple[ObjectiveName, ...] = ("latency", "file_mb", "parameters")
@@ -246,6 +248,38 @@ def render_run(report: Report) -> str:
         path=report.path and (path_text(report.path), path_table(report.path)),
         steps=path_figures(report.path) if report.path else [],
         heats=[("", *heat_map(report.sensitivity))] if report.sensitivity else [],
+    )
+
+
+def render_pretraining(made: Pretraining) -> str:
+    """Render what a pre-training has made as one self-contained page: no script, no
+    request, all text escaped."""
+    size = (
+        f"{units.magnitude(made.parameters)} parameters, "
+        f"{units.measure(FLOAT32_BYTES * made.parameters / 1e6, 'MB')} as float32"
+    )
+    scores = made.scores
+    table = None if scores is None else tables.perplexity_table(scores)
+    stages = [
+        (
+            one.name,
+            one.about,
+            charts.loss_figures(one.points, one.name, str(index), WHOLE_COLUMN),
+        )
+        for index, one in enumerate(made.stages)
+    ]
+    return render(
+        "pretraining.html.j2",
+        title=f"{made.recipe}: {made.text}",
+        context=f"from {made.teacher}, {made.date[:10]}",
+        headline=f"The checkpoint has {size}.",
+        remarks=[],
+        key_figures=[] if table is None else key_figures(table),
+        made=made,
+        perplexities=table,
+        documents=0 if scores is None else len(scores.tokens),
+        tokens=0 if scores is None else sum(scores.tokens),
+        stages=stages,
     )
 
 

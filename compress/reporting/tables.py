@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from compress.kinds import find
 from compress.records.bench_result import RacedFormat
 from compress.records.certificate import Certificate, VariantResult
+from compress.records.language_scores import LanguageScore, LanguageScores
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import Anchor, SearchReport, TrialRecord
@@ -788,4 +789,32 @@ def tabulate_rejected(found: SearchReport) -> list[ResultTable]:
         [ResultTable(tuple(Line(state) for state, _, _ in rows), columns, title)]
         if rows
         else []
+    )
+
+
+def perplexity_table(scores: LanguageScores) -> ResultTable:
+    """Compare language models on the same documents, the student last."""
+    models = scores.models
+
+    def role(at: int) -> str:
+        return "student" if at == len(models) - 1 else "teacher" if at == 0 else "plain"
+
+    def perplexity(model: LanguageScore) -> Cell:
+        value, error = scores.perplexity(model)
+        return Cell(units.three_digits(value), f"± {units.three_digits(error)}")
+
+    def nats(model: LanguageScore) -> Cell:
+        mean, error = scores.mean(model.nats)
+        return Cell(units.score(mean), f"± {units.score(error)}")
+
+    def size(model: LanguageScore) -> str:
+        return units.magnitude(model.parameters)
+
+    return ResultTable.build(
+        [Line(model.name, role(at)) for at, model in enumerate(models)],
+        [
+            column(models, "", "Perplexity", perplexity, rank=1),
+            column(models, "", "Nats a token", nats, rank=2),
+            column(models, "", "Parameters", size, rank=3),
+        ],
     )

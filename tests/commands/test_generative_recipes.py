@@ -11,8 +11,9 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import compress
-from compress.commands.pretrain import describe_perplexity, describe_score, load_scores, pretrain
+from compress.commands.pretrain import pretrain
 from compress.jobs import pretrain as jobs
+from compress.jobs.pretrain import describe_stage, load_scores
 from compress.training.stage import Trained
 from tests import generative, tiny
 
@@ -65,7 +66,9 @@ def test_a_distilled_language_model_generates_text(
     assert student.parameters == cut.parameters == sum(each.numel() for each in model.parameters()) < whole.parameters
     assert cut.nats != student.nats, "it has been trained"
     assert len(scores.tokens) == 2
-    assert f"compress export {folder.parent} --out" in describe_perplexity(folder.parent)[-1]
+    page = (folder.parent / "report.html").read_text(encoding="utf-8")
+    for expected in (*(each.name for each in scores.models), "<span>export</span>", "Perplexity", recipe):
+        assert expected in page
 
 
 def test_a_llama_is_distilled_into_a_narrower_one(corpus: str, tmp_path: Path) -> None:
@@ -189,4 +192,4 @@ def test_a_distilled_text_to_text_model_answers(tmp_path: Path) -> None:
     ],
 )
 def test_a_score_is_printed_with_what_it_measures(score: float | None, measure: str | None, expected: str) -> None:
-    assert describe_score(Trained(1, 1, 1.0, score, 1, measure=measure)) == expected
+    assert describe_stage(Trained(1, 1, 1.0, score, 1, measure=measure)) == f"1 steps in 1 s{expected}"

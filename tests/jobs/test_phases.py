@@ -23,7 +23,7 @@ from compress.data.collate import LengthGrouped
 from compress.errors import BundleError
 from compress.jobs import trials
 from compress.jobs.phase import Phase
-from compress.jobs.pretrain import KeepCheckpoint
+from compress.jobs.pretrain import KeepCheckpoint, Present
 from compress.jobs.shipping import Ship
 from compress.models import precision
 from compress.models.sentence_settings import SentenceSettings
@@ -82,7 +82,7 @@ def kept(home: Path) -> set[str]:
     return {each.name for each in home.iterdir() if each.is_dir()} - {"data", "encoded"}
 
 
-FREE = {CheckTeacher, KeepCheckpoint, WriteLabels, WriteAnswers, AskForVectors, CheckAnswers}
+FREE = {CheckTeacher, KeepCheckpoint, Present, WriteLabels, WriteAnswers, AskForVectors, CheckAnswers}
 """Phases that take no time worth an estimate, or that are done as the data are read."""
 
 
