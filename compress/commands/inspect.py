@@ -454,7 +454,11 @@ def inspect_run(name: str) -> Inspection:
     else:
         state = "not finished"
         next_.insert(0, continuation(folder))
-    title = f"a run, {state}: {settings.get('teacher')} on {settings.get('data')}"
+    read = [settings.get(key) for key in ("data", "corpus")]
+    title = (
+        f"a run, {state}: {settings.get('teacher')} on "
+        f"{' and '.join(map(str, filter(None, read)))}"
+    )
     return Inspection(
         thing=name,
         form="run",

@@ -49,8 +49,8 @@ from compress.training.run import RESULT
 from compress.training.scoring import encode_held_out, score_documents, writes_text
 from compress.training.stage import Trained, load_trained
 
-PAGE = "report.html"
-LIBRARIES = ("compress", "torch", "transformers", "datasets", "tokenizers", "numpy")
+TRAINERS = ("compress", "torch", "transformers", "datasets", "tokenizers", "numpy")
+"""The packages that a checkpoint depends on."""
 
 
 class KeepCheckpoint(Phase[Job]):
@@ -126,18 +126,20 @@ class Present(Phase[Job]):
 
     def run(self, job: Job) -> Job:
         models = job.models
-        run, console = models.run, models.context.console
+        run = models.run
+        console = models.context.console
         if not run.main:
             return job
         made = describe(job)
-        with atomic_file(run.path / PAGE) as page:
+        place = run.path / "report.html"
+        with atomic_file(place) as page:
             page.write_text(render_pretraining(made), encoding="utf-8")
         for stage in made.stages:
             console.print(f"{stage.name}: {stage.about}", highlight=False)
         for line in [] if made.scores is None else made.scores.to_lines():
             console.print(line, highlight=False, soft_wrap=True)
         console.print(
-            f"checkpoint: {made.checkpoint}    page: {run.path / PAGE}",
+            f"checkpoint: {made.checkpoint}    page: {place}",
             highlight=False,
             soft_wrap=True,
         )
@@ -185,7 +187,7 @@ def describe(job: Job) -> Pretraining:
         seed=run.seed,
         seconds=sum(found.seconds for found in spent.values()),
         machine=machine(),
-        versions=versions(LIBRARIES),
+        versions=versions(TRAINERS),
     )
 
 

@@ -175,6 +175,22 @@ def test_an_unfinished_run(begun: tuple[Path, Recipe]) -> None:
     check_parses(go_on)
 
 
+@pytest.mark.parametrize(
+    ("data", "corpus", "expected"), [(None, "pydoc", "pydoc"), ("intents", "pydoc", "intents and pydoc")]
+)
+def test_a_run_is_titled_by_what_it_reads(data: str | None, corpus: str, expected: str, tmp_path: Path) -> None:
+    identity = {
+        "teacher": "minilm",
+        "data": data,
+        "corpus": corpus,
+        "seed": 0,
+        "precision": "fp32",
+        "command": "compress",
+    }
+    Run.open(tmp_path / "run", Recipe.load("tinybert"), identity).close()
+    assert compress.inspect(tmp_path / "run").title == f"a run, not finished: minilm on {expected}"
+
+
 def test_a_damaged_run(begun: tuple[Path, Recipe]) -> None:
     (begun[0] / "stages/intermediate/model/model.safetensors").write_bytes(b"others")
     found = compress.inspect(begun[0])
