@@ -302,8 +302,11 @@ def _print_answers(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     prefix = f'{{"schema": "{schema("predict")}", "answers": ['
 
     def row(each: "AnsweredLine") -> None:
-        line = f"error: {each.error}" if each.error else f"{each.answer}\t{each.text}"
-        print(printable(line).replace("\n", "\\n"), flush=True)
+        lines = [f"error: {each.error}"]
+        if each.answer is not None:
+            lines = each.answer.lines(each.text)
+        for line in lines:
+            print(printable(line).replace("\n", "\\n"), flush=True)
 
     def item(each: "AnsweredLine") -> None:
         nonlocal prefix

@@ -21,8 +21,16 @@ with a value for each text, an array of numbers (texts,) or of vectors (texts, w
 or such arrays of numbers by label."""
 
 
+class Shown:
+    """An answer that a terminal shows."""
+
+    def lines(self, text: str) -> list[str]:
+        """Return the lines that show the answer to a text: by default one."""
+        return [f"{self}\t{text}"]
+
+
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Shown):
     """The prediction for one text.
 
     classification  label: the most probable; score: its probability; scores: every
@@ -74,7 +82,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Shown):
     """The answer to a question: `text`, the characters `start` to `end` of the context;
     '' for no answer.
 
@@ -112,7 +120,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Marked:
+class Marked(Shown):
     """The entities of a text, in order."""
 
     marks: tuple[Mark, ...]
@@ -130,7 +138,7 @@ class Marked:
 
 
 @dataclass(frozen=True)
-class Vector:
+class Vector(Shown):
     """The vector of a text."""
 
     numbers: tuple[float, ...]
@@ -143,21 +151,35 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Nearest:
-    """The texts nearest to a text, the nearest first, each with its cosine."""
+class Nearest(Shown):
+    """The texts nearest to a text, the nearest first, each with its cosine.
+
+    ids   of the texts: see `exporters.predictor.NearestTexts`
+    """
 
     texts: tuple[tuple[str, float], ...]
+    ids: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return " | ".join(f"{text} ({cosine:.4f})" for text, cosine in self.texts)
+    def lines(self, text: str) -> list[str]:
+        """Return the text, and below it a line for each text found: its cosine, its id
+        and its words."""
+        width = max(map(len, self.ids))
+        found = [
+            f"  {cosine:7.4f}  {name:<{width}}  {near}"
+            for name, (near, cosine) in zip(self.ids, self.texts, strict=True)
+        ]
+        return [text, *found]
 
     def columns(self) -> dict[str, Any]:
-        found = [{"text": text, "score": cosine} for text, cosine in self.texts]
+        found = [
+            {"id": name, "text": text, "score": cosine}
+            for name, (text, cosine) in zip(self.ids, self.texts, strict=True)
+        ]
         return {"prediction": found}
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(Shown):
     """The text that a language model writes."""
 
     text: str

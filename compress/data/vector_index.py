@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.arrays import Array
-from compress.data.text_files import stripped_lines
 from compress.errors import DataError
 
 StoredForm = Literal["float32", "int8", "binary"]
+Row = TypeVar("Row")
 
 VECTOR_TYPES: Final[Mapping[StoredForm, str]] = {
     "float32": "<f4",
@@ -139,11 +139,8 @@ def load_array(path: Path) -> Array:
 
 
 def load_texts(
-    path: Path,
-    count: int,
-    beside: Path,
-    read: Callable[[Path], list[str]] = stripped_lines,
-) -> list[str]:
+    path: Path, count: int, beside: Path, read: Callable[[Path], list[Row]]
+) -> list[Row]:
     """Read the texts of the `count` vectors of an .npy file from a file beside it.
     Raises DataError if not as many."""
     if not beside.is_file():

@@ -339,12 +339,14 @@ class NearestTexts:
 
     packed_NP  the vectors of `texts`, as `data.vector_index` packs them; they may be
                those of another model of the same space
+    ids        names of `texts` in the answers; empty: their places, from 1
     """
 
     predictor: Predictor
     texts: Sequence[str]
     packed_NP: NDArray[Any]
     count: int
+    ids: Sequence[str] = ()
 
     @property
     def task(self) -> Task:
@@ -356,9 +358,12 @@ class NearestTexts:
 
     @staticmethod
     def from_texts(
-        predictor: Predictor, texts: Sequence[str], count: int = 5
+        predictor: Predictor,
+        texts: Sequence[str],
+        count: int = 5,
+        ids: Sequence[str] = (),
     ) -> "NearestTexts":
-        """Compute the vectors of `texts`.
+        """Compute the vectors of `texts`, which have these ids.
 
         Raises BundleError for a bundle of another task, or whose vectors are not
         compared by their cosine, and for no texts.
@@ -367,9 +372,8 @@ class NearestTexts:
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
         given = list(read_texts(texts, where="NearestTexts.from_texts"))
-        return NearestTexts(
-            predictor, given, predictor.embed(given, prompt_name=DOCUMENT_PROMPT), count
-        )
+        vectors = predictor.embed(given, prompt_name=DOCUMENT_PROMPT)
+        return NearestTexts(predictor, given, vectors, count, ids)
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the texts nearest to each text."""
@@ -380,15 +384,13 @@ class NearestTexts:
             [str(text) for text in given], prompt_name=QUERY
         )
         nearest, cosines = find_nearest(queries_QE, self.packed_NP, self.count)
-        return [
-            Nearest(
-                tuple(
-                    (self.texts[n], cosine)
-                    for n, cosine in zip(numbers, row, strict=True)
-                )
-            )
-            for numbers, row in zip(nearest.tolist(), cosines.tolist(), strict=True)
-        ]
+        ids = self.ids or range(1, len(self.texts) + 1)
+        answers = []
+        for numbers, row in zip(nearest.tolist(), cosines.tolist(), strict=True):
+            found = [self.texts[n] for n in numbers]
+            names = tuple(str(ids[n]) for n in numbers)
+            answers.append(Nearest(tuple(zip(found, row, strict=True)), names))
+        return answers
 
     def answer_columns(self, texts: Sequence[Text]) -> AnswerColumns:
         return join_columns(self.predict(texts))
@@ -396,7 +398,9 @@ class NearestTexts:
     def answer_schema(self) -> "pa.Schema":
         import pyarrow as pa
 
-        nearest = pa.struct({"text": pa.string(), "score": pa.float64()})
+        nearest = pa.struct(
+            {"id": pa.string(), "text": pa.string(), "score": pa.float64()}
+        )
         return pa.schema({"prediction": pa.list_(nearest)})
 
 

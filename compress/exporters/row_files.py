@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from compress.data import schema
 from compress.data.answers import AnswerColumns
@@ -373,38 +373,57 @@ def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts
     """
     check_search(predictor)
     if path.suffix.lower() != ".npy":
-        return NearestTexts.from_texts(
-            predictor, list(filter(None, read_texts(path, predictor.task))), count
-        )
+        found = [each for each in read_texts(path, predictor.task) if each.text]
+        texts = [each.text for each in found]
+        ids = [each.id for each in found]
+        return NearestTexts.from_texts(predictor, texts, count, ids)
     packed_NP = read_index(path, predictor.task.width)
     beside = next(
         filter(Path.is_file, map(path.with_suffix, SUFFIXES)), path.with_suffix(".txt")
     )
-    texts = load_texts(
+    found = load_texts(
         path, len(packed_NP), beside, lambda file: read_texts(file, predictor.task)
     )
-    return NearestTexts(predictor, texts, packed_NP, count)
+    texts = [each.text for each in found]
+    return NearestTexts(predictor, texts, packed_NP, count, [each.id for each in found])
 
 
-def read_texts(source: Path, task: Task) -> list[str]:
+class NamedText(NamedTuple):
+    """A text to search, with its id: that of its row, or `line 3` or `row 3`."""
+
+    id: str
+    text: str
+
+
+IDS = ("id", "_id")
+"""The columns in which rows have an id; `_id` is BEIR's."""
+
+
+def read_texts(source: Path, task: Task) -> list[NamedText]:
     """Read the lines of a file, or from a table its only column, or the one named
-    `text` or like the bundle's text.
+    `text` or like the bundle's text; and its ids, if it has a column of them.
 
     Raises DataError for files that cannot be read, tables without such a column, and
     rows that cannot be read.
     """
     if source.suffix.lower() not in SUFFIXES:
-        return stripped_lines(source)
+        lines = enumerate(stripped_lines(source), 1)
+        return [NamedText(f"line {number}", line) for number, line in lines]
     table, chosen = _open(
         source, task, None, remedy="Rename the column of the texts to 'text'"
     )
-    texts = list[str]()
+    found = list[NamedText]()
     for batch in RowReader(table, chosen, None, ROWS_PER_BATCH).read(None):
         for group in batch:
             if group.errors:
                 raise DataError(group.errors[0])
-            texts += [str(text).strip() for text in group.texts]
-    return texts
+            numbers = range(group.first, group.first + group.count)
+            ids: Iterable[Any] = [f"{table.unit} {number}" for number in numbers]
+            for name in IDS:
+                ids = group.columns.get(name, ids)
+            for each, text in zip(ids, group.texts, strict=True):
+                found.append(NamedText(str(each), str(text).strip()))
+    return found
 
 
 def check_files(source: Path, target: Path) -> None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from compress import io as digest
 from compress.data.cache import explained, home, locked
+from compress.data.text_files import stripped_lines
 from compress.data.vector_index import load_array, load_texts
 from compress.errors import TeacherError
 from compress.io import atomic_file, name_disk_errors
@@ -121,7 +122,7 @@ class VectorFile:
     def _texts(self) -> Sequence[str]:
         if not self._is_array:
             return [text or "" for text in self._column("texts").to_pylist()]
-        return load_texts(self.path, len(self._array), self._texts_path)
+        return load_texts(self.path, len(self._array), self._texts_path, stripped_lines)
 
     @cached_property
     def _array(self) -> NDArray[Any]:

@@ -296,14 +296,17 @@ def test_predict_against_a_file(bundle: Bundle, tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_text("a good film\nso sad\nthe plot\n")
     result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--top", "2")
-    assert result.out.startswith("so sad (1.0000) | ")
+    query, nearest, second = result.out.splitlines()
+    assert (query, nearest) == ("so sad", "   1.0000  line 2  so sad")
+    assert second.split()[1:3] in (["line", "1"], ["line", "3"])
     result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--json")
-    assert json.loads(result.out)["answers"][0]["texts"][0][0] == "so sad"
+    (answer,) = json.loads(result.out)["answers"]
+    assert (answer["texts"][0][0], answer["ids"][0], len(answer["ids"])) == ("so sad", "line 2", 3)
     result = command.run("predict", str(bundle.path), "so sad", "--json")
     assert len(json.loads(result.out)["answers"][0]["numbers"]) == 32
-    lines.write_text("the plot\n\n")
+    lines.write_text("\nthe plot\n\n")
     result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--top", "2")
-    assert result.out.startswith("the plot (")
+    assert result.out.splitlines()[1].split()[1:] == ["line", "2", "the", "plot"]
     lines.write_text(" \n")
     result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines))
     assert (result.code, "there are no texts to search" in result.err) == (2, True)
@@ -363,9 +366,15 @@ def test_the_rows_of_a_table_are_searched(bundle: Bundle, tmp_path: Path) -> Non
     command.run("predict", str(bundle.path), "--input", str(corpus), "--output", str(tmp_path / "corpus.npy"))
     np.testing.assert_allclose(np.load(tmp_path / "corpus.npy"), bundle.embed(texts), atol=1e-6)
     (tmp_path / "corpus.csv").write_text("name,text\nx,the plot so sad\ny,a good film\n")
-    for searched in ("corpus.jsonl", "corpus.npy", "corpus.csv"):
+    ids = {"corpus.jsonl": ("a", "b"), "corpus.csv": (lines := ("line 2", "line 3")), "corpus.npy": lines}
+    for searched, names in ids.items():
         found = open_index(bundle.open(), tmp_path / searched, 2).predict(["good plot"])[0]
         assert [text for text, _ in found.texts] == [text for text, _ in expected.texts]
+        assert found.ids == tuple(names[texts.index(text)] for text, _ in found.texts)
+    words = ["predict", str(bundle.path), "--input", str(tmp_path / "corpus.csv"), "--against", str(corpus)]
+    assert command.run(*words, "--output", str(tmp_path / "found.jsonl")).code == 0
+    (first, _) = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert first["prediction"][0] == {"id": "a", "text": "the plot so sad", "score": pytest.approx(1, abs=1e-4)}
     (tmp_path / "corpus.csv").write_text("name,body\nx,so sad\n")
     result = command.run("predict", str(bundle.path), "so sad", "--against", str(tmp_path / "corpus.csv"))
     assert (result.code, "has the columns name, body" in result.err) == (2, True)

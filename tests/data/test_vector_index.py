@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compress.data import vector_index
+from compress.data.text_files import stripped_lines
 from compress.data.vector_index import VECTOR_TYPES, StoredForm, find_nearest, load_texts, pack, read_index, unpack
 from compress.errors import DataError
 
@@ -72,4 +73,6 @@ def test_files_that_are_no_index(array: np.ndarray, lines: int | None, says: str
     if lines is not None:
         (tmp_path / "made.txt").write_text("a text\n" * lines)
     with pytest.raises(DataError, match=says):
-        load_texts(tmp_path / "made.npy", len(read_index(tmp_path / "made.npy", WIDTH)), tmp_path / "made.txt")
+        load_texts(
+            tmp_path / "made.npy", len(read_index(tmp_path / "made.npy", WIDTH)), tmp_path / "made.txt", stripped_lines
+        )
