@@ -131,7 +131,7 @@ def proof_line(proof: "Certificate") -> str:
     """Summarise a certificate in a sentence, and in another what the file loses on
     other processors."""
     line = (
-        f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, "
+        f"{proof.artefact}, {proof.method}, on {proof.place}; "
         f"{proof.device}, {proof.runtime}: {proof.metric} {proof.before:.4f} of fp32, "
         f"{proof.after:.4f} of this file; "
         f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}"

@@ -10,6 +10,10 @@ from compress.records.run_report import Report, ReportRow
 from compress.reporting.remarks import run_warnings
 
 MACHINE_FACTS = ("cpu", "cores", "instructions", "memory", "system")
+NOISY = (
+    "The times are approximate: something else used the machine while they were taken "
+    "(report.json says what). Those marked noisy differed between two passes."
+)
 
 
 def card_fields(
@@ -47,6 +51,7 @@ def card_fields(
         "proofs": [proof_line(proof) for proof in report.certificates],
         "measured": [
             *([", ".join(machine)] if machine else []),
+            *([NOISY] if report.noise else []),
             f"{report.date}; {libraries}",
         ],
         "limits": [
@@ -94,7 +99,9 @@ def _list_rows(report: Report) -> list[dict[str, str]]:
         cells["parameters"] = f"{row.parameters:,}" if row.parameters else ""
         cells["file"] = f"{row.file_mb:.1f} MB" if row.file_mb else ""
         latency = report.latency(row)
-        cells[f"p50 ({setting})"] = f"{latency.p50_ms:.2f} ms" if latency else ""
+        time = f"{latency.p50_ms:.2f} ms" if latency else ""
+        noisy = latency is not None and latency.noisy
+        cells[f"p50 ({setting})"] = f"~{time} (noisy)" if noisy else time
         rows.append(cells)
     return rows
 

@@ -323,26 +323,27 @@ class Quantise(Phase[ShipJob]):
 
 @dataclass(frozen=True)
 class Certify(Phase[ShipJob]):
-    """Certify the int8 file on the validation split, which also decided how it is made,
-    and sign it, before it is measured: this changes the file."""
+    """Certify the int8 file on the rows that are measured: those of the test split, or
+    of the validation split, which also decided how it is made. Sign it before it is
+    measured, because this changes the file."""
 
     limit: float
 
     def run(self, job: ShipJob) -> ShipJob:
         mixed = job.mixed
         assert mixed is not None, "int8 is chosen first"
-        name = job.data.name
+        name, split = job.data.measured
         claim = Claim(
-            job.method, self.limit, "validation", name, mixed.keep, mixed.cost
+            job.method, self.limit, name, job.data.name, mixed.keep, mixed.cost
         )
         with open_device("local") as here:
-            rows = job.evaluate_on(job.data.validation)
+            rows = job.evaluate_on(split)
             proof = certify(job.bundle, "int8", rows, here, claim)
         bundle, proof = sign_file(job.bundle, "int8", proof)
         return replace(job, written=bundle, proof=proof)
 
     def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
-        rows = len(job.data.validation)
+        rows = len(job.data.measured[1])
         seconds = rows * job.times.students
         note = f"{rows:,} rows"
         return job, [PhaseEstimate("certify", seconds=(seconds, seconds), note=note)]

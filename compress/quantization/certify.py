@@ -324,6 +324,7 @@ def judge(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         kept=claim.kept,
         classes=outcome.classes,
+        chose=claim.split == "validation",
     )
 
 

@@ -82,6 +82,8 @@ class Certificate:
                  10^6 bytes of the binary that it loads, where one was made
     saturation   what an int8 file answers on x86 processors without VNNI; None if that
                  was not computed
+    chose        whether the same rows also chose how the file is made, so that the
+                 score after is slightly optimistic
     certified    whether the drop is within max_drop and no class has collapsed; reason:
                  why not, or by what margin
     date         ISO 8601
@@ -113,6 +115,7 @@ class Certificate:
     left: tuple[str, ...] = ()
     context_mb: float | None = None
     saturation: Saturation | None = None
+    chose: bool = False
 
     @property
     def drop(self) -> float:
@@ -125,6 +128,13 @@ class Certificate:
         """Return in a sentence what the file loses on other processors; '' if
         nothing, or unknown."""
         return self.saturation.describe(self.metric) if self.saturation else ""
+
+    @property
+    def place(self) -> str:
+        """Return the number and the split of the rows, and whether they chose the
+        file."""
+        rows = f"{self.rows:,} {self.split} rows"
+        return f"{rows}, which also chose how int8 is made" if self.chose else rows
 
     @staticmethod
     def from_json(text: str) -> "Certificate":

@@ -547,7 +547,7 @@ def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Result
         of(
             "Measured",
             "on",
-            lambda one: Cell(f"{one.rows:,} rows", f"{one.data}, {one.split}"),
+            lambda one: Cell(one.data, one.place),
         ),
         of("Measured", "device", device),
         of("Measured", "made by", made),

@@ -224,8 +224,7 @@ def format_quantized(done: "Quantized") -> str:
         [layer(name) for name in done.proof.kept], PRODUCTS_SHOWN
     )
     lines = [
-        f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, "
-        f"{proof.device}, {proof.runtime}",
+        f"{proof.method}, {proof.data}, {proof.place}; {proof.device}, {proof.runtime}",
         f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; "
         f"agreement {proof.agreement:.4f}",
         "; ".join(f"{name} {size:.1f} MB" for name, size in done.sizes.items()),
