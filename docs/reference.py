@@ -163,15 +163,30 @@ def gallery() -> str:
         cells = {one.heading: one.cells[-1] for one in table.columns}
         last = [(result.latencies[-1], DEVICES.get(result.device, f"on {result.device}")) for result in results]
         times = [f"{'~' * one.noisy}{units.three_digits(one.p50_ms)} {where}" for one, where in last]
+        caption = below_baseline(report)
+        mark = f"; {caption}" if caption else ""
         overview.append(
-            f"| [{name}](#{name}) | {_cell(next(iter(cells.values())))} | {cells['file, MB'].text} | "
+            f"| [{name}](#{name}) | {_cell(next(iter(cells.values())))}{mark} | {cells['file, MB'].text} | "
             f"{', '.join(times) or cells['p50, ms'].text} |"
         )
         machine = ", ".join(report.machine[key] for key in ("cpu", "cores") if key in report.machine)
         known = f"compress {report.versions.get('compress', '')}, {report.date[:10]}"
-        details += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(table), devices(results)]
+        details += [f"## {name}\n", f"```\n{report.command}\n```\n"]
+        if caption:
+            details.append(f"**Do not ship this one: it is {caption}.** {WHY_SHOWN.get(name, '')}\n")
+        details += [markdown(table), devices(results)]
         details.append(f"{known}; {machine}. [Full report](gallery/{name}.html).\n")
     return "\n".join([INTRODUCTION, *overview, "", *details])
+
+
+def below_baseline(report: Report) -> str:
+    """Say which baseline scores above the shipped student; '' if none does."""
+    own = report.score(report.rows[-1])
+    scores = {row.name: score for row in report.of_role("baseline") if (score := report.score(row)) is not None}
+    best = max(scores, key=scores.__getitem__, default="")
+    if own is None or not best or own >= scores[best]:
+        return ""
+    return f"worse than the baseline {best}, {units.score(scores[best])}"
 
 
 def devices(results: Sequence[BenchResult]) -> str:
@@ -195,6 +210,11 @@ Each student was created with the command shown, and its figures come from its r
 commands, keeps the reports, and times both files of each student again on the devices that there are; no result is left
 out. `~`: two passes disagreed, as the machine was shared.
 """
+WHY_SHOWN = {
+    "albert-sst2": "Its one layer takes the place of the teacher's six, and the command gave it 8 minutes to learn.",
+    "distilbert-intents-brief": "Teacher and student had 160 steps together: it shows what too short a run gives.",
+}
+"""Why the gallery shows a student that a baseline beats, if that is known."""
 SHOWN = 4
 """The highest rank of a column of a run's table that the gallery shows."""
 DEVICES = {"local": "natively", "browser": "in Chromium"}

@@ -371,6 +371,10 @@ def test_the_gallery(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert not re.search(r"(^| )/", report.command), "no place of one machine"
         part = output.split(f"## {name}\n")[1].split("\n## ")[0]
         assert all(f"| {row.name} | " in part for row in report.rows)
+        scores = {each.name: each.score.get(report.metric) or 0.0 for each in report.rows}
+        beaten = scores["student int8"] < scores["bag of words"]
+        assert ("worse than the baseline bag of words" in part) is beaten, "a bad student has a caption"
+        assert ("worse than" in output.split(f"| [{name}](#{name}) |")[1].splitlines()[0]) is beaten
     row = ReportRow("student int8", "student", {"accuracy": 0.5}, file_mb=1.5)
     result = {"split": "test", "split_rows": 10, "command": "compress distill", "date": "2026-11-23"}
     report = Report("bad", "r", "t", "d", "classification", "accuracy", 2, rows=(row,), **result)
