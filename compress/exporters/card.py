@@ -15,6 +15,7 @@ from compress.exporters import formats
 
 if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
+    from compress.exporters.snippets import Snippet
     from compress.records.certificate import Certificate
 
 METRICS = {
@@ -176,43 +177,32 @@ def export_card(
     record: Mapping[str, Any],
     origin: Mapping[str, str],
     task: Task | None,
-    *,
-    code: str = "",
+    snippets: "Sequence[Snippet]",
 ) -> str:
     """Render the README.md of an export other than a bundle, from its export.json and
     fields of its model's `Card`.
 
-    code  opens the file in its runtime, where the format's `Opening` does not
+    snippets  the code that runs a file, for each platform
     """
-    opening = formats.find(record["for"]).opening
-    assert opening is not None, "a bundle has a card of its own"
+    library = formats.find(record["for"]).library
     card = Card.parse({"name": record["source"], **origin})
     # which is what transformers.js calls the pipeline of vectors
     pipeline = "feature-extraction"
     if task is not None and not task.vectors:
         pipeline = task.pipeline
     longest = record["max_length"]
-    texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (
-        task is not None and task.pair
-    )
-    opened = opening.code.format(
-        file=record["files"][0]["file"],
-        pipeline=pipeline,
-        max_length=longest,
-        texts=texts,
-    )
     about = (
-        f"{escape(record['model_type'])}, for {opening.library}; texts of at most "
+        f"{escape(record['model_type'])}, for {library}; texts of at most "
         f"{longest} tokens. Exported by compress from {escape(card.name)}."
     )
     warnings = [f"warning: {warning}" for warning in record["warnings"]]
     return file_card(
-        replace(card, name=f"{card.name} for {opening.library}"),
-        opening.library,
+        replace(card, name=f"{card.name} for {library}"),
+        library,
         pipeline,
         about=[about],
-        load=f"{opening.imports}\n\n{code or opened}",
-        language=opening.language,
+        snippets=snippets,
+        record=record,
         files=[{"precision": "", "note": "", **each} for each in record["files"]],
         verdicts=[*record["verdicts"], *warnings],
     )
@@ -303,15 +293,18 @@ def file_card(
     pipeline: str,
     *,
     about: Sequence[str],
-    load: str,
-    language: str = "python",
+    load: str = "",
+    snippets: "Sequence[Snippet]" = (),
+    record: Mapping[str, Any] | None = None,
     files: Sequence[Mapping[str, Any]] = (),
     verdicts: Sequence[str] = (),
 ) -> str:
     """Render the card of files that are not a task's bundle.
 
     library, pipeline   the hub's names
-    about      Markdown of the first paragraphs; load: code that opens the files
+    about      Markdown of the first paragraphs; load: Python that opens the files, or
+               `snippets` for several platforms
+    record     export.json, with the inputs, outputs and labels of the files
     files      path, precision, bytes and note of each
     verdicts   sentences on where and how to run the files
     """
@@ -321,8 +314,10 @@ def file_card(
         task=None,
         about=[Markup(paragraph) for paragraph in about],
         files=files,
-        language=language,
-        load=Markup(load),
+        record=record,
+        snippets=[("", "python", Markup(load))]
+        if load
+        else [(each.title, each.language, Markup(each.code)) for each in snippets],
         verdicts=verdicts,
         licence=licence(card),
     )

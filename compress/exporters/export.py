@@ -12,12 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from compress.data.encoder import TOKENIZER_JSON
 from compress.errors import ExportError
 from compress.exporters import formats, manifest
 from compress.exporters.artifact import Bundle, check_writable
 from compress.exporters.card import export_card
 from compress.exporters.checkpoint import Checkpoint, ExportSource
+from compress.exporters.interface import read_interface
 from compress.exporters.manifest import Stamp
+from compress.exporters.snippets import write_snippets
 from compress.exporters.writers.context import (
     ExportContext,
     ExportOptions,
@@ -76,6 +79,7 @@ def export(
         result = write(context, folder, chosen)
         if format.copies_tokenizer:
             copy_tokenizer(context.bundle.path, folder)
+        task = context.bundle.manifest.task
         names = [
             name for each in result.files for name in (each.file, *each.with_files)
         ]
@@ -86,8 +90,14 @@ def export(
             for each in result.files
             if (found := each.difference) is not None and not found.relative <= FAR
         ]
+        first = folder / names[0]
+        interface = result.interface
+        if interface is None and first.suffix == ".onnx":
+            interface = read_interface(first)
         result = replace(
             result,
+            interface=interface or context.interface(),
+            labels=() if task is None else task.labels,
             path=context.bundle.path if out is None else out,
             to=to,
             sizes={name: (folder / name).stat().st_size for name in names},
@@ -98,10 +108,21 @@ def export(
         if manifest.is_bundle(folder):
             Bundle.load(folder).attach(NAME, text)
         else:
-            task = context.bundle.manifest.task
+            assert result.interface is not None, "it was read above"
+            snippets = write_snippets(
+                format.snippets,
+                Path(names[0]),
+                result.interface,
+                task,
+                context.bundle.path / TOKENIZER_JSON,
+                max_length=context.bundle.manifest.max_length,
+                **result.settings,
+            )
+            titles = tuple(each.title for each in snippets)
+            result = replace(result, snippets=titles)
             origin = describe_origin("", context.bundle.path)
             (folder / NAME).write_text(text, encoding="utf-8")
-            card = export_card(record, origin, task, code=result.code)
+            card = export_card(record, origin, task, snippets)
             (folder / "README.md").write_text(card, encoding="utf-8")
     return result
 
@@ -208,6 +229,8 @@ def _as_record(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": context.options.command,
         "versions": versions(("compress", "torch", "transformers", *result.packages)),
+        **asdict(result.interface or context.interface()),
+        "labels": result.labels,
         "files": files,
         "verdicts": result.verdicts,
         "warnings": result.warnings,

@@ -40,8 +40,8 @@ NAME_WIDTH = 40
 """The longest name that gets a line of its own; a longer one is folded."""
 HEADING_WIDTH = 10
 CAPTION_WIDTH = 56
-PRODUCTS_SHOWN = 12
-"""Matrix products that are listed in a terminal; report.json has them all."""
+NAMES_SHOWN = 12
+"""Matrix products, or labels, that are listed in a terminal; the JSON has them all."""
 
 
 ANY_WIDTH = 1000
@@ -220,9 +220,7 @@ def format_quantized(done: "Quantized") -> str:
     from compress.exporters.rewrite.graph import layer
 
     proof = done.proof
-    in_float = units.join_names(
-        [layer(name) for name in done.proof.kept], PRODUCTS_SHOWN
-    )
+    in_float = units.join_names([layer(name) for name in done.proof.kept], NAMES_SHOWN)
     lines = [
         f"{proof.method}, {proof.data}, {proof.place}; {proof.device}, {proof.runtime}",
         f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; "
@@ -301,6 +299,13 @@ def print_export(
         *(f"warning: {warning}" for warning in exported.warnings),
     ):
         say(verdict)
+    if exported.interface is not None:
+        say(f"in: {'; '.join(map(str, exported.interface.inputs))}")
+        say(f"out: {'; '.join(map(str, exported.interface.outputs))}")
+    if exported.labels:
+        say(f"labels: {units.join_names(exported.labels, NAMES_SHOWN)}")
+    if exported.snippets:
+        say(f"README.md has code: {'; '.join(exported.snippets)}")
     say(f"{exported.path}: export.json says what is in it")
 
 

@@ -11,7 +11,9 @@ from huggingface_hub import ModelCard
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.card import export_card, model_card, proof_line, revise
+from compress.exporters.interface import Port
 from compress.exporters.manifest import Manifest
+from compress.exporters.snippets import Snippet
 from tests import tiny
 from tests.reporting.test_evidence import HERE
 
@@ -105,12 +107,17 @@ def test_five_runtimes_are_shown(kind: Any) -> None:
 
 def test_an_export_that_is_no_bundle_says_how_to_open_it() -> None:
     files = [{"file": "model_text.onnx", "precision": "int8", "bytes": 2_000_000, "note": "text in"}]
-    record = {"for": "text", "source": "x", "model_type": "bert", "max_length": 64, "files": files}
-    page = export_card({**record, "verdicts": ["fine"], "warnings": []}, {"license": "mit"}, PAIR)
+    record: dict[str, Any] = {"for": "text", "source": "x", "model_type": "bert", "max_length": 64, "files": files}
+    record |= {"inputs": [Port("text", "string", ("batch_size",))], "outputs": [Port("score", "float32", (1, 2))]}
+    record |= {"labels": ["a|b", "c"], "verdicts": ["fine"], "warnings": []}
+    code = [Snippet("Python", "python", 'run(["label"])'), Snippet("Kotlin", "kotlin", "run()")]
+    page = export_card(record, {"license": "mit"}, PAIR, code)
     front = yaml.safe_load(page.split("---\n")[1])
     assert (front["license"], front["library_name"]) == ("mit", "onnxruntime")
     assert "| model\\_text.onnx | int8 | 2.0 | text in |" in page
-    assert '.run(["label"], {"text": ["a text"], "text_pair": ["another"]})' in page
+    assert "| in | text | string | batch\\_size |\n| out | score | float32 | 1 x 2 |" in page
+    assert "Labels, in the order of the outputs: a\\|b, c." in page
+    assert '### Python\n\n```python\nrun(["label"])\n```\n\n### Kotlin\n\n```kotlin\nrun()\n```\n' in page
 
 
 def test_rows_are_a_table_and_no_rows_are_no_heading() -> None:

@@ -14,6 +14,7 @@ from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Race
 from compress.exporters.manifest import BUNDLE_FILES
+from compress.exporters.snippets import TEMPLATES
 from compress.exporters.tokenizer.text_model import make_feeds
 from compress.exporters.writers.context import ExportContext, ExportOptions, FixedOptions, Reader
 from compress.provenance import find_missing, list_requirements
@@ -35,6 +36,8 @@ def test_a_record_is_consistent(format: Format) -> None:
     if isinstance(format.race, Race):
         assert {*format.race.precisions, *format.race.with_data} <= set(format.precisions)
         assert format.runtime
+    assert bool(format.snippets) is bool(format.library)
+    assert all((TEMPLATES / f"{name}.jinja").is_file() for name in format.snippets)
     if format.extra is not None:
         assert list_requirements(format.extra.name)
         assert f"compress-kit[{format.extra.name}]" in format.needs
@@ -84,12 +87,12 @@ def test_what_is_written_answers_as_the_bundle_does(format: Format, source: tupl
 
 TOY = """
 import shutil
-from compress.exporters.formats.format import Extra, Format, Opening, Race
+from compress.exporters.formats.format import Extra, Format, Race
 
 FORMAT = Format(
     name="toy", files="`.toy`", shapes="open", precisions=("fp32", "int8"), default=("fp32",), suffixes=(".toy",),
     writer="compress.exporters.formats.toy.write", reader="compress.exporters.writers.onnxruntime.open_file",
-    runtime="onnxruntime", opening=Opening("toys", "python", "import toys", 'toys.play("{file}")'),
+    runtime="onnxruntime", library="toys", snippets=("toys.python",),
     race=Race(precisions=("fp32",)),
 )
 
@@ -101,8 +104,11 @@ def write(context, folder, precisions):
 """
 
 
-def test_a_new_format_is_one_file(source: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_format_is_one_file_and_its_code(
+    source: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "toy.py").write_text(TOY)
+    (tmp_path / "toys.python.jinja").write_text("import toys\n\ntoys.play({{ file | quote }})\n")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
     formats.known.cache_clear()
     try:

@@ -1,6 +1,6 @@
 """Core AI assets, which take the place of Core ML's packages from iOS 27 on."""
 
-from compress.exporters.formats.format import Extra, Format, Opening
+from compress.exporters.formats.format import Extra, Format
 
 FORMAT = Format(
     name="coreai",
@@ -15,7 +15,8 @@ FORMAT = Format(
     extra=Extra(
         "coreai", "compress export --for coreai; give it an environment of its own"
     ),
-    opening=Opening("coreai", "swift", "import CoreAI"),
+    library="coreai",
+    snippets=("coreai.swift",),
     race="runs on Apple's systems only",
     fixed_length=True,
 )

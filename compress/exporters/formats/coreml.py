@@ -1,6 +1,6 @@
 """Core ML packages, for iPhones, iPads and Macs."""
 
-from compress.exporters.formats.format import Extra, Format, Opening
+from compress.exporters.formats.format import Extra, Format
 
 FORMAT = Format(
     name="coreml",
@@ -13,7 +13,8 @@ FORMAT = Format(
     reader="compress.exporters.writers.apple.open_coreml",
     suffixes=(".mlpackage",),
     extra=Extra("coreml", "compress export --for coreml"),
-    opening=Opening("coreml", "swift", "import CoreML"),
+    library="coreml",
+    snippets=("coreml.swift",),
     race="runs on Apple's systems only",
     fixed_length=True,
 )

@@ -1,6 +1,6 @@
 """ExecuTorch's programs, for phones and boards."""
 
-from compress.exporters.formats.format import Extra, Format, Opening, Race
+from compress.exporters.formats.format import Extra, Format, Race
 
 FORMAT = Format(
     name="executorch",
@@ -17,11 +17,7 @@ FORMAT = Format(
         "executorch",
         "compress export --for executorch; give it an environment of its own",
     ),
-    opening=Opening(
-        "executorch",
-        "python",
-        "from executorch.runtime import Runtime",
-        'method = Runtime.get().load_program("{file}").load_method("forward")',
-    ),
+    library="executorch",
+    snippets=("executorch.kotlin", "executorch.python"),
     race=Race(precisions=("fp32", "int8"), one_row=True),
 )

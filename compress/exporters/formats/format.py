@@ -20,23 +20,6 @@ class Extra:
     required: bool = True
 
 
-@dataclass(frozen=True)
-class Opening:
-    """The code of a model card that opens a file.
-
-    library   the hub's name of the library
-    language  of the code
-    imports   the lines before it
-    code      a template with the fields `file`, `pipeline`, `max_length` and `texts`;
-              empty: the writer returns the code
-    """
-
-    library: str
-    language: str
-    imports: str
-    code: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Race:
     """The settings by which `compress bench --formats` times the files of a format.
@@ -69,7 +52,8 @@ class Format:
     suffixes    of the model files
     runtime     the Python package that runs them on this machine; '' if none does
     extra       what to install, if the base install does not suffice
-    opening     the code of the model card; None: the export is a bundle, with its card
+    library     as the hub calls it; '': the export is a bundle, with its own card
+    snippets    the code that runs a file, by its templates: see `exporters.snippets`
     race        how the files are timed; a sentence says why they cannot be timed here
     copies_tokenizer    whether the tokenizer is copied next to what the writer wrote
     fixed_length        whether lengths are given in advance, by `--seq`
@@ -87,7 +71,8 @@ class Format:
     suffixes: tuple[str, ...]
     runtime: str = ""
     extra: Extra | None = None
-    opening: Opening | None = None
+    library: str = ""
+    snippets: tuple[str, ...] = ()
     race: Race | str
     copies_tokenizer: bool = True
     fixed_length: bool = False

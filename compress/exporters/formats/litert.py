@@ -1,6 +1,6 @@
 """LiteRT's models, formerly TensorFlow Lite, for Android."""
 
-from compress.exporters.formats.format import Extra, Format, Opening, Race
+from compress.exporters.formats.format import Extra, Format, Race
 
 FORMAT = Format(
     name="litert",
@@ -16,11 +16,7 @@ FORMAT = Format(
     extra=Extra(
         "litert", "compress export --for litert; give it an environment of its own"
     ),
-    opening=Opening(
-        "litert",
-        "python",
-        "from ai_edge_litert.interpreter import Interpreter",
-        'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")',
-    ),
+    library="litert",
+    snippets=("litert.kotlin", "litert.python"),
     race=Race(precisions=("fp32", "int8"), one_row=True),
 )

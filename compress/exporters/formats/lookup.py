@@ -40,7 +40,7 @@ def load(address: str) -> Any:
 
 
 def _place(each: Format) -> tuple[bool, bool, str]:
-    return each.opening is not None, each.extra is not None, each.name
+    return bool(each.library), each.extra is not None, each.name
 
 
 def names() -> list[str]:

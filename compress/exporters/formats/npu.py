@@ -1,6 +1,6 @@
 """Quantised ONNX files of fixed lengths, for Qualcomm's neural processors."""
 
-from compress.exporters.formats.format import Extra, Format, Opening, Race
+from compress.exporters.formats.format import Extra, Format, Race
 
 FORMAT = Format(
     name="npu",
@@ -18,16 +18,8 @@ FORMAT = Format(
         "the emulator that certifies compress export --for npu; x86-64 Linux",
         required=False,
     ),
-    opening=Opening(
-        "onnxruntime",
-        "python",
-        "import onnxruntime\nimport onnxruntime_qnn",
-        """onnxruntime.register_execution_provider_library("QNN", onnxruntime_qnn.get_library_path())
-options = onnxruntime.SessionOptions()
-devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == onnxruntime_qnn.get_ep_name()]
-options.add_provider_for_devices(devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path()}})
-session = onnxruntime.InferenceSession("{file}", options)""",  # noqa: E501
-    ),
+    library="onnxruntime",
+    snippets=("qnn.kotlin", "qnn.python"),
     race=Race(precisions=("w8a16",), needs_data=True, one_row=True),
     fixed_length=True,
 )

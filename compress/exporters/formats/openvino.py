@@ -1,6 +1,6 @@
 """OpenVINO's own files, above all for Intel processors."""
 
-from compress.exporters.formats.format import Extra, Format, Opening, Race
+from compress.exporters.formats.format import Extra, Format, Race
 
 FORMAT = Format(
     name="openvino",
@@ -16,11 +16,7 @@ FORMAT = Format(
     extra=Extra(
         "openvino", "compress export --for openvino, and measuring what it writes"
     ),
-    opening=Opening(
-        "openvino",
-        "python",
-        "import openvino",
-        'model = openvino.Core().compile_model("{file}", "CPU")',
-    ),
+    library="openvino",
+    snippets=("openvino.python",),
     race=Race(precisions=("fp32", "fp16", "w8"), with_data=("int8",)),
 )

@@ -1,6 +1,6 @@
 """ORT files: the format of onnxruntime's small builds for phones."""
 
-from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Opening, Race
+from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Race
 
 FORMAT = Format(
     name="ort",
@@ -12,11 +12,11 @@ FORMAT = Format(
     reader="compress.exporters.writers.onnxruntime.open_file",
     suffixes=(".ort",),
     runtime="onnxruntime",
-    opening=Opening(
-        "onnxruntime",
-        "python",
-        "import onnxruntime",
-        'session = onnxruntime.InferenceSession("{file}")',
+    library="onnxruntime",
+    snippets=(
+        "onnxruntime.kotlin",
+        "onnxruntime.swift",
+        "onnxruntime.python",
     ),
     race=Race(precisions=("fp32", "int8")),
     leaves_out_prompts=True,

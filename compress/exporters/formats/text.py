@@ -1,6 +1,6 @@
 """ONNX files that take texts and answer with labels, the tokenizer in their graphs."""
 
-from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Opening, Race
+from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Race
 
 FORMAT = Format(
     name="text",
@@ -12,12 +12,8 @@ FORMAT = Format(
     reader="compress.exporters.writers.onnxruntime.open_text_file",
     suffixes=(".onnx",),
     runtime="onnxruntime",
-    opening=Opening(
-        "onnxruntime",
-        "python",
-        "import onnxruntime",
-        'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})',
-    ),
+    library="onnxruntime",
+    snippets=("text.python", "text.javascript", "text.kotlin", "text.swift"),
     race=Race(precisions=("int8",)),
     copies_tokenizer=False,
     leaves_out_prompts=True,

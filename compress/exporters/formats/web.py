@@ -1,6 +1,6 @@
 """The layout that transformers.js loads in browsers: the ONNX files by its names."""
 
-from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Opening
+from compress.exporters.formats.format import ONNX_PRECISIONS, Format
 
 FORMAT = Format(
     name="web",
@@ -12,12 +12,8 @@ FORMAT = Format(
     reader="compress.exporters.writers.onnxruntime.open_file",
     suffixes=(".onnx",),
     runtime="onnxruntime",
-    opening=Opening(
-        "transformers.js",
-        "js",
-        'import { pipeline } from "@huggingface/transformers";',
-        'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});',
-    ),
+    library="transformers.js",
+    snippets=("transformers.javascript",),
     race="the ONNX files again, for browsers: measure these with --device browser",
     leaves_out_prompts=True,
 )

@@ -42,7 +42,10 @@ def label(graph: GraphBuilder, task: Task, threshold: float) -> None:
     probabilities_BK = op("Softmax", logits_BK, axis=1)
     best_B1, highest_B1 = _choose(logits_BK, probabilities_BK, axis=1)
     label_B = best_B1.flat().look_up(list(task.labels))
-    _output_labels(graph, label_B, highest_B1.flat(), probabilities_BK, [BATCH])
+    shape: Dimensions = [BATCH]
+    labels = len(task.labels)
+    score_B = highest_B1.flat()
+    _output_labels(graph, label_B, score_B, probabilities_BK, shape, labels=labels)
 
 
 def labels(graph: GraphBuilder, task: Task, threshold: float) -> None:
@@ -53,10 +56,10 @@ def labels(graph: GraphBuilder, task: Task, threshold: float) -> None:
     _, highest_B1 = _choose(logits_BK, probabilities_BK, axis=1)
     likely_BK = probabilities_BK >= np.array(LIKELY_LABEL, np.float32)
     label_BK = where(likely_BK, list(task.labels), [""])
-    graph.output(label_BK, TensorProto.STRING, [BATCH, None], name="label")
+    shape: Dimensions = [BATCH, len(task.labels)]
+    graph.output(label_BK, TensorProto.STRING, shape, name="label")
     score_B = highest_B1.flat()
     graph.output(score_B, TensorProto.FLOAT, [BATCH], name="score")
-    shape = [BATCH, None]
     graph.output(probabilities_BK, TensorProto.FLOAT, shape, name="probabilities")
 
 
@@ -70,7 +73,8 @@ def words(graph: GraphBuilder, task: Task, threshold: float) -> None:
     best_BL = where(begins_BL, op("Squeeze", best_BL1, [2]), len(task.labels))
     label_BL = best_BL.look_up([*task.labels, ""])
     shape = [BATCH, "sequence_length"]
-    _output_labels(graph, label_BL, score_BL, probabilities_BLK, shape)
+    labels = len(task.labels)
+    _output_labels(graph, label_BL, score_BL, probabilities_BLK, shape, labels=labels)
 
 
 def _choose(logits: Value, probabilities: Value, *, axis: int) -> tuple[Value, Value]:
@@ -85,10 +89,13 @@ def _output_labels(
     score: Value,
     probabilities: Value,
     shape: Dimensions,
+    *,
+    labels: int,
 ) -> None:
     graph.output(label, TensorProto.STRING, shape, name="label")
     graph.output(score, TensorProto.FLOAT, shape, name="score")
-    graph.output(probabilities, TensorProto.FLOAT, [*shape, None], name="probabilities")
+    shape = [*shape, labels]
+    graph.output(probabilities, TensorProto.FLOAT, shape, name="probabilities")
 
 
 def _covers(spans_BL2: Value) -> Value:

@@ -53,7 +53,6 @@ class _Target:
     systems   the first systems that support one length, and several
     convert   writes a file; read: reads it back; check: raises ExportError where it is
               not what was requested
-    swift     opens a file
     """
 
     name: str
@@ -65,7 +64,6 @@ class _Target:
     convert: "Callable[[_Request, Path, str], None]"
     read: Callable[[Path], Any]
     check: "Callable[[Any, _Request], None]"
-    swift: str
 
 
 @dataclass(frozen=True)
@@ -211,16 +209,16 @@ def _write(
         *computed,
         UNRUN.format(name=target.name),
     )
-    code = target.swift.format(
-        stem=target.files[precisions[0]].partition(".")[0],
-        function="main" if len(taken) == 1 else f"main_tokens_{taken[-1]}",
-        length=taken[-1],
-        ids=", ".join(map(str, rows[0]["input_ids"][0])),
-        inputs=", ".join(f'"{name}": {APPLE_INPUTS[name]}' for name in request.names),
-        output=request.outputs[0],
-    )
+    settings = {
+        "stem": target.files[precisions[0]].partition(".")[0],
+        "function": "main" if len(taken) == 1 else f"main_tokens_{taken[-1]}",
+    }
     return ExportResult(
-        tuple(made), verdicts, packages=(*target.packages, "onnxruntime"), code=code
+        tuple(made),
+        verdicts,
+        packages=(*target.packages, "onnxruntime"),
+        interface=context.interface().fix(taken[-1], "int32"),
+        settings=settings,
     )
 
 
@@ -362,11 +360,6 @@ def _compare(package: str, found: tuple[Any, Any], wanted: tuple[Any, Any]) -> N
         )
 
 
-APPLE_INPUTS = {
-    "input_ids": "row(ids)",
-    "attention_mask": "row(ids.map { _ in 1 })",
-    "token_type_ids": "row([])",
-}
 UNRUN = (
     "{name} runs on Apple's systems alone: nothing of it was run here, or timed. What "
     "was compared with the fp32 ONNX file is each file as it was written, read back, "
@@ -388,16 +381,6 @@ CORE_ML = _Target(
     convert=_convert_coreml,
     read=mil.MilProgram,
     check=_check_coreml,
-    swift="""let url = Bundle.main.url(forResource: "{stem}", withExtension: "mlmodelc")!  // Xcode compiles the package
-let model = try MLModel(contentsOf: url)
-func row(_ numbers: [Int32]) -> MLMultiArray {{
-    let array = try! MLMultiArray(shape: [1, {length}], dataType: .int32)
-    for at in 0..<{length} {{ array[at] = NSNumber(value: at < numbers.count ? numbers[at] : 0) }}
-    return array
-}}
-let ids: [Int32] = [{ids}]  // of your text, by tokenizer.json
-let inputs = try MLDictionaryFeatureProvider(dictionary: [{inputs}])
-let logits = try model.prediction(from: inputs).featureValue(for: "{output}")!.multiArrayValue!""",  # noqa: E501
 )
 CORE_AI = _Target(
     name="Core AI",
@@ -410,13 +393,4 @@ CORE_AI = _Target(
     convert=_convert_coreai,
     read=aimodel.CoreAiProgram,
     check=_check_coreai,
-    swift="""let url = Bundle.main.url(forResource: "{stem}", withExtension: "aimodel")!
-let model = try await AIModel(contentsOf: url)
-let function = try model.loadFunction(named: "{function}")!
-func row(_ numbers: [Int32]) -> NDArray {{
-    NDArray(scalars: numbers + Array(repeating: 0, count: {length} - numbers.count), shape: [1, {length}])
-}}
-let ids: [Int32] = [{ids}]  // of your text, by tokenizer.json
-var outputs = try await function.run(inputs: [{inputs}])
-let logits = outputs.remove("{output}")!""",  # noqa: E501
 )

@@ -12,6 +12,7 @@ from compress.arguments import Share, TokenCount, check_arguments
 from compress.errors import ExportError, first_reason
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import ExportSource
+from compress.exporters.interface import Interface, read_interface
 from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.predictor import pad
 from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM
@@ -101,8 +102,10 @@ class ExportResult:
 
     verdicts          sentences on where and how to run it; packages: those whose
                       versions are recorded
-    code              opens a file in its runtime, where the format's `Opening` does not
-    path, to, sizes   the folder, the format, and the bytes of each file: filled in by
+    interface         of the files, where they are not ONNX
+    settings          further values for the templates of `exporters.snippets`
+    path, to, sizes   the folder, the format, and the bytes of each file; these, the
+                      labels and the titles of the code in the card are filled in by
                       `export`
     tried             the variants that were raced before
     """
@@ -111,7 +114,10 @@ class ExportResult:
     verdicts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     packages: tuple[str, ...] = ("onnx", "onnxruntime")
-    code: str = ""
+    interface: Interface | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    snippets: tuple[str, ...] = ()
     path: Path = Path()
     to: str = "onnx"
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -194,6 +200,10 @@ class ExportContext:
         for precision in missing:
             bundle = bundle.put(precision, self.onnx(precision))
         return bundle
+
+    def interface(self) -> Interface:
+        """Read the inputs and outputs of the fp32 file."""
+        return read_interface(self.onnx("fp32"))
 
     def trial_rows(self) -> list[Feeds]:
         """Draw random rows for the fp32 file."""

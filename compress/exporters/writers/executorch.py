@@ -94,7 +94,10 @@ def write_executorch(
         "tokens, without padding"
     )
     return ExportResult(
-        tuple(made), tuple(verdicts), packages=("executorch", "torchao", "onnxruntime")
+        tuple(made),
+        tuple(verdicts),
+        packages=("executorch", "torchao", "onnxruntime"),
+        interface=context.interface().fix("tokens", "int64"),
     )
 
 

@@ -88,7 +88,10 @@ def write_litert(
         "to the shortest that holds the text, attention_mask 0. Inputs are int32"
     )
     packages = ("litert-torch", "ai-edge-quantizer", "ai-edge-litert", "onnxruntime")
-    return ExportResult(tuple(files), (verdict,), packages=packages)
+    interface = context.interface().fix(context.bundle.manifest.max_length, "int32")
+    return ExportResult(
+        tuple(files), (verdict,), packages=packages, interface=interface
+    )
 
 
 def _convert(context: ExportContext) -> Path:

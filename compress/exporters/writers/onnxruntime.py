@@ -169,6 +169,7 @@ def write_web(
     return ExportResult(
         tuple(files),
         tuple(verdict for each, verdict in WEB_VERDICTS.items() if each in precisions),
+        settings={"dtype": DTYPES.get(precisions[0], "fp32")},
     )
 
 
