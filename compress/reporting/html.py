@@ -63,7 +63,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["units"] = units
+    environment.filters["headings"] = list_headings
     return environment
+
+
+def list_headings(body: str) -> list[tuple[str, Markup]]:
+    """List (identifier, words) of the sections of a page."""
+    found = re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', body)
+    return [(key, Markup(words)) for key, words in found]
 
 
 def render(template: str, script: str = "", **values: Any) -> str:
@@ -162,7 +169,7 @@ def render_run(report: Report) -> str:
     names = {file: f"student {precision}" for precision, file in BUNDLE_FILES.items()}
     times = [
         (row.name, time)
-        for at in report.settings
+        for at in report.settings[1:]  # the first one is in the comparison
         for row in report.rows
         if (time := report.latency(row, at))
     ]
@@ -223,15 +230,14 @@ def render_run(report: Report) -> str:
     return render(
         "run.html.j2",
         title=report.title,
-        context=f"{report.recipe} from {report.teacher} on {report.data}, "
-        f"{report.date[:10]}",
+        context=report.date[:10],
         report=report,
         headline=remarks.run_headline(report),
         remarks=remarks.run_remarks(report),
         key_figures=key_figures(table),
         comparison=table,
         scores=tables.score_tables(report),
-        times=tables.latency_tables(times) if len(report.settings) > 1 else [],
+        times=tables.latency_tables(times),
         by_class=tables.class_table(report),
         trade_off=figure,
         bars=[figure for figure in bars if figure],

@@ -284,9 +284,10 @@ def class_table(report: Report) -> ResultTable:
 
 
 def score_tables(report: Report) -> list[ResultTable]:
-    """List all metrics where there are several, and the forms of a student's
+    """List the metrics that `run_table` leaves out, and the forms of a student's
     vectors."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.score))
+    metrics = [name for name in metrics if name != report.metric]
     forms = report.vectors
     sizes = (
         column(forms, "", "bytes", lambda form: f"{form.bytes:,}"),
@@ -303,9 +304,9 @@ def score_tables(report: Report) -> list[ResultTable]:
         for name in metrics
     )
     found = []
-    if len(metrics) > 1:
+    if metrics:
         lines = tuple(Line(row.name) for row in report.rows)
-        found.append(ResultTable(lines, scores, "All scores"))
+        found.append(ResultTable(lines, scores, "Other scores"))
     if forms:
         lines = tuple(Line(form.name) for form in forms)
         found.append(ResultTable(lines, sizes, "Smaller vectors"))

@@ -276,7 +276,7 @@ def test_a_distilled_student(bundle: Bundle, data: Path) -> None:
     assert "sentence-similarity" in card
     assert f"| binary | 4 | {report.vectors[2].score:.4f} |" in card
     tables = score_tables(report)
-    assert [table.title for table in tables] == ["All scores", "Smaller vectors"]
+    assert [table.title for table in tables] == ["Other scores", "Smaller vectors"]
     assert [row.name for row in tables[1].rows][:3] == ["float32", "int8", "binary"]
 
 

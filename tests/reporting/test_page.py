@@ -2,16 +2,23 @@
 
 import math
 import re
+import shutil
 from dataclasses import replace
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import pytest
 
+from benchmarks.chromium import NEEDED, open_tab
+from compress.records.certificate import Sensitivity
+from compress.records.latency import Setting
 from compress.records.run_report import Report, ReportRow
 from compress.reporting import charts
 from compress.reporting.charts import Axis, Bar, label
 from compress.reporting.html import render_run
+from compress.reporting.remarks import run_headline
 from compress.reporting.scatter import run_scatter
+from tests.reporting.bundles import proved
 from tests.reporting.pages import HOSTILE, Elements, boxes, check_escaped, check_whole
 from tests.reporting.sample import ROWS, curve, latency, regression, report, with_classes
 
@@ -165,7 +172,7 @@ def test_the_teacher_is_drawn_beside_curves_of_its_own_split_only(split: str) ->
 
 def test_tables_have_headers() -> None:
     elements = Elements(render_run(report())).found
-    assert sum(tag == "th" and attrs.get("scope") == "row" for tag, attrs in elements) == 5 + 5 + 2 * 3
+    assert sum(tag == "th" and attrs.get("scope") == "row" for tag, attrs in elements) == 5 + 5 + 3
     assert sum(tag == "th" and attrs.get("scope") == "colgroup" for tag, attrs in elements) == 4
     assert sum(tag == "tr" and attrs.get("class") == "student" for tag, attrs in elements) == 2
 
@@ -186,3 +193,34 @@ def test_logarithmic_ticks_are_few(low: float, high: float) -> None:
     ticks = axis.ticks()
     assert 2 <= len(ticks) <= 8
     assert axis.at(math.sqrt(low * high)) == pytest.approx(50)
+
+
+def test_a_page_has_one_title_a_table_of_contents_and_no_table_twice() -> None:
+    page = render_run(proved())
+    (title,) = re.findall(r"<h1[^>]*>(.*?)</h1>", page)
+    assert title == run_headline(proved())
+    contents = re.findall(r'<li><a href="#([^"]+)">([^<]+)</a></li>', page)
+    assert contents == re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', page) and len(contents) > 5
+    captions = re.findall(r"<caption>(.*?)</caption>", page)
+    assert captions == ["Other scores", str(Setting(1, 1, 32))], (
+        "the first setting and the metric are in the comparison"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {' and '.join(NEEDED)}")
+def test_no_table_is_cut(tmp_path: Path) -> None:
+    layers = [f"layer {n}" for n in range(4)]
+    parts = ("attention query", "attention key", "attention value", "attention output", "intermediate", "output")
+    heat = tuple(
+        Sensitivity(f"/{layer}/{part}", f"{layer} {part}", 0.1, -0.094, kept=False)
+        for layer in layers
+        for part in parts
+    )
+    (tmp_path / "page.html").write_text(render_run(proved(sensitivity=heat)), encoding="utf-8")
+    with open_tab(tmp_path / "profile", (tmp_path / "page.html").as_uri()) as tab:
+        for width in (390, 1280):
+            tab.look(tmp_path / f"{width}.png", width=width, height=800)
+            assert tab.see("document.documentElement.scrollWidth") <= width
+            cut = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)"
+            assert tab.see(f"{cut}.map(each => each.getAttribute('aria-label'))") == [], width
