@@ -283,6 +283,13 @@ def demo(
         Literal["int8", "fp32", "fp16", "w8", "q4"],
         opt.output(help="Answer with this file."),
     ] = "int8",
+    data: Annotated[
+        str | None,
+        opt.data_option(help="Offer rows of this data to try; show its label names."),
+    ] = None,
+    title: Annotated[
+        str | None, opt.output(help="Of the page; default: the data's name.")
+    ] = None,
     lan: opt.Lan = False,
     assets: opt.Assets = None,
     as_json: opt.Json = False,
@@ -319,7 +326,13 @@ def demo(
             / "site"
         )
         result = command.demo(
-            bundle, folder, precision=precision, assets=assets, say=say
+            bundle,
+            folder,
+            precision=precision,
+            data=data,
+            title=title,
+            assets=assets,
+            say=say,
         )
         sizes = {**result.parts, "all": sum(result.sizes.values())}
         say(", ".join(f"{part} {size / 1e6:.2f} MB" for part, size in sizes.items()))

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress import __version__
-from compress.arguments import BundleLike, PathName, check_arguments
+from compress.arguments import BundleLike, DataLike, PathName, check_arguments
 from compress.benchmark.browser.device import WEB_PACKAGE, load_runtime
 from compress.benchmark.browser.server import PageSession, Site, serve_site
 from compress.data.text_preparation import DOCUMENT_PROMPT, QUERY
-from compress.errors import ExportError
+from compress.errors import BundleError, ExportError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import Precision
@@ -37,6 +37,9 @@ LINES = (
     "She scored twice in the second half.",
 )
 """Example texts to search, until the reader types some."""
+EXAMPLES = 4
+LONGEST_EXAMPLE = 200
+"""The rows of the data that the page offers to try, and their most characters."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ def demo(
     out: PathName,
     *,
     precision: Precision = "int8",
+    data: DataLike | None = None,
+    title: str | None = None,
     assets: PathName | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Demo:
@@ -76,6 +81,9 @@ def demo(
     nothing is loaded from elsewhere.
 
     precision  the file of the bundle to use
+    data       examples of the task, as for `distill`: the page offers some of its rows,
+               and has its names of labels if the model has none
+    title      of the page; None: the name of the data, or of the folder
     assets     onnxruntime-web as a tarball or folder, if npm cannot fetch it
     say        called with progress messages
 
@@ -92,6 +100,7 @@ def demo(
             "that its vectors leave the prompt out, which a page cannot do; expected a "
             "model that pools prompts too, or that has none"
         )
+    texts, labels = read_examples(loaded, data)
     engine = load_runtime(None if assets is None else Path(assets))
     say(
         f"{loaded.path}: adding the tokenizer to the model, and comparing the two on "
@@ -109,7 +118,8 @@ def demo(
         path = loaded.path.resolve()
         task = loaded.task
         classes = f" into {len(task.labels)} labels" if task.labels else ""
-        title = path.parent.name if path.name == "bundle" else path.name
+        title = title or Path(loaded.report().data).stem
+        title = title or (path.parent.name if path.name == "bundle" else path.name)
         page = render(
             "demo/index.html.j2",
             title=title,
@@ -117,6 +127,7 @@ def demo(
             headline=task.headline,
             inputs=task.text if task.pair else ("Text",),
             lines=LINES if task.vectors else (),
+            examples=texts,
             model=model,
             engine=weight,
             total=model + weight,
@@ -145,7 +156,8 @@ def demo(
         about = {
             "kind": task.kind,
             "form": task.form,
-            "labels": task.labels,
+            "labels": labels,
+            "examples": texts,
             "prompts": prompts,
         }
         write_json(
@@ -169,6 +181,40 @@ def demo(
         (folder / SERVICE_WORKER).write_text(f"{script}\n{worker}", encoding="utf-8")
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return Demo(out, sizes)
+
+
+def read_examples(
+    bundle: Bundle, data: DataLike | None
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return texts to try, and the names of the labels that the page shows.
+
+    Both are those of the data, if there are any; else texts for this kind of task, and
+    numbers as `label 1`. Raises BundleError for data with other labels.
+    """
+    task = bundle.task
+    labels = list(task.labels)
+    if all(label.isdigit() for label in labels):
+        labels = [f"{task.label} {label}" for label in labels]
+    if data is None:
+        return list(task.samples), labels
+    # imports datasets and pyarrow, which a page without them does not need
+    from compress.data import load_task
+    from compress.data.audit import texts
+
+    found = load_task(data, kind=task.kind, metric=task.metric)
+    named = found.task.labels
+    unnamed = all(label.startswith("LABEL_") for label in labels)
+    if len(named) != len(labels) or (named != task.labels and not unnamed):
+        raise BundleError(
+            f"{found.name}: its labels are {', '.join(named)}, those of {bundle.path} "
+            f"are {', '.join(task.labels)}; expected the data it was made from"
+        )
+    if unnamed:
+        labels = list(named)
+    rows = dict.fromkeys(texts(found.measured[1]))
+    short = [row for row in rows if sum(map(len, row)) <= LONGEST_EXAMPLE]
+    step = max(1, len(short) // EXAMPLES)
+    return short[::step][:EXAMPLES], labels
 
 
 def check_out(bundle: Bundle, out: Path) -> None:

@@ -232,6 +232,21 @@ class Task:
     """What the page of a demo says."""
 
     @property
+    def samples(self) -> tuple[tuple[str, ...], ...]:
+        """Return texts, or pairs of them, that the page of a demo offers to try."""
+        texts = (
+            "I forgot my password and cannot log in.",
+            "A warm, funny film with a sharp plot.",
+            "Will it rain in Dublin tomorrow?",
+        )
+        if not self.pair:
+            return tuple((text,) for text in texts)
+        return (
+            ("A man is playing a guitar.", "Somebody plays an instrument."),
+            ("A man is playing a guitar.", "The kitchen is empty."),
+        )
+
+    @property
     def answer_outputs(self) -> tuple[str, ...] | None:
         """Return the outputs of a file to compute if it has others too; None for all of
         them."""

@@ -45,6 +45,13 @@ class Qa(Task):
     pipeline = "question-answering"
     example = '"a question", "the text it is about"'
     shell = "'a question' --pair 'the text'"
+    samples = (
+        (
+            "Who wrote the first program?",
+            "Charles Babbage designed a machine in London. Ada Lovelace wrote the "
+            "first program for it.",
+        ),
+    )
     headline = "The model in this page finds the answer to a question in a text."
     longest_row = 384  # longer texts take several rows (Devlin et al. 2019, their code)
 

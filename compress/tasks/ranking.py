@@ -36,6 +36,10 @@ class Ranking(Task):
     hub_tag = "text-ranking"
     example = '"a query", "a passage"'
     shell = "'a query' --pair 'a passage'"
+    samples = (
+        ("how to reset a password", "Open the settings and choose a new password."),
+        ("how to reset a password", "The parcel arrives on Monday."),
+    )
     headline = "The model in this page says how well a passage answers a query."
     unit = ("query", "queries")
     naive = "a random order"

@@ -46,6 +46,7 @@ class Tagging(Task):
     form = "words"
     pipeline = "token-classification"
     example = '"a sentence"'
+    samples = (("Ada Lovelace met Charles Babbage in London.",),)
     headline = "The model in this page labels the words of what you type."
 
     @classmethod

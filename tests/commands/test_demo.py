@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 from benchmarks.chromium import NEEDED, Tab, open_tab
 from compress.benchmark.browser.device import WASM
 from compress.commands import demo as command
-from compress.commands.demo import DEMO_FILE, SERVICE_WORKER, Demo, demo, serve
+from compress.commands.demo import DEMO_FILE, SERVICE_WORKER, Demo, demo, read_examples, serve
 from compress.data.answers import Answer, Marked, Prediction
 from compress.data.task import Task
 from compress.data.text_preparation import TextPreparation
@@ -115,6 +116,33 @@ def test_every_field_has_a_label_and_names_are_escaped(engine: None, tmp_path: P
     fields = [attrs["id"] for tag, attrs in elements if tag == "textarea"]
     assert fields == [attrs["for"] for tag, attrs in elements if tag == "label"] == ["text-0", "text-1"]
     assert [attrs.get("role") for tag, attrs in elements if attrs.get("id") == "status"] == ["status"]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_kind_of_task_has_texts_to_try(kind: str, bundles: dict[str, Bundle]) -> None:
+    samples, labels = read_examples(bundles[kind], None)
+    assert samples and labels == list(TASKS[kind].labels)
+    assert all(len(texts) == 1 + TASKS[kind].pair for texts in samples)
+    assert bundles[kind].predict([texts if len(texts) == 2 else texts[0] for texts in samples])
+
+
+def test_the_data_give_texts_to_try_and_names_of_labels(engine: None, tmp_path: Path) -> None:
+    data = tiny.reviews(tmp_path / "reviews")
+    rows = {line.split("\t")[0] for line in (tmp_path / "reviews" / "dev.tsv").read_text().splitlines()[1:]}
+    unnamed = write(tmp_path / "unnamed", replace(tiny.SENTIMENT, labels=("LABEL_0", "LABEL_1")))
+    words = ["demo", str(unnamed.path), "--data", data, "--title", "Is it <good>?", "--out", str(tmp_path / "site")]
+    assert run(*words).code == 0
+    about = json.loads((tmp_path / "site" / DEMO_FILE).read_text())
+    assert about["labels"] == ["negative", "positive"]
+    assert len(about["examples"]) == 4 and {text for (text,) in about["examples"]} <= rows
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert '<h1 class="headline">Is it &lt;good&gt;?</h1>' in page
+    assert all(f">{text}</button>" in page for (text,) in about["examples"])
+    other = write(tmp_path / "other", replace(tiny.SENTIMENT, labels=("no", "yes")))
+    words = ["demo", str(other.path), "--data", data, "--out", str(tmp_path / "other.site")]
+    assert refused(run(*words), tmp_path, "negative, positive", "no, yes")
+    numbers = write(tmp_path / "numbers", replace(tiny.SENTIMENT, labels=("0", "1")))
+    assert read_examples(numbers, None)[1] == ["label 0", "label 1"]
 
 
 def test_replacing_a_demo_changes_its_worker(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
@@ -283,8 +311,19 @@ def test_predictions_match_the_bundle(demos: dict[str, Demo], bundles: dict[str,
             (expected,) = bundles[kind].predict([pair], precision="fp32")
             assert isinstance(expected, Prediction)
             assert ask(tab, *pair) == f"{expected.score:.3f}".replace("-", "−")
+            samples = bundles[kind].task.samples
+            for _ in samples:
+                tab.press("Tab")
+                assert tab.see("document.activeElement.className || document.activeElement.tagName") == "BUTTON"
             tab.press("Tab")
             assert tab.see("document.activeElement.tagName") == "BODY", "nothing else to reach by keys"
+            tab.see("document.querySelector('#ms').textContent = 'asked', document.querySelector('button').click()")
+            tab.wait("/ ms$/.test(document.querySelector('#ms').textContent)")
+            assert tab.see("[...document.querySelectorAll('textarea')].map(each => each.value)") == list(samples[0])
+            (expected,) = bundles[kind].predict([samples[0]], precision="fp32")
+            assert isinstance(expected, Prediction)
+            shown = tab.see("document.querySelector('#label').textContent")
+            assert shown == f"{expected.score:.3f}".replace("-", "−")
 
 
 @pytest.mark.slow

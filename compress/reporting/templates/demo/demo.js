@@ -199,6 +199,13 @@ async function start() {
     });
   }
   await open();
+  for (const button of document.querySelectorAll("[data-example]")) {
+    button.addEventListener("click", () => {
+      about.examples[button.dataset.example].forEach((text, n) => (boxes[n].value = text));
+      answer();
+    });
+    button.disabled = false;
+  }
   await run(boxes.map(() => "a")); // the first answer takes longer than others
   at("late").remove();
   busy = false;
