@@ -17,6 +17,7 @@ from compress.cli import app
 from compress.config import catalog, loader
 from compress.config.recipe import Recipe
 from compress.exporters import formats
+from compress.exporters.snippets import PLATFORMS
 from compress.records.bench_result import BenchResult
 from compress.records.run_report import Report
 from compress.reporting import format as units
@@ -38,10 +39,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def formats_table() -> str:
     """Lay out the formats to export, by their records."""
-    lines = ["| `--for` | files | default `--precision` | also | shapes | needs |", "|---|---|---|---|---|---|"]
+    headings = ("`--for`", "files", "default `--precision`", "also", "shapes", "needs", "code in")
+    lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for each in formats.known():
         also = " ".join(one for one in each.precisions if one not in each.default)
-        cells = (f"`{each.name}`", each.files, ",".join(each.default), also, each.shapes, each.needs)
+        languages = [PLATFORMS[name.partition(".")[2]].title.partition(",")[0] for name in each.snippets]
+        code = " ".join(languages) or "Python JavaScript"
+        cells = (f"`{each.name}`", each.files, ",".join(each.default), also, each.shapes, each.needs, code)
         lines.append(" ".join(["|", " | ".join(cells), "|"]).replace("|  |", "| |"))
     return "\n".join(lines)
 

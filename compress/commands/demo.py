@@ -37,7 +37,7 @@ LINES = (
     "She scored twice in the second half.",
 )
 """Example texts to search, until the reader types some."""
-EXAMPLES = 4
+ROWS_OFFERED = 4
 LONGEST_EXAMPLE = 200
 """The rows of the data that the page offers to try, and their most characters."""
 
@@ -213,8 +213,8 @@ def read_examples(
         labels = list(named)
     rows = dict.fromkeys(texts(found.measured[1]))
     short = [row for row in rows if sum(map(len, row)) <= LONGEST_EXAMPLE]
-    step = max(1, len(short) // EXAMPLES)
-    return short[::step][:EXAMPLES], labels
+    step = max(1, len(short) // ROWS_OFFERED)
+    return short[::step][:ROWS_OFFERED], labels
 
 
 def check_out(bundle: Bundle, out: Path) -> None:
