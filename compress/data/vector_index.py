@@ -27,7 +27,7 @@ from compress.arrays import Array
 from compress.errors import DataError
 
 StoredForm = Literal["float32", "int8", "binary"]
-Line = TypeVar("Line")
+Each = TypeVar("Each")
 
 VECTOR_TYPES: Final[Mapping[StoredForm, str]] = {
     "float32": "<f4",
@@ -139,8 +139,8 @@ def load_array(path: Path) -> Array:
 
 
 def load_texts(
-    path: Path, count: int, beside: Path, read: Callable[[Path], list[Line]]
-) -> list[Line]:
+    path: Path, count: int, beside: Path, read: Callable[[Path], list[Each]]
+) -> list[Each]:
     """Read the texts of the `count` vectors of an .npy file from a file beside it.
     Raises DataError if not as many."""
     if not beside.is_file():

@@ -308,6 +308,9 @@ def file_card(
     files      path, precision, bytes and note of each
     verdicts   sentences on where and how to run the files
     """
+    shown = [(each.title, each.language, Markup(each.code)) for each in snippets]
+    if load:
+        shown.append(("", "python", Markup(load)))
     return render(
         front_matter=front_matter(card, library, pipeline),
         title=card.name,
@@ -315,9 +318,7 @@ def file_card(
         about=[Markup(paragraph) for paragraph in about],
         files=files,
         record=record,
-        snippets=[("", "python", Markup(load))]
-        if load
-        else [(each.title, each.language, Markup(each.code)) for each in snippets],
+        snippets=shown,
         verdicts=verdicts,
         licence=licence(card),
     )

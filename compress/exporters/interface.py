@@ -26,10 +26,11 @@ class Port:
         """Read an input or an output of an ONNX graph."""
         tensor = value.type.tensor_type
         name = TensorProto.DataType.Name(tensor.elem_type).lower()
-        shape = tuple(
-            size.dim_param or size.dim_value or "open" for size in tensor.shape.dim
-        )
-        return Port(value.name, {"float": "float32"}.get(name, name), shape)
+        if name == "float":
+            name = "float32"
+        sizes = tensor.shape.dim
+        shape = [size.dim_param or size.dim_value or "open" for size in sizes]
+        return Port(value.name, name, tuple(shape))
 
     def __str__(self) -> str:
         return f"{self.name} {self.type} ({', '.join(map(str, self.shape))})"
@@ -57,17 +58,20 @@ class Interface:
         }
 
         def fixed(port: Port) -> Port:
-            return replace(port, shape=tuple(sizes.get(one, one) for one in port.shape))
+            shape = [sizes.get(size, size) for size in port.shape]
+            return replace(port, shape=tuple(shape))
 
-        inputs = tuple(replace(fixed(port), type=integers) for port in self.inputs)
-        return Interface(inputs, tuple(map(fixed, self.outputs)))
+        outputs = map(fixed, self.outputs)
+        inputs = map(fixed, self.inputs)
+        inputs = (replace(port, type=integers) for port in inputs)
+        return Interface(tuple(inputs), tuple(outputs))
 
 
 def read_interface(path: Path) -> Interface:
     """Read the inputs and outputs of an ONNX file."""
     graph = read_model(path).graph
     weights = {each.name for each in graph.initializer}
-    inputs = [each for each in graph.input if each.name not in weights]
-    return Interface(
-        tuple(map(Port.from_onnx, inputs)), tuple(map(Port.from_onnx, graph.output))
-    )
+    given = [each for each in graph.input if each.name not in weights]
+    inputs = map(Port.from_onnx, given)
+    outputs = map(Port.from_onnx, graph.output)
+    return Interface(tuple(inputs), tuple(outputs))

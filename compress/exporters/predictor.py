@@ -398,9 +398,8 @@ class NearestTexts:
     def answer_schema(self) -> "pa.Schema":
         import pyarrow as pa
 
-        nearest = pa.struct(
-            {"id": pa.string(), "text": pa.string(), "score": pa.float64()}
-        )
+        fields = {"id": pa.string(), "text": pa.string(), "score": pa.float64()}
+        nearest = pa.struct(fields)
         return pa.schema({"prediction": pa.list_(nearest)})
 
 

@@ -67,7 +67,7 @@ OPTIONS = {
         "bundle texts... --input --output --text --pair --against --top --vectors --prompt-name --new-tokens "
         "--precision --on-error --allow-code --json"
     ),
-    "demo": "bundle --out --serve --no-open --precision --lan --assets --allow-code --json",
+    "demo": "bundle --out --serve --no-open --precision --data --title --lan --assets --allow-code --json",
     "bench": (
         "bundles... --formats --data --device --precision --threads --batch --seq --rounds --runs --sustain --visitors "
         "--affinity --lan --timeout --python --native --assets --webgpu --out --wide --allow-code --json"

@@ -103,7 +103,10 @@ def test_five_runtimes_are_shown(kind: Any) -> None:
     for runtime in ("from transformers", "import onnxruntime", "from optimum", "@huggingface/transformers", "Bundle"):
         assert runtime in page
     assert "\n    compress distill --out 'a b'\n" in page
-    shapes = {"qa": "`end_logits` (float32, texts x tokens)", "tagging": "texts x tokens x 2, in the order of the labels"}
+    shapes = {
+        "qa": "`end_logits` (float32, texts x tokens)",
+        "tagging": "texts x tokens x 2, in the order of the labels",
+    }
     assert shapes.get(kind, "`logits` (float32, texts x 2, in the order of the labels above)") in page
 
 
