@@ -62,8 +62,7 @@ class Interface:
             return replace(port, shape=tuple(shape))
 
         outputs = map(fixed, self.outputs)
-        inputs = map(fixed, self.inputs)
-        inputs = (replace(port, type=integers) for port in inputs)
+        inputs = [replace(port, type=integers) for port in map(fixed, self.inputs)]
         return Interface(tuple(inputs), tuple(outputs))
 
 

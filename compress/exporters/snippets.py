@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from compress.exporters.interface import Interface
 
 TEMPLATES = Path(__file__).with_name("templates")
-NO_TASK = {"labels": (), "form": "states", "head": "AutoModel"}
+NO_TASK = {
+    "labels": (),
+    "form": "states",
+    "head": "AutoModel",
+}
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,11 @@ def write_snippets(
     examples = ("a text", "another")[: 1 + pair]
     about = NO_TASK
     if task is not None:
-        head = "AutoModel" if task.vectors else task.head
-        about = {"labels": task.labels, "form": task.form, "head": head}
+        about = {
+            "labels": task.labels,
+            "form": task.form,
+            "head": "AutoModel" if task.vectors else task.head,
+        }
     values = {
         "file": file.as_posix(),
         "stem": file.stem,
