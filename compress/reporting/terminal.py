@@ -300,8 +300,10 @@ def print_export(
     ):
         say(verdict)
     if exported.interface is not None:
-        say(f"in: {'; '.join(map(str, exported.interface.inputs))}")
-        say(f"out: {'; '.join(map(str, exported.interface.outputs))}")
+        for what, ports in vars(exported.interface).items():
+            shown = [str(port) for port in ports[:NAMES_SHOWN]]
+            more = [f"{len(ports) - len(shown)} more"] * (len(ports) > len(shown))
+            say(f"{what}: {'; '.join([*shown, *more])}")
     if exported.labels:
         say(f"labels: {units.join_names(exported.labels, NAMES_SHOWN)}")
     if exported.snippets:
