@@ -51,21 +51,22 @@ def prune(
     out = run_folder(shipped.out, recipe, data, resume=options.resume)
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
-        from compress.jobs.request import ForecastArguments
+        from compress.jobs.request import PruneArguments
 
-        request = preflight.distill_request(
-            ForecastArguments(
-                teacher=model,
+        request = preflight.prune_request(
+            PruneArguments(
+                model=model,
                 data=data,
+                out=out,
                 recipe=recipe,
-                goal=target.goal,
+                target=target,
+                setting=setting,
                 columns=columns,
                 vocabulary=shipped.vocabulary,
                 length=length,
                 options=options,
                 console=console(shown.as_json),
-            ),
-            out,
+            )
         )
         announce(f"pruning {model} on {data}", out, shown.as_json)
         from compress.commands import prune as command

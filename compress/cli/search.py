@@ -139,7 +139,7 @@ def search(
             teacher=teacher,
             out=out,
             data=data,
-            kind=columns.kind,
+            columns=columns,
             options=options,
         )
         announce(f"searching for students of {teacher} on {data}", out, shown.as_json)

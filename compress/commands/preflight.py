@@ -7,6 +7,7 @@ Only settings are read; nothing is fetched, and none of the user's code is run.
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from compress.arguments import (
 )
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.options import LengthOptions, RunOptions
+from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.data.objects import data_path, teacher_path
@@ -30,6 +31,7 @@ from compress.data.table_files import SUFFIXES
 from compress.errors import (
     CompressError,
     DataError,
+    PruneError,
     RecipeError,
     RunError,
     TeacherError,
@@ -40,7 +42,10 @@ from compress.jobs.request import (
     ForecastArguments,
     ForecastPretrainingArguments,
     PretrainRequest,
+    PruneArguments,
 )
+from compress.jobs.sizes import check_sizes
+from compress.jobs.target import list_pruning, set_target
 from compress.models import checkpoints
 from compress.prompting import vectors
 from compress.prompting.prompt import Prompt
@@ -105,14 +110,14 @@ def check(
     data: str | None = None,
     corpus: str | None = None,
     answers: bool = False,
-    kind: str | None = None,
+    columns: DataOptions = DataOptions(),
     options: RunOptions = RunOptions(),
 ) -> None:
     """Raise a CompressError for anything wrong with these that can be found without
     importing torch.
 
     settings   a recipe, several to choose from, or a space
-    kind       the kind of task, if it is not detected
+    columns    the columns, the kind and the metric of the data that are not detected
     answers    whether `teacher` may be the file of an endpoint or of vectors
     """
     check_tracker(options.track)
@@ -122,15 +127,18 @@ def check(
         else [settings]
     ):
         user_code.check(each, options.allow_code)
-    if kind is not None and options.allow_code is None:
-        kinds.find(kind)  # which refuses one of the user's own
+    if columns.kind is not None and options.allow_code is None:
+        kinds.find(columns.kind)  # which refuses one of the user's own
+    kinds.check_metric(columns.metric, columns.kind)
     if answers and teacher.endswith((".yaml", ".yml", *vectors.VECTOR_FILES)):
         if not Path(teacher).is_file():
             raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
     else:
         checkpoints.check(teacher, allow_pickle=options.allow_pickle)
+        if isinstance(settings, Recipe):
+            check_sizes(settings, teacher)
     if data is not None:
-        sources.check(data)
+        sources.check(data, columns.text, columns.label)
     if corpus is not None:
         sources.check_corpus(corpus)
     # the other processes of a launch see the run that the first one has created
@@ -165,10 +173,39 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
         data=request.data,
         corpus=request.corpus,
         answers=True,
-        kind=request.columns.kind,
+        columns=request.columns,
         options=options,
     )
     check_knowledge(request)
+    return request
+
+
+def prune_request(arguments: PruneArguments) -> DistillRequest:
+    """Check the keywords of `compress.prune`, as `distill_request` does; its target is
+    not set yet."""
+    request = distill_request(
+        ForecastArguments(
+            teacher=arguments.model,
+            data=arguments.data,
+            recipe=arguments.recipe,
+            goal=arguments.target.goal,
+            columns=arguments.columns,
+            vocabulary=arguments.vocabulary,
+            length=arguments.length,
+            options=arguments.options,
+            console=arguments.console,
+        ),
+        arguments.out,
+    )
+    recipe = request.recipe
+    if not isinstance(recipe, Recipe):
+        raise PruneError(
+            "--recipe: a file of choices, or auto, chooses between recipes that do not "
+            f"prune; expected one of {', '.join(list_pruning())}, or a .yaml"
+        )
+    if recipe.pruning:
+        aimed = set_target(recipe, arguments.target.values, asdict(arguments.setting))
+        check_sizes(aimed, request.teacher)
     return request
 
 

@@ -146,7 +146,7 @@ def _configure(request: SearchRequest) -> SearchConfig:
         teacher=teacher,
         out=request.out,
         data=data,
-        kind=request.columns.kind,
+        columns=request.columns,
         options=options,
     )
     return request.make_config(teacher, data, space)
