@@ -118,6 +118,11 @@ def trim(
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
     with user_errors(hint="Nothing was written. Run the same command again."):
+        from compress.commands import preflight
+
+        preflight.check_trimming(data, corpus, out)
+        preflight.check_files(model=model, data=data, columns=columns, corpus=corpus)
+
         from compress.commands.trim import forecast_trimming
         from compress.commands.trim import trim as run
 

@@ -23,7 +23,15 @@ from compress.arguments import (
 )
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.options import DataOptions, LengthOptions, RunOptions
+from compress.config.options import (
+    CheckpointOptions,
+    ColumnOptions,
+    DataOptions,
+    DeviceOptions,
+    LengthOptions,
+    RunOptions,
+    StudyOptions,
+)
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.data.objects import data_path, teacher_path
@@ -37,6 +45,8 @@ from compress.errors import (
     TeacherError,
     did_you_mean,
 )
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import find_bundle
 from compress.jobs.request import (
     DistillRequest,
     ForecastArguments,
@@ -47,8 +57,10 @@ from compress.jobs.request import (
 from compress.jobs.sizes import check_sizes
 from compress.jobs.target import list_pruning, set_target
 from compress.models import checkpoints
+from compress.outputs import check_new_file, check_new_folder, check_output_folder
 from compress.prompting import vectors
-from compress.prompting.prompt import Prompt
+from compress.prompting.http_model import Endpoint
+from compress.prompting.prompt import Prompt, load_prompt
 from compress.provenance import find_missing, install_command
 from compress.training.run import Run, is_finished
 
@@ -203,7 +215,8 @@ def prune_request(arguments: PruneArguments) -> DistillRequest:
             "--recipe: a file of choices, or auto, chooses between recipes that do not "
             f"prune; expected one of {', '.join(list_pruning())}, or a .yaml"
         )
-    if recipe.pruning:
+    # a step's own options are known once its paper is imported, and torch with it
+    if recipe.pruning or all(stage.step is None for stage in recipe.training):
         aimed = set_target(recipe, arguments.target.values, asdict(arguments.setting))
         check_sizes(aimed, request.teacher)
     return request
@@ -261,6 +274,76 @@ def pretrain_request(
         options=options,
         console=arguments.console or Console(quiet=True),
     )
+
+
+def check_search(study: StudyOptions, device: DeviceOptions) -> None:
+    """Raise SearchError for a database that cannot be reached, and DeviceError for a
+    device that does not exist."""
+    if device.device != "local":
+        from compress.benchmark.devices import check_device  # onnxruntime
+
+        check_device(device)
+    if study.storage is not None and "://" in study.storage:
+        from compress.nas.storage import close_storage, open_storage  # optuna
+
+        close_storage(open_storage(study.storage))
+
+
+def check_files(
+    *,
+    data: str | None,
+    bundle: str | Path | None = None,
+    model: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
+    corpus: str | None = None,
+    options: CheckpointOptions = CheckpointOptions(),
+) -> None:
+    """Raise a CompressError for a bundle, a model (a bundle, a run or a checkpoint) or
+    texts that are missing, or lack a named column, before torch is imported."""
+    if bundle is not None:
+        Bundle.load(bundle)
+    if model is not None and find_bundle(Path(model)) is None:
+        checkpoints.check(model, allow_pickle=options.allow_pickle)
+    if data is not None:
+        sources.check(data, columns.text, columns.label)
+    if corpus is not None:
+        sources.check_corpus(corpus)
+
+
+def check_trimming(data: object, corpus: object, out: Path) -> None:
+    """Raise CompressError if `compress.trim` gets no texts, BundleError or OutputError
+    for a folder that it cannot write."""
+    if data is None and corpus is None:
+        raise CompressError(
+            "trim: no texts; give --data, whose training texts show which tokens are "
+            "used, or --corpus"
+        )
+    check_new_folder(out)
+
+
+def check_labelling(
+    teacher: str,
+    prompt: str,
+    data: str,
+    out: Path,
+    columns: ColumnOptions,
+    *,
+    allow_pickle: bool = False,
+) -> None:
+    """Raise a CompressError for a language model, prompt, text or file to write that is
+    wrong, before torch is imported."""
+    if out.parent.is_dir():
+        check_new_file(out, "out", "labelled.jsonl")
+    else:
+        check_output_folder(out.parent, "out")
+    load_prompt(prompt)
+    if teacher.endswith((".yaml", ".yml")):
+        Endpoint.load(teacher)
+    else:
+        checkpoints.check(teacher, allow_pickle=allow_pickle)
+    if data != "pydoc" and not sources.local(data).exists():
+        sources.check(data)
+    sources.check_columns(data, columns.text, columns.label)
 
 
 TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")

@@ -97,11 +97,8 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
 def check(name: str, *, allow_pickle: bool = False) -> None:
     """Raise TeacherError for a name that is neither a complete local checkpoint nor a
     model of the hub or of its cache. Downloads nothing."""
-    place = _locate(name)
-    if not isinstance(place, Path):
-        _check_hub(place)
-        return
-    if name == EMBEDDED_MODEL:
+    place = find_place(name)
+    if not isinstance(place, Path) or name == EMBEDDED_MODEL:
         return
     if file := gguf_file.find(place):
         gguf_file.check(file)
@@ -162,6 +159,15 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
     return {
         key: value for key, value in origin.items() if isinstance(value, str) and value
     }
+
+
+def find_place(name: str) -> Path | str:
+    """Return the folder or the hub id that a name stands for. Raises TeacherError if
+    there is none, as far as the hub can be asked."""
+    place = _locate(name)
+    if isinstance(place, str):
+        _check_hub(place)
+    return place
 
 
 def _locate(name: str) -> Path | str:

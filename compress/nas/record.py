@@ -18,7 +18,6 @@ from rich.console import Console
 
 from compress.benchmark.local import machine
 from compress.config.stages import Stage
-from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import atomic_file
 from compress.nas.context import SearchContext, load_student_state
@@ -28,6 +27,7 @@ from compress.nas.trial import outcome
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite
 from compress.records.search_report import (
+    SEARCH_RECORD,
     Anchor,
     ChoiceImportance,
     ObjectiveName,
@@ -42,7 +42,6 @@ from compress.reporting.tables import front_table
 from compress.reporting.terminal import print_table
 from compress.training.stage import load_trained
 
-SEARCH_RECORD = "search.json"
 PAGE = "search.html"
 LIBRARIES = (
     "compress",
@@ -157,18 +156,6 @@ def write_report(report: SearchReport, folder: Path) -> None:
     for name, content in contents.items():
         with atomic_file(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
-
-
-def load_report(study: Path) -> SearchReport:
-    """Load the report of the search in this folder. Raises SearchError if there is
-    none."""
-    if not (study / SEARCH_RECORD).is_file():
-        raise SearchError(
-            f"{study}: has no {SEARCH_RECORD} yet; expected the folder of a `compress "
-            "search` "
-            "with trials"
-        )
-    return SearchReport.from_json(study / SEARCH_RECORD)
 
 
 def print_front(report: SearchReport, console: Console, *, wide: bool = False) -> None:
