@@ -147,8 +147,6 @@ def check(
             raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
     else:
         checkpoints.check(teacher, allow_pickle=options.allow_pickle)
-        if isinstance(settings, Recipe):
-            check_sizes(settings, teacher)
     if data is not None:
         sources.check(data, columns.text, columns.label)
     if corpus is not None:
@@ -156,6 +154,8 @@ def check(
     # the other processes of a launch see the run that the first one has created
     if os.environ.get("RANK", "0") == "0":
         Run.check(Path(out), resume=options.resume)
+    if isinstance(settings, Recipe):
+        check_sizes(settings, teacher)
 
 
 def distill_request(arguments: ForecastArguments, out: PathName) -> DistillRequest:
@@ -263,12 +263,13 @@ def pretrain_request(
     text = optional_name(arguments.corpus)
     source = None if data is None else data_path(data)
     recipe = load_recipe(arguments.recipe, options.overrides, length)
+    recipe = without_task(recipe, text, source)
     check(recipe, teacher=name, out=out, data=source, corpus=text, options=options)
     return PretrainRequest(
         teacher=name,
         data=source,
         out=Path(out),
-        recipe=without_task(recipe, text, source),
+        recipe=recipe,
         corpus=text,
         length=length,
         options=options,

@@ -237,27 +237,26 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
         and not (stage is recipe.teacher and (teacher.trained or not tuned))
     ]
     problems += [
-        f"{recipe.name}: {where}.step writes {new} tokens after a prompt of {prompt}; "
-        f"teacher {teacher.name} has {limit} positions: lower the step's `prompt` or "
+        f"{recipe.name}: {where}.step needs {needed} positions for its prompt and its "
+        f"new tokens; teacher {teacher.name} has {limit}: lower the step's `prompt` or "
         "`new_tokens`"
         for where, stage in list_stages(recipe)
-        if limit is not None and isinstance(stage, Stage) and stage.step is not None
-        for prompt, new in [sampled_tokens(stage.step)]
-        if min(prompt, stage.length) + new > limit
+        if limit is not None and (needed := sampled_tokens(stage)) > limit
     ]
     if problems:
         raise RecipeError(problems)
 
 
-def sampled_tokens(step: Call) -> tuple[int, int]:
-    """Return the most tokens of a prompt that a step reads, and that it lets a model
-    write; 0 for a step that samples no text."""
-    known = reference.options(step.function)
-    prompt, new = (
-        step.options.get(name, known[name].default) if name in known else 0
-        for name in ("prompt", "new_tokens")
-    )
-    return prompt, new
+def sampled_tokens(stage: AnyStage) -> int:
+    """Return the most tokens of a text that a stage's step lets a model write, with
+    those of its prompt; 0 for a step that samples no text."""
+    if not isinstance(stage, Stage) or stage.step is None:
+        return 0
+    known = reference.options(stage.step.function)
+    if not {"prompt", "new_tokens"} <= known.keys():
+        return 0
+    given = {name: each.default for name, each in known.items()} | stage.step.options
+    return int(min(given["prompt"], stage.length) + given["new_tokens"])
 
 
 def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:

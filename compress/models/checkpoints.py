@@ -107,10 +107,10 @@ def check(name: str, *, allow_pickle: bool = False) -> None:
 
 
 def read_config(name: str) -> Mapping[str, Any]:
-    """Return the config.json of a local checkpoint; empty for one of the hub, or in a
-    GGUF file. Raises TeacherError."""
+    """Return the config.json of a local checkpoint; empty for one that has none, or is
+    on the hub. Raises TeacherError."""
     place = _locate(name)
-    if not isinstance(place, Path) or gguf_file.find(place):
+    if not isinstance(place, Path) or not (place / CONFIG).is_file():
         return {}
     return ModelFolder(place).config
 

@@ -103,7 +103,10 @@ def test_notes_come_before_training(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize(
     ("layers", "code", "expected"),
-    [(2, 130, "Continue with:"), (3, 2, "stage intermediate: layers: uniform gives each of the 3 student layers")],
+    [
+        (2, 130, "Continue with:"),
+        (3, 2, "stages[0] (intermediate): layers: uniform gives each of the 3 student layers"),
+    ],
 )
 def test_losses_that_cannot_compare_the_models(layers: int, code: int, expected: str, tmp_path: Path) -> None:
     """A student deeper than its teacher has no layers to learn from by TinyBERT's map."""
