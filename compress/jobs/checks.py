@@ -255,7 +255,8 @@ def sampled_tokens(stage: AnyStage) -> int:
     known = reference.options(stage.step.function)
     if not {"prompt", "new_tokens"} <= known.keys():
         return 0
-    given = {name: each.default for name, each in known.items()} | stage.step.options
+    given = {name: each.default for name, each in known.items()}
+    given.update(stage.step.options)
     return int(min(given["prompt"], stage.length) + given["new_tokens"])
 
 

@@ -79,6 +79,17 @@ def test_unreachable_hub_without_cache(source: str) -> None:
         load_task(source)
 
 
+@pytest.mark.parametrize("cached", ["owner___my_reviews", "datasets--owner--MyReviews"])
+def test_a_cached_set_is_not_refused_without_the_hub(
+    cached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match="the hub cannot be reached"):
+        sources.check("owner/MyReviews")
+    (tmp_path / cached).mkdir()
+    sources.check("owner/MyReviews")
+
+
 def test_silent_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.2)
