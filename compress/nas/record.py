@@ -176,15 +176,16 @@ def print_front(report: SearchReport, console: Console, *, wide: bool = False) -
 
 
 def score_anchors(context: SearchContext) -> list[Anchor]:
-    """List the teacher's own files and the anchors, scored on the same rows, with their
-    times in the measuring race."""
+    """List the teacher's file of the other precision and the anchors, scored on the
+    same rows, with their times in the measuring race; its file of the search's
+    precision is timed again with the finalists."""
     search = context.search
     anchors = list[Anchor]()
     scores = {"fp32": context.teacher_check.scores[context.evaluator.task.metric]}
     parameters = context.costs.teacher().parameters
     for name, timed in context.costs.latencies.others.items():
         who, _, precision = name.rpartition(" ")
-        if who == "teacher":
+        if who == "teacher" and precision != search.precision:
             shown = f"{context.task_teacher.name} {precision}"
             score = scores.get(precision)
             anchors.append(Anchor(shown, score, timed.ms, parameters, timed.file_mb))

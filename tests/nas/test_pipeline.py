@@ -94,7 +94,7 @@ def test_the_report_is_complete(found: SearchReport) -> None:
     assert {rung.what for rung in found.ladder} == {"supernet", "short", "final"}
     assert all(rung.flops > 0 and rung.examples > 0 for rung in found.ladder)
     assert (found.split, found.split_rows, found.train_rows) == ("validation", 40, 96)
-    assert [anchor.name.rpartition(" ")[2] for anchor in found.anchors] == ["int8", "fp32"]
+    assert [anchor.name.rpartition(" ")[2] for anchor in found.anchors] == ["fp32"]
     assert found.teacher_ms is not None
 
 
