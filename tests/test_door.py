@@ -99,7 +99,7 @@ def values(folder: Path) -> dict[str, Any]:
 def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
     """List every public function with arguments that are right."""
     run = {"teacher": shelf.teacher, "data": shelf.data, "recipe": shelf.recipe}
-    short = compress.RunOptions(overrides=["stages.0.max_length=16"])
+    short = compress.RunOptions(overrides=["stages.0.max_length=16", "student.layers=2"])
     text = run | {"recipe": "tinybert-general", "corpus": "pydoc", "options": short}
     quiet = {"say": lambda _: None}
     place, new = bundle.path, out / "new"

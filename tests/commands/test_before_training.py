@@ -19,7 +19,7 @@ from compress.jobs.checks import check_kind, check_lengths
 from compress.kinds import Kind
 from compress.models.flops import warn_if_larger
 from compress.training.stage import explain_repetition, plan_steps
-from tests import command, tiny
+from tests import command, generative, tiny
 
 
 @pytest.mark.parametrize("recipe", ["gkd", "distilgpt2", "minillm"])
@@ -56,7 +56,7 @@ def test_a_recipe_for_another_kind_of_task(recipe: str, kind: Kind, losses: str)
 
 @pytest.mark.parametrize(("new_tokens", "fits"), [(64, True), (65, False)])
 def test_a_prompt_and_what_is_written_after_it_fit_the_positions(new_tokens: int, fits: bool) -> None:
-    model = tiny.model("gpt2", "causal_lm", n_positions=128)
+    model = generative.gpt2(n_positions=128)
     teacher: Any = SimpleNamespace(model=model, name="small", trained=True)
     lengths = [f"stages.{at}.max_length=64" for at in (0, 1)]
     recipe = Recipe.load("minillm", [*lengths, f"stages.1.step.new_tokens={new_tokens}"])
