@@ -224,6 +224,7 @@ class TeacherLikeCheck(ArgumentCheck):
             isinstance(value, tuple)
             and len(value) == 2
             and all(hasattr(part, "save_pretrained") for part in value)
+            and [hasattr(part, "config") for part in value] == [True, False]
         )
         return pair or MODEL_CHECK.fits(value)
 

@@ -133,9 +133,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return " Did you mean 'x'?", or the known choices if none is close, to append to
     a message."""
     known = sorted(set(choices))
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
     if close:
-        return f" Did you mean {close[0]!r}?"
+        return f" Did you mean {lower[close[0]]!r}?"
     shown = ", ".join(known[:CHOICES_SHOWN]) + (
         f" and {len(known) - CHOICES_SHOWN} more" if known[CHOICES_SHOWN:] else ""
     )

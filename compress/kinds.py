@@ -60,6 +60,19 @@ def find(kind: str) -> Any:
     )
 
 
+def check_metric(metric: str | None, kind: str | None) -> None:
+    """Raise DataError for a metric that does not score this kind of task, or any of
+    ours if the kind is not named. A kind of the user's own checks it later."""
+    if metric is None or (kind is not None and is_own(kind)):
+        return
+    if kind is not None:
+        find(kind).choose_metric(metric)
+        return
+    known = [each for name in names() for each in find(name).metrics]
+    if metric not in known:
+        raise DataError(f"no metric {metric!r}.{did_you_mean(metric, known)}")
+
+
 def _find_own(kind: str) -> ModuleType:
     """Return the user's module if it is imported, or may be."""
     if kind in sys.modules:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from compress.errors import OutputError
+from compress.errors import BundleError, OutputError
 from compress.io import beside, follow_links, move_into_place, name_disk_errors
 from compress.terminal import STANDARD_OUTPUT
 
@@ -132,6 +132,15 @@ def check_output_folder(path: Path, option: str) -> None:
         raise OutputError(
             f"{where}: cannot be made, since {existing} may not be written; expected "
             "another folder"
+        )
+
+
+def check_new_folder(path: Path) -> None:
+    """Raise BundleError if the folder exists, OutputError if it cannot be written."""
+    check_output_folder(path, "out")
+    if path.exists():
+        raise BundleError(
+            f"{path}: exists; expected a new folder, since trimming changes every file"
         )
 
 

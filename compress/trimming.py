@@ -35,14 +35,14 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from compress.data.encoder import TextEncoder, encoder_of, text_encoder_of
-from compress.errors import BundleError, CompressError, ExportError
+from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
-from compress.outputs import check_output_folder
+from compress.outputs import check_new_folder
 from compress.progress import show_progress
 from compress.slicing.shape import positions
 
@@ -613,7 +613,7 @@ def trimming(
     then rename it to `out`."""
     from compress.models.loader import load_model
 
-    check_new(out)
+    check_new_folder(out)
     model = load_model(bundle.path, bundle.task.auto_class()).model
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
@@ -661,7 +661,7 @@ def trim_checkpoint(
     """
     from compress.models.loader import load_as_saved, load_tokenizer
 
-    check_new(out)
+    check_new_folder(out)
     model = load_as_saved(checkpoint).model
     tokenizer = load_tokenizer(checkpoint)
     length = min(PROBED, positions(model) or PROBED)
@@ -750,15 +750,6 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
             "the tokenizer.json"
         )
     return loaded
-
-
-def check_new(out: Path) -> None:
-    """Raise BundleError if the folder exists, OutputError if it cannot be written."""
-    check_output_folder(out, "out")
-    if out.exists():
-        raise BundleError(
-            f"{out}: exists; expected a new folder, since trimming changes every file"
-        )
 
 
 def _sizes(before: Path, after: Path) -> dict[str, tuple[int, int]]:

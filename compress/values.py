@@ -407,8 +407,10 @@ class PathCheck(ArgumentCheck):
         path = (
             str(given.path) if self.bundle and is_on_disk(given) else os.fspath(given)
         )
-        if not path:
-            raise ArgumentError(name, self.expected, "an empty text")
+        if not path.strip():
+            raise ArgumentError(
+                name, self.expected, "white space" if path else "an empty text"
+            )
         if "\0" in path:
             raise ArgumentError(
                 name, self.expected, f"a zero byte in {show(path, MOST_PATH)}"

@@ -99,6 +99,8 @@ def values(folder: Path) -> dict[str, Any]:
 def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
     """List every public function with arguments that are right."""
     run = {"teacher": shelf.teacher, "data": shelf.data, "recipe": shelf.recipe}
+    short = compress.RunOptions(overrides=["stages.0.max_length=16", "student.layers=2"])
+    text = run | {"recipe": "tinybert-general", "corpus": "pydoc", "options": short}
     quiet = {"say": lambda _: None}
     place, new = bundle.path, out / "new"
     terms = (compress.Term("hinton.soft_targets"),)
@@ -108,8 +110,8 @@ def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
     found = [
         ("distill", run | {"out": new}),
         ("forecast", run),
-        ("pretrain", run | {"out": new, "recipe": "tinybert-general", "corpus": "pydoc"}),
-        ("forecast_pretraining", run | {"recipe": "tinybert-general", "corpus": "pydoc"}),
+        ("pretrain", text | {"out": new}),
+        ("forecast_pretraining", text),
         ("prune", {"model": shelf.teacher, "data": shelf.data, "out": new, "target": compress.PruneOptions(ffn=0.5)}),
         ("search", {"teacher": shelf.teacher, "data": shelf.data, "out": new}),
         ("forecast_search", {"teacher": shelf.teacher, "data": shelf.data, "out": new}),
@@ -117,7 +119,7 @@ def doors(shelf: Shelf, bundle: compress.Bundle, out: Path) -> list[Door]:
         ("forecast_quantization", {"bundle": bundle, "data": shelf.data}),
         ("export", {"model": place, "out": new, "to": "ort"} | quiet),
         ("bench", {"files": [place]} | quiet),
-        ("gate", {"old": place, "new": bundle} | quiet),
+        ("gate", {"old": place, "new": bundle, "data": shelf.data} | quiet),
         ("demo", {"bundle": place, "out": new} | quiet),
         ("push", {"bundle": place, "repo": "team/small", "dry_run": True}),
         ("inspect", {"thing": "tinybert"}),

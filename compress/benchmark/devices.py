@@ -20,6 +20,40 @@ from compress.records.latency import DeviceError, Setting
 DEVICE_KINDS = ("local", "ssh", "browser", "adb")
 
 
+def check_device(options: DeviceOptions) -> tuple[str, str]:
+    """Return the kind of device, and which one. Raises DeviceError if there is no such
+    device, or for an option that does not apply to it."""
+    name = options.device
+    kind, colon, where = name.partition(":")
+    for option, kinds in (
+        ("affinity", ("local", "ssh", "adb")),
+        ("lan", ("browser",)),
+        ("python", ("ssh",)),
+        ("native", ("adb",)),
+        ("assets", ("browser", "adb")),
+        ("webgpu", ("browser", "adb")),
+    ):
+        is_set = getattr(options, option) != getattr(DeviceOptions, option)
+        if is_set and kind in DEVICE_KINDS and kind not in kinds:
+            raise DeviceError(
+                f"--{option}: does not apply to --device {kind}; it is for "
+                f"{', '.join(kinds)}"
+            )
+    exists = {
+        "local": not colon,
+        "ssh": bool(where),
+        "browser": not colon,
+        "adb": bool(where) == bool(colon),
+    }
+    if not exists.get(kind, False):
+        meant = did_you_mean(kind, DEVICE_KINDS) if kind not in DEVICE_KINDS else ""
+        raise DeviceError(
+            f"--device {name}: no such device; expected local, "
+            f"ssh:[user@]host[:port], browser or adb[:SERIAL].{meant}"
+        )
+    return kind, where
+
+
 @contextmanager
 def open_device(
     name: str,
@@ -47,27 +81,24 @@ def open_device(
               fetch it
     webgpu    browser, adb: run every operator that WebGPU supports on the GPU
     """
-    kind, colon, where = name.partition(":")
-    for option, is_set, kinds in (
-        ("affinity", affinity, ("local", "ssh", "adb")),
-        ("lan", lan, ("browser",)),
-        ("python", python != "python3", ("ssh",)),
-        ("native", native, ("adb",)),
-        ("assets", assets, ("browser", "adb")),
-        ("webgpu", webgpu, ("browser", "adb")),
-    ):
-        if is_set and kind in DEVICE_KINDS and kind not in kinds:
-            raise DeviceError(
-                f"--{option}: does not apply to --device {kind}; it is for "
-                f"{', '.join(kinds)}"
-            )
+    options = DeviceOptions(
+        device=name,
+        lan=lan,
+        timeout=timeout,
+        affinity=",".join(map(str, affinity)),
+        python=python,
+        native=native,
+        assets=assets,
+        webgpu=webgpu,
+    )
+    kind, where = check_device(options)
     device: Device
     with ExitStack() as stack:
-        if kind == "local" and not colon:
+        if kind == "local":
             from compress.benchmark.local import open_local
 
             device = stack.enter_context(open_local(affinity=affinity, say=say))
-        elif kind == "ssh" and where:
+        elif kind == "ssh":
             from compress.benchmark.ssh import open_ssh
 
             device = stack.enter_context(
@@ -75,13 +106,13 @@ def open_device(
                     where, python=python, affinity=affinity, timeout=timeout, say=say
                 )
             )
-        elif kind == "browser" and not colon:
+        elif kind == "browser":
             from compress.benchmark.browser.device import browser
 
             device = stack.enter_context(
                 browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
             )
-        elif kind == "adb" and bool(where) == bool(colon):
+        else:
             from compress.benchmark.android import (
                 connect_phone,
                 phone_browser,
@@ -105,12 +136,6 @@ def open_device(
                     browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu
                 )
                 device = stack.enter_context(phone_browser(phone, page, say))
-        else:
-            meant = did_you_mean(kind, DEVICE_KINDS) if kind not in DEVICE_KINDS else ""
-            raise DeviceError(
-                f"--device {name}: no such device; expected local, "
-                f"ssh:[user@]host[:port], browser or adb[:SERIAL].{meant}"
-            )
         yield device
 
 

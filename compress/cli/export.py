@@ -112,10 +112,26 @@ def export(
     Example: compress export runs/first/bundle --for text --out app
     """
     with user_errors(hint="Nothing was changed. Run the same command again."):
+        from compress.commands import preflight
+        from compress.errors import ExportError
+        from compress.exporters.export import NAME, check_settings
+        from compress.exporters.manifest import find_bundle
+
+        preflight.check_files(
+            model=model, data=data, columns=columns, options=checkpoint
+        )
+        bundle = find_bundle(Path(model))
+        check_settings(
+            bundle or Path(model),
+            target.out,
+            to=target.to,
+            precisions=target.precisions,
+            opset=target.opset,
+            in_place=bundle is not None,
+        )
+
         from compress.benchmark import arguments
         from compress.commands import export as command
-        from compress.errors import ExportError
-        from compress.exporters.export import NAME
         from compress.exporters.writers.context import FixedOptions
         from compress.provenance import command_line
         from compress.reporting.terminal import print_export
@@ -185,6 +201,10 @@ def quantize(
     Example: compress quantize runs/first/bundle --data intents --max-drop 0.3
     """
     with user_errors(hint="The bundle was not changed."):
+        from compress.commands import preflight
+
+        preflight.check_files(bundle=bundle, data=source.data, columns=source)
+
         from compress.commands import quantize as pipeline
         from compress.reporting import tables, terminal
 

@@ -51,21 +51,22 @@ def prune(
     out = run_folder(shipped.out, recipe, data, resume=options.resume)
     with user_errors(hint=continuation(out)):
         from compress.commands import preflight
-        from compress.jobs.request import ForecastArguments
+        from compress.jobs.request import PruneArguments
 
-        request = preflight.distill_request(
-            ForecastArguments(
-                teacher=model,
+        request = preflight.prune_request(
+            PruneArguments(
+                model=model,
                 data=data,
+                out=out,
                 recipe=recipe,
-                goal=target.goal,
+                target=target,
+                setting=setting,
                 columns=columns,
                 vocabulary=shipped.vocabulary,
                 length=length,
                 options=options,
                 console=console(shown.as_json),
-            ),
-            out,
+            )
         )
         announce(f"pruning {model} on {data}", out, shown.as_json)
         from compress.commands import prune as command
@@ -117,6 +118,11 @@ def trim(
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
     with user_errors(hint="Nothing was written. Run the same command again."):
+        from compress.commands import preflight
+
+        preflight.check_trimming(data, corpus, out)
+        preflight.check_files(model=model, data=data, columns=columns, corpus=corpus)
+
         from compress.commands.trim import forecast_trimming
         from compress.commands.trim import trim as run
 

@@ -104,12 +104,12 @@ def search(
         from compress.errors import SearchError
 
         if join.worker:
-            from compress.nas.worker import join as work
-
             if study.storage is None:
                 raise SearchError(
                     "--worker: needs --storage, the same as the search that it joins"
                 )
+            from compress.nas.worker import join as work
+
             work(
                 study.storage,
                 name=study.name,
@@ -139,9 +139,10 @@ def search(
             teacher=teacher,
             out=out,
             data=data,
-            kind=columns.kind,
+            columns=columns,
             options=options,
         )
+        preflight.check_search(study, device)
         announce(f"searching for students of {teacher} on {data}", out, shown.as_json)
         from compress.commands import search as command
 
@@ -191,18 +192,20 @@ def show(
     """
     with user_errors(hint="The search was not changed."):
         from compress.errors import SearchError
-        from compress.nas import record
+        from compress.records.search_report import load_report
 
         if (trial is None) != (bundle is None):
             raise SearchError(
                 f"give both a trial and --bundle, as in: compress search show {study} "
                 "12 --bundle student-12"
             )
+        report = load_report(study)
         if trial is None or bundle is None:
-            report = record.load_report(study)
             if as_json:
                 print_json("search", report.to_json())
             else:
+                from compress.nas import record
+
                 record.print_front(report, console(answer=True), wide=wide)
             return
         from compress.commands.search import show as write

@@ -158,7 +158,7 @@ class LabelOptions:
         str | None,
         opt.data_option(help="Name the label column, which only scores the teacher."),
     ] = None
-    seed: Annotated[int, opt.training(help="Seed the choice of examples.")] = 0
+    seed: Annotated[int, opt.training(min=0, help="Seed the choice of examples.")] = 0
     precision: opt.PrecisionOption = "auto"
     gate: opt.OnWeakTeacher = "refuse"
     allow_pickle: opt.AllowPickle = False
@@ -185,12 +185,19 @@ def label(
     labelled.jsonl
     """
     with user_errors(hint="Answers are saved. Run the same command again to continue."):
-        from compress.commands import label as command
+        from compress.commands import preflight
 
         arguments: dict[str, Any] = asdict(options)
-        arguments["columns"] = opt.ColumnOptions(
+        columns = opt.ColumnOptions(
             text=arguments.pop("text"), label=arguments.pop("label")
         )
+        preflight.check_labelling(
+            teacher, prompt, data, out, columns, allow_pickle=options.allow_pickle
+        )
+
+        from compress.commands import label as command
+
+        arguments["columns"] = columns
         arguments |= {"teacher": teacher, "prompt": prompt, "data": data, "out": out}
         arguments["console"] = console(as_json)
         if plan:
@@ -247,6 +254,10 @@ def students(
     Example: compress students minilm
     """
     with user_errors():
+        from compress.models.checkpoints import find_place
+
+        find_place(teacher)
+
         from compress.commands import students as listing
 
         students = listing.list_students(teacher)

@@ -12,7 +12,7 @@ from compress.arguments import BundleLike, Count, DataLike, check_arguments, nam
 from compress.benchmark import arguments
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
-from compress.errors import CompressError, ExportError, did_you_mean
+from compress.errors import ArgumentError, CompressError, ExportError, did_you_mean
 from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.formats.format import Format, Race
@@ -66,6 +66,8 @@ def bench(
     Raises BundleError for a folder that is no bundle, DeviceError for a device that
     fails or cannot be reached, ExportError for a format that is unknown, or was named
     and cannot be written."""
+    if not files:
+        raise ArgumentError("files", "at least one bundle or file", "none")
     exported = ExportedFormats({}, {}, {})
     kind = device.device.partition(":")[0]
     with ExitStack() as stack:

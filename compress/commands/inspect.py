@@ -39,14 +39,13 @@ from compress.models.folder import (
 from compress.provenance import option_of, predict_command, shell_command
 from compress.records.inspection import InspectedForm, Inspection
 from compress.records.run_report import REPORT, Report
-from compress.records.search_report import SearchReport
+from compress.records.search_report import SEARCH_RECORD, SearchReport
 from compress.slicing.shape import sizes_of
 from compress.training.run import continuation
 
 YAML = (".yaml", ".yml")
 STUDY_FILE = "search.yaml"
 RUN = "run.json"
-SEARCH_RECORD_FILE = "search.json"
 TASKS: Final = {
     "ForSequenceClassification": "classes or a number of a text",
     "ForTokenClassification": "a tag for each word",
@@ -508,9 +507,9 @@ def inspect_study(name: str) -> Inspection:
         facts=facts,
         next=tuple(next_),
     )
-    if not (folder / SEARCH_RECORD_FILE).is_file():
+    if not (folder / SEARCH_RECORD).is_file():
         return study
-    report = SearchReport.from_json(folder / SEARCH_RECORD_FILE)
+    report = SearchReport.from_json(folder / SEARCH_RECORD)
     facts |= {
         "device": f"{report.device}, {report.setting}",
         "objectives": ", ".join(report.objectives),
@@ -606,7 +605,9 @@ def inspect_recipe(name: str) -> Inspection:
 
 def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
     """Load a task's splits, describe them, and try a teacher's tokenizer on them."""
-    sources.check(name)
+    sources.check(name, columns.text, columns.label)
+    if teacher is not None:
+        checkpoints.find_place(teacher)
     from compress.data import audit, load_task  # datasets and pyarrow
 
     data = load_task(name, **asdict(columns), unlabelled=True)

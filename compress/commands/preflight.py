@@ -7,6 +7,7 @@ Only settings are read; nothing is fetched, and none of the user's code is run.
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,15 @@ from compress.arguments import (
 )
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.options import LengthOptions, RunOptions
+from compress.config.options import (
+    CheckpointOptions,
+    ColumnOptions,
+    DataOptions,
+    DeviceOptions,
+    LengthOptions,
+    RunOptions,
+    StudyOptions,
+)
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.data.objects import data_path, teacher_path
@@ -30,20 +39,28 @@ from compress.data.table_files import SUFFIXES
 from compress.errors import (
     CompressError,
     DataError,
+    PruneError,
     RecipeError,
     RunError,
     TeacherError,
     did_you_mean,
 )
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import find_bundle
 from compress.jobs.request import (
     DistillRequest,
     ForecastArguments,
     ForecastPretrainingArguments,
     PretrainRequest,
+    PruneArguments,
 )
+from compress.jobs.sizes import check_sizes
+from compress.jobs.target import list_pruning, set_target
 from compress.models import checkpoints
+from compress.outputs import check_new_file, check_new_folder, check_output_folder
 from compress.prompting import vectors
-from compress.prompting.prompt import Prompt
+from compress.prompting.http_model import Endpoint
+from compress.prompting.prompt import Prompt, load_prompt
 from compress.provenance import find_missing, install_command
 from compress.training.run import Run, is_finished
 
@@ -105,14 +122,14 @@ def check(
     data: str | None = None,
     corpus: str | None = None,
     answers: bool = False,
-    kind: str | None = None,
+    columns: DataOptions = DataOptions(),
     options: RunOptions = RunOptions(),
 ) -> None:
     """Raise a CompressError for anything wrong with these that can be found without
     importing torch.
 
     settings   a recipe, several to choose from, or a space
-    kind       the kind of task, if it is not detected
+    columns    the columns, the kind and the metric of the data that are not detected
     answers    whether `teacher` may be the file of an endpoint or of vectors
     """
     check_tracker(options.track)
@@ -122,20 +139,23 @@ def check(
         else [settings]
     ):
         user_code.check(each, options.allow_code)
-    if kind is not None and options.allow_code is None:
-        kinds.find(kind)  # which refuses one of the user's own
+    if columns.kind is not None and options.allow_code is None:
+        kinds.find(columns.kind)  # which refuses one of the user's own
+    kinds.check_metric(columns.metric, columns.kind)
     if answers and teacher.endswith((".yaml", ".yml", *vectors.VECTOR_FILES)):
         if not Path(teacher).is_file():
             raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
     else:
         checkpoints.check(teacher, allow_pickle=options.allow_pickle)
     if data is not None:
-        sources.check(data)
+        sources.check(data, columns.text, columns.label)
     if corpus is not None:
         sources.check_corpus(corpus)
     # the other processes of a launch see the run that the first one has created
     if os.environ.get("RANK", "0") == "0":
         Run.check(Path(out), resume=options.resume)
+    if isinstance(settings, Recipe):
+        check_sizes(settings, teacher)
 
 
 def distill_request(arguments: ForecastArguments, out: PathName) -> DistillRequest:
@@ -165,10 +185,40 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
         data=request.data,
         corpus=request.corpus,
         answers=True,
-        kind=request.columns.kind,
+        columns=request.columns,
         options=options,
     )
     check_knowledge(request)
+    return request
+
+
+def prune_request(arguments: PruneArguments) -> DistillRequest:
+    """Check the keywords of `compress.prune`, as `distill_request` does; its target is
+    not set yet."""
+    request = distill_request(
+        ForecastArguments(
+            teacher=arguments.model,
+            data=arguments.data,
+            recipe=arguments.recipe,
+            goal=arguments.target.goal,
+            columns=arguments.columns,
+            vocabulary=arguments.vocabulary,
+            length=arguments.length,
+            options=arguments.options,
+            console=arguments.console,
+        ),
+        arguments.out,
+    )
+    recipe = request.recipe
+    if not isinstance(recipe, Recipe):
+        raise PruneError(
+            "--recipe: a file of choices, or auto, chooses between recipes that do not "
+            f"prune; expected one of {', '.join(list_pruning())}, or a .yaml"
+        )
+    # a step's own options are known once its paper is imported, and torch with it
+    if recipe.pruning or all(stage.step is None for stage in recipe.training):
+        aimed = set_target(recipe, arguments.target.values, asdict(arguments.setting))
+        check_sizes(aimed, request.teacher)
     return request
 
 
@@ -213,17 +263,88 @@ def pretrain_request(
     text = optional_name(arguments.corpus)
     source = None if data is None else data_path(data)
     recipe = load_recipe(arguments.recipe, options.overrides, length)
+    recipe = without_task(recipe, text, source)
     check(recipe, teacher=name, out=out, data=source, corpus=text, options=options)
     return PretrainRequest(
         teacher=name,
         data=source,
         out=Path(out),
-        recipe=without_task(recipe, text, source),
+        recipe=recipe,
         corpus=text,
         length=length,
         options=options,
         console=arguments.console or Console(quiet=True),
     )
+
+
+def check_search(study: StudyOptions, device: DeviceOptions) -> None:
+    """Raise SearchError for a database that cannot be reached, and DeviceError for a
+    device that does not exist."""
+    if device.device != "local":
+        from compress.benchmark.devices import check_device  # onnxruntime
+
+        check_device(device)
+    if study.storage is not None and "://" in study.storage:
+        from compress.nas.storage import close_storage, open_storage  # optuna
+
+        close_storage(open_storage(study.storage))
+
+
+def check_files(
+    *,
+    data: str | None,
+    bundle: str | Path | None = None,
+    model: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
+    corpus: str | None = None,
+    options: CheckpointOptions = CheckpointOptions(),
+) -> None:
+    """Raise a CompressError for a bundle, a model (a bundle, a run or a checkpoint) or
+    texts that are missing, or lack a named column, before torch is imported."""
+    if bundle is not None:
+        Bundle.load(bundle)
+    if model is not None and find_bundle(Path(model)) is None:
+        checkpoints.check(model, allow_pickle=options.allow_pickle)
+    if data is not None:
+        sources.check(data, columns.text, columns.label)
+    if corpus is not None:
+        sources.check_corpus(corpus)
+
+
+def check_trimming(data: object, corpus: object, out: Path) -> None:
+    """Raise CompressError if `compress.trim` gets no texts, BundleError or OutputError
+    for a folder that it cannot write."""
+    if data is None and corpus is None:
+        raise CompressError(
+            "trim: no texts; give --data, whose training texts show which tokens are "
+            "used, or --corpus"
+        )
+    check_new_folder(out)
+
+
+def check_labelling(
+    teacher: str,
+    prompt: str,
+    data: str,
+    out: Path,
+    columns: ColumnOptions,
+    *,
+    allow_pickle: bool = False,
+) -> None:
+    """Raise a CompressError for a language model, prompt, text or file to write that is
+    wrong, before torch is imported."""
+    if out.parent.is_dir():
+        check_new_file(out, "out", "labelled.jsonl")
+    else:
+        check_output_folder(out.parent, "out")
+    load_prompt(prompt)
+    if teacher.endswith((".yaml", ".yml")):
+        Endpoint.load(teacher)
+    else:
+        checkpoints.check(teacher, allow_pickle=allow_pickle)
+    if data != "pydoc" and not sources.local(data).exists():
+        sources.check(data)
+    sources.check_columns(data, columns.text, columns.label)
 
 
 TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")

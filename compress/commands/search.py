@@ -32,7 +32,7 @@ from compress.nas.preparation import (
 from compress.nas.time_budget import TimeBudget
 from compress.pruning.budget import device_messages
 from compress.records.forecast import Forecast
-from compress.records.search_report import SearchReport
+from compress.records.search_report import SearchReport, load_report
 from compress.training.run import Run
 from compress.training.trainer import peak_rss_mb
 
@@ -146,9 +146,10 @@ def _configure(request: SearchRequest) -> SearchConfig:
         teacher=teacher,
         out=request.out,
         data=data,
-        kind=request.columns.kind,
+        columns=request.columns,
         options=options,
     )
+    preflight.check_search(request.study, request.device)
     return request.make_config(teacher, data, space)
 
 
@@ -172,7 +173,7 @@ def show(
     such trial, or if it failed."""
     console = console or Console(quiet=True)
     config = SearchConfig.load(study)
-    report = record.load_report(study)
+    report = load_report(study)
     point = report.point(number)
     if not point.choice or point.state == "failed":
         raise SearchError(

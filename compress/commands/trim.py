@@ -18,6 +18,7 @@ from compress.arguments import (
     name_of,
     optional_name,
 )
+from compress.commands import preflight
 from compress.config.options import ColumnOptions
 from compress.jobs.phase import estimate_phases, run_phases
 from compress.jobs.trim import TRIM_PHASES, TrimJob, TrimResult, load_trim_texts
@@ -54,8 +55,9 @@ def trim(
     data of another task, and the errors of `trim_bundle`."""
     name = name_of(model)
     folder = Path(out)
+    preflight.check_trimming(data, corpus, folder)
     bundle, task_data, texts = load_trim_texts(
-        name, folder, data=data, corpus=optional_name(corpus), columns=columns
+        name, data=data, corpus=optional_name(corpus), columns=columns
     )
     job = TrimJob(
         name, folder, bundle, task_data, texts, min_count, keep, max_drop, threads
@@ -87,8 +89,9 @@ def forecast_trimming(
     """
     name = name_of(model)
     folder = Path(out)
+    preflight.check_trimming(data, corpus, folder)
     bundle, task_data, texts = load_trim_texts(
-        name, folder, data=data, corpus=optional_name(corpus), columns=columns
+        name, data=data, corpus=optional_name(corpus), columns=columns
     )
     job = TrimJob(name, folder, bundle, task_data, texts, min_count, keep, 0.0, threads)
     with (console or Console(quiet=True)).status("trying each phase"):

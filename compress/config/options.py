@@ -327,19 +327,22 @@ class StudyOptions:
         BUNDLES,
     ] = None
     sampler: Annotated[
-        str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")
+        Literal["tpe", "nsga2", "gp", "random"],
+        search_option(help="Draw shapes by this"),
     ] = "tpe"
     trials: Annotated[
         int | None,
-        search_option(help="Score this many shapes; default: 200, plain 24."),
+        search_option(min=1, help="Score this many shapes; default: 200, plain 24."),
     ] = None
     minutes: Annotated[
-        float | None, search_option(help="Take this many minutes in all.")
+        float | None,
+        search_option(min=0.1, help="Take this many minutes in all."),
+        MINUTES,
     ] = None
     finalists: Annotated[
-        int, search_option(help="Distil this many briefly, to rank them.")
+        int, search_option(min=1, help="Distil this many briefly, to rank them.")
     ] = 8
-    winners: Annotated[int, search_option(help="Distil this many fully.")] = 1
+    winners: Annotated[int, search_option(min=1, help="Distil this many fully.")] = 1
     storage: Annotated[
         str | None,
         search_option(help="SQLite file or postgresql: URL; default: in --out."),

@@ -46,6 +46,10 @@ one that keeps 99.3 % is refused on 800 rows, for one that is two thirds as fast
 (docs/LOG.md)."""
 
 
+MOST_SPEEDUP = 1000
+"""A speed-up that no smaller shape of a model reaches."""
+
+
 class Target(SizeRequest):
     """The sizes that the prune stages aim at, or a budget that decides them. Empty: not
     known yet.
@@ -64,7 +68,7 @@ class Target(SizeRequest):
     """
 
     max_latency_ms: float | None = Field(None, gt=0)
-    speedup: float | None = Field(None, gt=1)
+    speedup: float | None = Field(None, gt=1, lt=MOST_SPEEDUP)
     max_params: int | None = Field(None, gt=0)
     keep: float | None = Field(None, gt=0, le=1)
     least: Literal["latency", "mb", "params"] = "latency"

@@ -7,11 +7,14 @@ keyword-only parameters, or the fields of an `OptionGroup` that such a parameter
 This module imports neither torch nor transformers.
 """
 
+import ast
 import inspect
 import keyword
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -135,6 +138,27 @@ def find(name: str, *, called: str = "function", mark: str | None = None) -> Any
         ]
         raise ObjectiveError(f"no {called} {name!r}.{did_you_mean(name, known)}")
     return members[function]
+
+
+def read_signal(loss: str) -> str | None:
+    """Return the signal that a paper's loss compares with the teacher's, as its source
+    declares it with `reads`, without importing it and torch; None if there is none."""
+    paper, _, function = loss.rpartition(".")
+    spec = None if is_user_code(loss) else find_spec(f"compress.papers.{paper}")
+    if spec is None or spec.origin is None:
+        return None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.FunctionDef) or node.name != function:
+            continue
+        for mark in node.decorator_list:
+            match mark:
+                case ast.Call(
+                    func=ast.Name(id="reads"),
+                    args=[ast.Constant(value=str(signal))],
+                    keywords=keywords,
+                ) if all(each.arg != "against" for each in keywords):
+                    return signal
+    return None
 
 
 def describe_unknown(name: str) -> str:

@@ -1,17 +1,20 @@
 """Define a term of an objective: a loss, its weight, and the layers of student and
 teacher that it compares."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from compress.arguments import check_arguments, find_problems
 from compress.config.loader import plain_tree
 from compress.config.reference import check_address, is_user_code
+from compress.errors import ObjectiveError
 from compress.kinds import Kind
 from compress.values import ArgumentCheck, Range
 
 LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]
+LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
+"""Signals with one tensor per layer; the others are a single tensor."""
 MOST_WEIGHT = 1e6
 """The papers' weights lie between 0.1 and 100; much larger ones overflow float32 in the
 sum."""
@@ -48,7 +51,7 @@ class Term:
     loss      `paper.function` (compress/papers/paper.py), `module.function` of your
               own, or the function itself
     weight    factor of this term in the objective
-    layers    for losses on layers: a named map (see `objective.layer_pairs`) or
+    layers    for losses on layers: a named map (see `layer_pairs`) or
               explicit 0-based [student, teacher] pairs; negative numbers count from the
               end
     project   True: one learned linear map, student width -> teacher width, for all
@@ -165,3 +168,49 @@ def parse(line: object) -> Term:
     if problems := find_problems(Term, settings):
         raise ValueError("\n".join(map(str, problems)))
     return Term(**settings, options=options)
+
+
+def layer_pairs(
+    layers: str | Sequence[tuple[int, int]], M: int, N: int
+) -> list[tuple[int, int]]:
+    """Return 0-based (student layer, teacher layer) pairs for M student and N teacher
+    layers. Raises ObjectiveError.
+
+    uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not
+             divide N
+    skip     uniform without the final layer: PKD-Skip
+    first    m -> m; top: m -> N - M + m: TinyBERT's bottom and top strategies
+    last     the last layer of each: MiniLM
+    spread   uniform; for a student deeper than its teacher floor((n + 1) M / N) - 1 ->
+             n for each teacher layer n
+    pairs    explicit pairs; negative numbers count from the end
+    """
+    if not isinstance(layers, str):
+        for student, teacher in layers:
+            if not (-M <= student < M and -N <= teacher < N):
+                raise ObjectiveError(
+                    f"layers: [{student}, {teacher}] does not exist: the student has "
+                    f"{M} layers, the teacher {N}, numbered from 0"
+                )
+        pairs = [(student % M, teacher % N) for student, teacher in layers]
+    elif layers == "last":
+        pairs = [(M - 1, N - 1)]
+    elif layers == "spread" and M > N:
+        pairs = [((n + 1) * M // N - 1, n) for n in range(N)]
+    elif M > N:
+        raise ObjectiveError(
+            f"layers: {layers} gives each of the {M} student layers one of the "
+            f"teacher, which has {N}: expected a student of at most {N} layers, or "
+            "explicit pairs"
+        )
+    elif layers == "first":
+        pairs = [(m, m) for m in range(M)]
+    elif layers == "top":
+        pairs = [(m, N - M + m) for m in range(M)]
+    else:
+        pairs = [(m, (m + 1) * N // M - 1) for m in range(M - (layers == "skip"))]
+    if not pairs:
+        raise ObjectiveError(
+            f"layers: {layers!r} leaves no layer to compare of the student's {M}"
+        )
+    return pairs

@@ -24,8 +24,8 @@ from compress.data import cache, documents, pydoc, sources
 from compress.data.blocks import divide_evenly, id_type, limit_batches, pack, to_batch
 from compress.data.encoder import encoder_of
 from compress.data.encoding_processes import encode_documents
-from compress.data.masking import Frame, Template
 from compress.data.sentences import SentenceTokens
+from compress.data.templates import Template
 from compress.data.text_files import reading
 from compress.data.tokenize import RowMapping, fingerprint, row_batches
 from compress.errors import DataError, did_you_mean
@@ -391,6 +391,8 @@ def build_rows(
     share = None if limit_tokens is None else -(-limit_tokens // len(parts))
 
     def rows() -> Iterator[RowMapping]:
+        from compress.data.masking import Frame  # torch
+
         rng = np.random.default_rng(seed)
         frame = Frame.from_tokenizer(tokenizer)
         columns: dict[str, bool] = {}

@@ -121,8 +121,8 @@ class DataRequest:
     @cached_property
     def opened(self) -> Source:
         """Open the tables of the source."""
-        label = [part.strip() for part in (self.label or "").split(",") if part]
-        return sources.find(self.source, [*(self.text or ()), *label])
+        names = [*(self.text or ()), *schema.split_names(self.label)]
+        return sources.find(self.source, names)
 
 
 def _read_detected(request: DataRequest) -> UnsavedTask | None:

@@ -113,6 +113,11 @@ def number(cell: str) -> float | None:
         return None
 
 
+def split_names(label: str | None) -> tuple[str, ...]:
+    """Return the names of columns that are joined by commas; none for None."""
+    return () if label is None else tuple(map(str.strip, label.split(",")))
+
+
 class ChosenColumns(NamedTuple):
     """Name the columns of a task: one or two of text, and one of labels or several of 0
     and 1. Guesses become notes."""
@@ -130,11 +135,7 @@ def choose(
     labels: tuple[str, ...] = ()
     _refuse_nested(split, text, label)
     if label is not None:  # one column, or several joined by commas
-        labels = (
-            (label,)
-            if label in split.columns
-            else tuple(part.strip() for part in label.split(","))
-        )
+        labels = (label,) if label in split.columns else split_names(label)
         refuse_unknown(split, labels)
     texts, notes = choose_text(split, text, labels, by_content=False)
     if not labels:

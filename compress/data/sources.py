@@ -23,6 +23,7 @@ name at once.
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import urllib.error
 import urllib.request
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from compress.data import documents
+from compress.data.schema import plain, refuse_unknown, split_names
 from compress.data.table_files import SUFFIXES, class_folders, open_tables
 from compress.data.tables import Table
 from compress.data.text_files import reading, refuse_special
@@ -63,18 +65,23 @@ SUITES: Final = {
 }
 """Hub ids of benchmarks, whose tasks are named `suite/task`."""
 
+NOT_REACHED: Final = "the hub cannot be reached, and its local cache does not have it"
 ANSWER_SECONDS: Final = 5.0
 """Seconds that the hub may take to answer; without this check its client retries for
 minutes."""
 
 
-def check(source: str) -> None:
-    """Refuse a source of labelled data that is missing or empty, or has no training
-    split.
+def check(
+    source: str, text: Sequence[str] | None = None, label: str | None = None
+) -> None:
+    """Refuse a source of labelled data that is missing or empty, has no training split,
+    or lacks a column that is named.
 
-    `load_task` checks its rows, and whether the hub has it.
+    `load_task` checks its rows, and whether the hub has it, unless it cannot be asked.
     """
     if (found := local_files(source)) is None:
+        if not _is_cached(source) and not is_hub_reachable():
+            raise _not_on_hub(source, NOT_REACHED)
         return
     name, files = found
     folder = local(source)
@@ -87,6 +94,24 @@ def check(source: str) -> None:
         for path in files["train"]:
             if not is_folder or path.suffix.lower() in SUFFIXES:
                 _refuse_empty(path)
+    check_columns(source, text, label)
+
+
+def check_columns(source: str, text: Sequence[str] | None, label: str | None) -> None:
+    """Refuse columns that no table of a local source has. What else is wrong with it is
+    told when it is read."""
+    names = [*(text or ()), *([] if label is None else [label])]
+    if not names or local_files(source) is None:
+        return
+    try:
+        found = find(source, [*(text or ()), *split_names(label)])
+    except DataError:
+        return
+    known = {column for _, table in found.tables() for column in table.columns}
+    parts = split_names(None if label in known else label)
+    refuse_unknown(
+        found.train, [each for each in [*(text or ()), *parts] if each not in known]
+    )
 
 
 def is_beir(folder: Path) -> bool:
@@ -216,7 +241,7 @@ def _split_files(source: str) -> dict[Role, Path]:
         files[SPLIT_WORDS[word]] = path = local(name)
         with reading(name):
             if not path.exists():
-                raise DataError(f"{source}: {name}: no such file.{_neighbours(path)}")
+                raise DataError(f"{source}: {name}: no such file.{neighbours(path)}")
             _refuse_empty(path)
     if "train" not in files:
         raise DataError(
@@ -362,14 +387,8 @@ def load_hub_splits(source: str) -> tuple[dict[str, Table], tuple[str, ...]]:
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = str(error).strip().splitlines()[-1].rstrip(".")
         if not reached:
-            reason = (
-                "the hub cannot be reached, and its local cache does not have it "
-                f"({reason})"
-            )
-        raise DataError(
-            f"{source}: {reason}. Use a folder with train.tsv (csv, jsonl, parquet), "
-            "the embedded set 'intents', or a hub cache that has it (set HF_HOME)."
-        ) from error
+            reason = f"{NOT_REACHED} ({reason})"
+        raise _not_on_hub(source, reason) from error
     finally:
         config.HF_HUB_OFFLINE = before
     notes = (
@@ -402,9 +421,9 @@ def is_hub_reachable() -> bool:
 
     The hub's clients would wait for minutes, or for ever.
     """
-    from datasets import config
+    from huggingface_hub import constants
 
-    return not config.HF_HUB_OFFLINE and is_reachable(config.HF_ENDPOINT)
+    return not constants.HF_HUB_OFFLINE and is_reachable(constants.ENDPOINT)
 
 
 def is_reachable(endpoint: str) -> bool:
@@ -426,8 +445,34 @@ def _is_hub_id(source: str) -> bool:
     return re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", source) is not None
 
 
+def _is_cached(source: str) -> bool:
+    """Check whether the hub's caches have a folder of this data set, whose name they
+    write in their own ways."""
+    from huggingface_hub import constants
+
+    name = source.partition(":")[0]
+    suite, slash, _ = name.partition("/")
+    wanted = plain(SUITES.get(suite, name) if slash else name).replace("/", "")
+    prepared = os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME, "datasets"))
+    return any(
+        plain(entry.name.removeprefix("datasets--")) == wanted
+        for cache in (Path(constants.HF_HUB_CACHE), Path(prepared))
+        if cache.is_dir()
+        for entry in cache.iterdir()
+    )
+
+
 def _missing(source: str) -> DataError:
-    return DataError(f"{source}: no such file or folder.{_neighbours(local(source))}")
+    return DataError(f"{source}: no such file or folder.{neighbours(local(source))}")
+
+
+def _not_on_hub(source: str, reason: str) -> DataError:
+    hint = neighbours(local(source), close=True)
+    return DataError(
+        f"{source}: no such file or folder.{hint} As a data set of the hub: {reason}. "
+        "Use a folder with train.tsv (csv, jsonl, parquet), the embedded set "
+        "'intents', or a hub cache that has it (set HF_HOME)."
+    )
 
 
 def _no_source(source: str) -> DataError:
@@ -455,10 +500,13 @@ def _list_entries(folder: Path) -> str:
     )
 
 
-def _neighbours(path: Path) -> str:
+def neighbours(path: Path, *, close: bool = False) -> str:
+    """Return a hint for a path that does not exist: a similar name beside it; without
+    `close` also what else is there, or that the folder is missing."""
     if not path.parent.is_dir():
-        return f" The folder {path.parent} does not exist either."
-    return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+        return "" if close else f" The folder {path.parent} does not exist either."
+    hint = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+    return "" if close and "Did you mean" not in hint else hint
 
 
 def _refuse_empty(path: Path) -> None:

@@ -96,6 +96,15 @@ FIXED_FILES = (
 """Files that `attach` must not replace: with others it is another bundle."""
 
 
+def _is_onnx(file: Path) -> bool:
+    """Return True for a file that begins as ONNX does: with field 1 of a protobuf
+    message, its version."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        return content.read(1) == b"\x08"
+
+
 @check_arguments
 @dataclass(frozen=True)
 class Bundle:
@@ -484,9 +493,9 @@ class Bundle:
         """Copy the ONNX file `source` into the bundle as the file of this precision; as
         safe as `attach`.
 
-        Raises BundleError if there is no such file.
+        Raises BundleError if it is no such file.
         """
-        if not Path(source).is_file():
+        if not _is_onnx(Path(source)):
             raise BundleError(
                 f"source {source}: no such file; expected an ONNX file to copy into "
                 f"{self.path}"
@@ -587,8 +596,14 @@ class Bundle:
         """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is
         refused.
 
-        Raises BundleError if its files have changed since it was loaded.
+        Raises BundleError if its files have changed since it was loaded, or for a
+        folder inside it.
         """
+        if self.path.resolve() in Path(path).resolve().parents:
+            raise BundleError(
+                f"path {path}: lies inside the bundle {self.path}; expected another "
+                "folder"
+            )
         self.manifest.check(self.path)
         with building(Path(path)) as folder:
             for name in self.manifest.files:

@@ -137,6 +137,44 @@ def check(
 ) -> list[str]:
     """Return the precisions to write. Raises ExportError for an unsupported format,
     precision or opset, or an unusable folder."""
+    in_place = isinstance(source, Bundle)
+    origin = source.path if isinstance(source, Bundle) else Path(source.name)
+    chosen = check_settings(
+        origin, out, to=to, precisions=precisions, opset=opset, in_place=in_place
+    )
+    if (
+        isinstance(source, Checkpoint)
+        and source.kind == "generative"
+        and (to != "onnx" or precisions)
+    ):
+        raise ExportError(
+            f"{source.name}: is a generative model, which is exported as ONNX in fp32 "
+            "and int8 only; expected --for onnx, --out and no --precision"
+        )
+    if source.leaves_out_prompts and not formats.find(to).leaves_out_prompts:
+        able = [each.name for each in formats.known() if each.leaves_out_prompts]
+        raise ExportError(
+            f"--for {to}: include_prompt is false in the Pooling of this model, so "
+            "that its vectors leave the prompt out, which only files for onnxruntime "
+            f"can do; expected --for {', '.join(able[:-1])} or {able[-1]}"
+        )
+    return chosen
+
+
+def check_settings(
+    origin: Path,
+    out: Path | None,
+    *,
+    to: str,
+    precisions: Sequence[str],
+    opset: int | None,
+    in_place: bool,
+) -> list[str]:
+    """Check what is asked for, before a model is loaded: see `check`.
+
+    origin    the folder of the model
+    in_place  whether it is a bundle, into which ONNX files can be written
+    """
     format = formats.find(to)
     chosen = list(dict.fromkeys(precisions or format.default))
     for precision in chosen:
@@ -150,26 +188,10 @@ def check(
             f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's "
             "exporter and onnxruntime support"
         )
-    if (
-        isinstance(source, Checkpoint)
-        and source.kind == "generative"
-        and (to != "onnx" or precisions or out is None)
-    ):
-        raise ExportError(
-            f"{source.name}: is a generative model, which is exported as ONNX in fp32 "
-            "and int8 only; expected --for onnx, --out and no --precision"
-        )
-    if source.leaves_out_prompts and not format.leaves_out_prompts:
-        able = [each.name for each in formats.known() if each.leaves_out_prompts]
-        raise ExportError(
-            f"--for {to}: include_prompt is false in the Pooling of this model, so "
-            "that its vectors leave the prompt out, which only files for onnxruntime "
-            f"can do; expected --for {', '.join(able[:-1])} or {able[-1]}"
-        )
     if out is not None:
-        _check_free(out, to, source)
-    elif to == "onnx" and opset is None and isinstance(source, Bundle):
-        check_writable(source.path)
+        _check_free(out, to, origin)
+    elif to == "onnx" and opset is None and in_place:
+        check_writable(origin)
     else:
         raise ExportError(
             "expected --out with the folder to write: only new precisions go into the "
@@ -178,11 +200,10 @@ def check(
     return chosen
 
 
-def _check_free(out: Path, to: str, source: ExportSource) -> None:
+def _check_free(out: Path, to: str, origin: Path) -> None:
     """Raise ExportError where the export would replace the model itself, or anything
     that is not an export; OutputError where no folder can be written."""
     check_output_folder(out, "out")
-    origin = source.path if isinstance(source, Bundle) else Path(source.name)
     if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
         raise ExportError(
             f"--out {out}: contains the model itself, which the export would replace; "

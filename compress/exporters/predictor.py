@@ -266,6 +266,13 @@ def run_rows(
             for name in optional
             if name in row
         }
+        # onnxruntime would count them from the end of the vocabulary
+        for name, value in feeds.items():
+            if (value < 0).any():
+                raise BundleError(
+                    f"logits: a row has {value.min()} in {name}; expected no number "
+                    "below 0"
+                )
         try:
             found = session.run(outputs, feeds)
             return [

@@ -236,8 +236,28 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
         and stage.max_length > limit
         and not (stage is recipe.teacher and (teacher.trained or not tuned))
     ]
+    problems += [
+        f"{recipe.name}: {where}.step needs {needed} positions for its prompt and its "
+        f"new tokens; teacher {teacher.name} has {limit}: lower the step's `prompt` or "
+        "`new_tokens`"
+        for where, stage in list_stages(recipe)
+        if limit is not None and (needed := sampled_tokens(stage)) > limit
+    ]
     if problems:
         raise RecipeError(problems)
+
+
+def sampled_tokens(stage: AnyStage) -> int:
+    """Return the most tokens of a text that a stage's step lets a model write, with
+    those of its prompt; 0 for a step that samples no text."""
+    if not isinstance(stage, Stage) or stage.step is None:
+        return 0
+    known = reference.options(stage.step.function)
+    if not {"prompt", "new_tokens"} <= known.keys():
+        return 0
+    given = {name: each.default for name, each in known.items()}
+    given.update(stage.step.options)
+    return int(min(given["prompt"], stage.length) + given["new_tokens"])
 
 
 def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:

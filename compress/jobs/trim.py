@@ -22,7 +22,6 @@ from compress.data.audit import COLUMNS_OF_TEXTS
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.data.task import TaskData
-from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
@@ -45,7 +44,6 @@ from compress.records.run_report import REPORT
 from compress.trimming import (
     TEXTS_PER_CHUNK,
     Trimmed,
-    check_new,
     chunks,
     compare_encodings,
     count_tokens,
@@ -214,7 +212,6 @@ TRIM_PHASES: tuple[Phase[TrimJob], ...] = (Trim(), CertifyTrimmed())
 
 def load_trim_texts(
     model: str,
-    out: Path,
     *,
     data: DataLike | None,
     corpus: str | None,
@@ -222,12 +219,6 @@ def load_trim_texts(
 ) -> tuple[Bundle | None, TaskData | None, CorpusTexts]:
     """Load the bundle (None for a checkpoint), the data, and the texts whose tokens are
     kept."""
-    if data is None and corpus is None:
-        raise CompressError(
-            "trim: no texts; give --data, whose training texts show which tokens are "
-            "used, or --corpus"
-        )
-    check_new(out)
     bundle = (
         Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
     )

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,14 +96,23 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
 
 def check(name: str, *, allow_pickle: bool = False) -> None:
     """Raise TeacherError for a name that is neither a complete local checkpoint nor a
-    hub id. Downloads nothing."""
-    place = _locate(name)
+    model of the hub or of its cache. Downloads nothing."""
+    place = find_place(name)
     if not isinstance(place, Path) or name == EMBEDDED_MODEL:
         return
     if file := gguf_file.find(place):
         gguf_file.check(file)
     else:
         _check(place, allow_pickle)
+
+
+def read_config(name: str) -> Mapping[str, Any]:
+    """Return the config.json of a local checkpoint; empty for one that has none, or is
+    on the hub. Raises TeacherError."""
+    place = _locate(name)
+    if not isinstance(place, Path) or not (place / CONFIG).is_file():
+        return {}
+    return ModelFolder(place).config
 
 
 def config_folder(name: str) -> Path:
@@ -152,6 +161,15 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
     }
 
 
+def find_place(name: str) -> Path | str:
+    """Return the folder or the hub id that a name stands for. Raises TeacherError if
+    there is none, as far as the hub can be asked."""
+    place = _locate(name)
+    if isinstance(place, str):
+        _check_hub(place)
+    return place
+
+
 def _locate(name: str) -> Path | str:
     """Return the folder or the hub id that a name stands for."""
     if name == EMBEDDED_MODEL:
@@ -168,19 +186,24 @@ def _locate(name: str) -> Path | str:
         return folder
     if is_gguf:
         raise TeacherError(f"{name}: no such file; expected a GGUF file")
+    if name in ALIASES:
+        return ALIASES[name]
+    from compress.data.sources import neighbours  # pyarrow
+
+    hint = neighbours(folder, close=True)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         aliases = ", ".join(sorted([*ALIASES, EMBEDDED_MODEL]))
         raise TeacherError(
-            f"{name}: no such folder; a teacher is a folder, a hub id, or one of: "
-            f"{aliases}"
+            f"{name}: no such folder.{hint} A teacher is a folder, a hub id, or one "
+            f"of: {aliases}"
         )
-    if name not in ALIASES and "/" not in name:
-        hint = did_you_mean(name, [*ALIASES, EMBEDDED_MODEL])
+    if "/" not in name:
+        hint = hint or did_you_mean(name, [*ALIASES, EMBEDDED_MODEL])
         raise TeacherError(
             f"no teacher {name!r}.{hint} A folder or a hub id like "
             "google-bert/bert-base-uncased also works"
         )
-    return ALIASES.get(name, name)
+    return name
 
 
 def _open(place: Path) -> Path:
@@ -189,22 +212,48 @@ def _open(place: Path) -> Path:
     return gguf_file.convert(file) if file else place
 
 
+def _check_hub(hub_id: str) -> None:
+    """Raise TeacherError for a model that is not in the hub's cache, if the hub cannot
+    be reached or does not have it."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.file_download import repo_folder_name
+
+    from compress.data import sources  # pyarrow
+
+    folder = repo_folder_name(repo_id=hub_id, repo_type="model")
+    if Path(constants.HF_HUB_CACHE, folder).is_dir():
+        return
+    if not sources.is_hub_reachable():
+        raise _absent(hub_id, sources.NOT_REACHED)
+    # a repository without the file may hold a GGUF file, or modules in folders
+    with _explain_hub_errors(hub_id), suppress(EntryNotFoundError):
+        get_hf_file_metadata(hf_hub_url(hub_id, CONFIG))
+
+
 @contextmanager
 def _explain_hub_errors(hub_id: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    from compress.data import sources  # pyarrow
+
     try:
         yield
     except LocalEntryNotFoundError as error:
-        raise TeacherError(
-            f"teacher {hub_id}: the hub cannot be reached and the model is not in the "
-            "local hub cache. Give a folder instead, copy it into the cache (HF_HOME), "
-            "or use the embedded teacher: --teacher minilm"
-        ) from error
+        raise _absent(hub_id, sources.NOT_REACHED) from error
     except (HfHubHTTPError, OSError) as error:
-        raise TeacherError(
-            f"teacher {hub_id}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise _absent(hub_id, " ".join(str(error).split())[:300]) from error
+
+
+def _absent(hub_id: str, reason: str) -> TeacherError:
+    from compress.data.sources import neighbours  # pyarrow
+
+    hint = neighbours(Path(hub_id), close=True)
+    return TeacherError(
+        f"teacher {hub_id}: no such folder.{hint} As a model of the hub: {reason}. "
+        "Give a folder instead, copy it into the hub's cache (HF_HOME), or use the "
+        "embedded teacher: --teacher minilm"
+    )
 
 
 def _check(folder: Path, allow_pickle: bool) -> Path:

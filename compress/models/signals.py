@@ -39,8 +39,6 @@ SIGNAL_NAMES = (
     "keys",
     "values",
 )
-LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
-"""Signals with one tensor per layer; the others are a single tensor."""
 ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 

@@ -51,8 +51,7 @@ from compress.nas.config import Budget, SearchConfig, Space
 from compress.nas.context import SearchContext, load_student_state
 from compress.nas.costs import LATENCIES, SHAPES_DRAWN, CostModel
 from compress.nas.space import ShapeChoice, Shapes
-from compress.nas.storage import close_storage, open_storage
-from compress.nas.study import close_study, join_study, make_sampler
+from compress.nas.study import close_study, join_study
 from compress.nas.time_budget import PLAIN_PARTS, SUPERNET, Parts, TimeBudget
 from compress.nas.trial import count_scored
 from compress.provenance import command_line, redact
@@ -128,7 +127,6 @@ class SearchRequest:
             anchors=study.anchor or (),
             seed=options.seed,
         )
-        _check_study(study)
         return config.with_code(options.allow_code)
 
     def _fitting_length(self, teacher: str, data: str) -> int:
@@ -316,15 +314,3 @@ def check_stages(space: Space, models: StageModels) -> None:
                 for each in problems
             ]
         raise RecipeError(problems) from error
-
-
-def _check_study(study: StudyOptions) -> None:
-    """Raise SearchError for an invalid sampler or number, StorageError for a database
-    that cannot be reached."""
-    for option in ("trials", "minutes", "finalists", "winners"):
-        value = getattr(study, option)
-        if value is not None and not value > 0:
-            raise SearchError(f"--{option} {value:g}: expected a number above 0")
-    make_sampler(study.sampler)
-    if study.storage is not None and "://" in study.storage:
-        close_storage(open_storage(study.storage))

@@ -18,7 +18,6 @@ from rich.console import Console
 
 from compress.benchmark.local import machine
 from compress.config.stages import Stage
-from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import atomic_file
 from compress.nas.context import SearchContext, load_student_state
@@ -28,6 +27,7 @@ from compress.nas.trial import outcome
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite
 from compress.records.search_report import (
+    SEARCH_RECORD,
     Anchor,
     ChoiceImportance,
     ObjectiveName,
@@ -42,7 +42,6 @@ from compress.reporting.tables import front_table
 from compress.reporting.terminal import print_table
 from compress.training.stage import load_trained
 
-SEARCH_RECORD = "search.json"
 PAGE = "search.html"
 LIBRARIES = (
     "compress",
@@ -159,18 +158,6 @@ def write_report(report: SearchReport, folder: Path) -> None:
             partial.write_text(content, encoding="utf-8")
 
 
-def load_report(study: Path) -> SearchReport:
-    """Load the report of the search in this folder. Raises SearchError if there is
-    none."""
-    if not (study / SEARCH_RECORD).is_file():
-        raise SearchError(
-            f"{study}: has no {SEARCH_RECORD} yet; expected the folder of a `compress "
-            "search` "
-            "with trials"
-        )
-    return SearchReport.from_json(study / SEARCH_RECORD)
-
-
 def print_front(report: SearchReport, console: Console, *, wide: bool = False) -> None:
     """Print the front with the teacher and anchors, as `compress search show` does."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -189,15 +176,16 @@ def print_front(report: SearchReport, console: Console, *, wide: bool = False) -
 
 
 def score_anchors(context: SearchContext) -> list[Anchor]:
-    """List the teacher's own files and the anchors, scored on the same rows, with their
-    times in the measuring race."""
+    """List the teacher's file of the other precision and the anchors, scored on the
+    same rows, with their times in the measuring race; its file of the search's
+    precision is timed again with the finalists."""
     search = context.search
     anchors = list[Anchor]()
     scores = {"fp32": context.teacher_check.scores[context.evaluator.task.metric]}
     parameters = context.costs.teacher().parameters
     for name, timed in context.costs.latencies.others.items():
         who, _, precision = name.rpartition(" ")
-        if who == "teacher":
+        if who == "teacher" and precision != search.precision:
             shown = f"{context.task_teacher.name} {precision}"
             score = scores.get(precision)
             anchors.append(Anchor(shown, score, timed.ms, parameters, timed.file_mb))

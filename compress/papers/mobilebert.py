@@ -45,8 +45,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 from transformers import PreTrainedModel
 
+from compress.config.term import LAYERED
 from compress.errors import ObjectiveError
-from compress.models.signals import LAYERED
 from compress.models.to_mobilebert import (
     from_bert,  # noqa: F401 recipes call them mobilebert.from_...
     from_teacher,  # noqa: F401 recipes call them mobilebert.from_...

@@ -36,7 +36,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from compress.data.encoder import encoder_of
-from compress.data.masking import Template
+from compress.data.templates import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.folder import identify

@@ -12,6 +12,9 @@ from compress.errors import SearchError
 from compress.records.json_text import from_json, to_json
 from compress.records.run_report import finite
 
+SEARCH_RECORD = "search.json"
+"""The file of a search's record."""
+
 
 def find_front(
     placed: Iterable[tuple[tuple[float, ...], int]],
@@ -368,3 +371,14 @@ class SearchReport:
                 return None
             factors.append(limit / value if objective == "score" else value / limit)
         return max(factors, default=1.0)
+
+
+def load_report(study: Path) -> SearchReport:
+    """Load the report of the search in this folder. Raises SearchError if there is
+    none."""
+    if not (study / SEARCH_RECORD).is_file():
+        raise SearchError(
+            f"{study}: has no {SEARCH_RECORD} yet; expected the folder of a `compress "
+            "search` with trials"
+        )
+    return SearchReport.from_json(study / SEARCH_RECORD)

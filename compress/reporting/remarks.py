@@ -154,7 +154,7 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
             continue
         if (macro_before - macro_after) - max(0.0, before - after) > MACRO:
             warnings.append(
-                f"{capitalise(row.name)} loses on rare classes what "
+                f"{capitalise(row.name)} loses on {_kind_of_fall(teacher, row)} what "
                 f"{units.metric(report.metric)} does not show: macro F1 falls from "
                 f"{units.score(macro_before)} to {units.score(macro_after)}."
             )
@@ -167,6 +167,15 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
             f"its fp32 file on {proof.split}",
         )
     return warnings
+
+
+def _kind_of_fall(teacher: ReportRow | None, row: ReportRow) -> str:
+    """Return whether the class whose F1 falls most has less than half as many rows as a
+    class has on average."""
+    before = {each.label: each.f1 for each in (teacher.classes if teacher else ())}
+    worst = max(row.classes, key=lambda each: before.get(each.label, 0.0) - each.f1)
+    average = sum(each.support for each in row.classes) / len(row.classes)
+    return "rare classes" if worst.support < average / 2 else "single classes"
 
 
 def _remark_error(report: Report, row: ReportRow) -> list[str]:

@@ -138,6 +138,12 @@ class Sizes:
 def _count(name: str, wanted: float, whole: int | None, family: str) -> int:
     if whole is None:
         raise PruneError(f"{name}: this {family} model has no such size; leave it out")
+    return count_size(name, wanted, whole)
+
+
+def count_size(name: str, wanted: float, whole: int) -> int:
+    """Return the count that is asked for, given as such or as a share of the model's.
+    Raises PruneError for one that is larger than the model's."""
     count = round(wanted * whole) if 0 < wanted < 1 else wanted
     if count != int(count) or wanted <= 0:
         raise PruneError(

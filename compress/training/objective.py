@@ -17,12 +17,12 @@ from torch.nn.functional import linear
 from compress import kinds
 from compress.arguments import check_arguments
 from compress.config.reference import check_options, find, options
-from compress.config.term import TERM_SETTINGS, Term
+from compress.config.term import LAYERED, TERM_SETTINGS, Term, layer_pairs
 from compress.data.constants import IGNORE_INDEX
 from compress.data.task import Task
 from compress.errors import ObjectiveError, did_you_mean
 from compress.kinds import Kind
-from compress.models.signals import ATTENTION, LAYERED, SIGNAL_NAMES, Signals
+from compress.models.signals import ATTENTION, SIGNAL_NAMES, Signals
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
 from compress.values import Range
@@ -102,52 +102,6 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
                     f"{side}'s attention width {shape.heads * shape.head_size}; choose "
                     "`heads` so that they do"
                 )
-
-
-def layer_pairs(
-    layers: str | Sequence[tuple[int, int]], M: int, N: int
-) -> list[tuple[int, int]]:
-    """Return 0-based (student layer, teacher layer) pairs for M student and N teacher
-    layers. Raises ObjectiveError.
-
-    uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not
-             divide N
-    skip     uniform without the final layer: PKD-Skip
-    first    m -> m; top: m -> N - M + m: TinyBERT's bottom and top strategies
-    last     the last layer of each: MiniLM
-    spread   uniform; for a student deeper than its teacher floor((n + 1) M / N) - 1 ->
-             n for each teacher layer n
-    pairs    explicit pairs; negative numbers count from the end
-    """
-    if not isinstance(layers, str):
-        for student, teacher in layers:
-            if not (-M <= student < M and -N <= teacher < N):
-                raise ObjectiveError(
-                    f"layers: [{student}, {teacher}] does not exist: the student has "
-                    f"{M} layers, the teacher {N}, numbered from 0"
-                )
-        pairs = [(student % M, teacher % N) for student, teacher in layers]
-    elif layers == "last":
-        pairs = [(M - 1, N - 1)]
-    elif layers == "spread" and M > N:
-        pairs = [((n + 1) * M // N - 1, n) for n in range(N)]
-    elif M > N:
-        raise ObjectiveError(
-            f"layers: {layers} gives each of the {M} student layers one of the "
-            f"teacher, which has {N}: expected a student of at most {N} layers, or "
-            "explicit pairs"
-        )
-    elif layers == "first":
-        pairs = [(m, m) for m in range(M)]
-    elif layers == "top":
-        pairs = [(m, N - M + m) for m in range(M)]
-    else:
-        pairs = [(m, (m + 1) * N // M - 1) for m in range(M - (layers == "skip"))]
-    if not pairs:
-        raise ObjectiveError(
-            f"layers: {layers!r} leaves no layer to compare of the student's {M}"
-        )
-    return pairs
 
 
 def pairs_of_subnet(

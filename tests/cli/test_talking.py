@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from compress.cli.options import UNCERTIFIED, Command, console, print_result, user_errors, with_verbosity
 from compress.console import print_note, warn
 from compress.errors import DataError
-from tests import command
+from tests import command, tiny
 
 
 def work(end: Callable[[], None]) -> Callable[[], None]:
@@ -103,10 +104,16 @@ def test_other_processes_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gate.gate", "gate old new"),
         ("trim.trim", "trim bundle --out new --corpus pydoc"),
         ("export.export", "export bundle --out new"),
-        ("label.label", "label --teacher gpt2 --prompt sentiment --data texts.txt --out new.jsonl"),
+        ("label.label", "label --teacher minilm --prompt sentiment --data texts.txt --out new.jsonl"),
     ],
 )
-def test_ctrl_c_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, function: str, words: str) -> None:
+def test_ctrl_c_says_how_to_continue(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.bundle(Path("bundle"))
+    Path("texts.txt").write_text("a film\n", encoding="utf-8")
+
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 

@@ -19,7 +19,7 @@ MEGABYTE = "a good film " * 87_500
     [
         ("--set stages.0.micro_batch=3", "stage intermediate: micro_batch 3 does not divide the 16 examples"),
         ("--text sentence", "train.tsv: no column 'sentence'. Known: label, text."),
-        ("--metric acuracy", "metric 'acuracy' does not score a classification task. Did you mean 'accuracy'?"),
+        ("--metric acuracy", "no metric 'acuracy'. Did you mean 'accuracy'?"),
         ("--kind regression", "train.tsv"),
         ("--set stages.1.max_length=128", "has 64 positions: --set stages.1.max_length=64"),
     ],

@@ -1,6 +1,7 @@
 """What is settled before anything is trained: heads that the teacher has, students that are smaller, steps worth it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from compress.config.choices import CandidateRecipes
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
 from compress.errors import RecipeError, TeacherError
-from compress.jobs.checks import check_kind
+from compress.jobs.checks import check_kind, check_lengths
 from compress.kinds import Kind
 from compress.models.flops import warn_if_larger
 from compress.training.stage import explain_repetition, plan_steps
-from tests import command, tiny
+from tests import command, generative, tiny
 
 
 @pytest.mark.parametrize("recipe", ["gkd", "distilgpt2", "minillm"])
@@ -51,6 +52,19 @@ def test_a_recipe_for_another_kind_of_task(recipe: str, kind: Kind, losses: str)
     assert problem.startswith(f"{recipe}: stages[0]")
     assert losses in problem
     assert "--recipe auto" in problem
+
+
+@pytest.mark.parametrize(("new_tokens", "fits"), [(64, True), (65, False)])
+def test_a_prompt_and_what_is_written_after_it_fit_the_positions(new_tokens: int, fits: bool) -> None:
+    model = generative.gpt2(n_positions=128)
+    teacher: Any = SimpleNamespace(model=model, name="small", trained=True)
+    lengths = [f"stages.{at}.max_length=64" for at in (0, 1)]
+    recipe = Recipe.load("minillm", [*lengths, f"stages.1.step.new_tokens={new_tokens}"])
+    if fits:
+        check_lengths(recipe, teacher)
+        return
+    with pytest.raises(RecipeError, match=r"stages\[1\]\.step needs 129 positions .* small has 128"):
+        check_lengths(recipe, teacher)
 
 
 @pytest.mark.parametrize("kind", kinds.names())
@@ -103,7 +117,10 @@ def test_notes_come_before_training(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize(
     ("layers", "code", "expected"),
-    [(2, 130, "Continue with:"), (3, 2, "stage intermediate: layers: uniform gives each of the 3 student layers")],
+    [
+        (2, 130, "Continue with:"),
+        (3, 2, "stages[0] (intermediate): layers: uniform gives each of the 3"),
+    ],
 )
 def test_losses_that_cannot_compare_the_models(layers: int, code: int, expected: str, tmp_path: Path) -> None:
     """A student deeper than its teacher has no layers to learn from by TinyBERT's map."""

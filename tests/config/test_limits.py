@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from compress.arguments import MOST_SEED
-from compress.commands.prune import set_target
 from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
 from compress.errors import ArgumentError, CompressError, PruneError
+from compress.jobs.target import set_target
 from compress.reporting.compare import Limits
 from tests import command
 

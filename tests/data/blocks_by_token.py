@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from compress.data.masking import Template
+from compress.data.templates import Template
 
 SENTENCES_PER_CALL = 2000
 LONGEST_SENTENCE = 10_000

@@ -73,15 +73,29 @@ def test_a_repository_on_disk_gives_typed_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["glue/sst2", "owner/name", "owner/name:part", "name"])
 def test_unreachable_hub_without_cache(source: str) -> None:
-    with pytest.raises(DataError, match=rf"^{source}: the hub cannot be reached.*a folder .*'intents'.*HF_HOME"):
+    with pytest.raises(
+        DataError, match=rf"^{source}: no such file.*the hub cannot be reached.*a folder .*'intents'.*HF_HOME"
+    ):
         load_task(source)
+
+
+@pytest.mark.parametrize("cached", ["owner___my_reviews", "datasets--owner--MyReviews"])
+def test_a_cached_set_is_not_refused_without_the_hub(
+    cached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match="the hub cannot be reached"):
+        sources.check("owner/MyReviews")
+    (tmp_path / cached).mkdir()
+    sources.check("owner/MyReviews")
 
 
 def test_silent_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never answers
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(DataError, match="the hub cannot be reached"):
             load_task("glue/sst2")
     assert datasets.config.HF_HUB_OFFLINE is False

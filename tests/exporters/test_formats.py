@@ -416,7 +416,7 @@ def test_the_interpreter_of_a_far_machine_reaches_the_device(made: Bundle, monke
     monkeypatch.setattr(Bundle, "load_data", lambda *_, **__: None)
     monkeypatch.setattr(pipeline, "open_chosen", opened)
     words = ("--device", "ssh:pi", "--python", "/venv/bin/python", "--timeout", "5")
-    assert command.run("quantize", str(made.path), "--data", "absent", *words).code == 2
+    assert command.run("quantize", str(made.path), "--data", "intents", *words).code == 2
     assert (seen["device"], seen["python"], seen["timeout"]) == ("ssh:pi", "/venv/bin/python", 5.0)
 
 

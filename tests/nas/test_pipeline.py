@@ -24,7 +24,7 @@ from compress.nas import record, worker
 from compress.nas.config import SearchConfig
 from compress.nas.finalists import shortlist
 from compress.nas.study import close_study, join_study, open_study
-from compress.records.search_report import SearchReport
+from compress.records.search_report import SearchReport, load_report
 from compress.reporting.format import magnitude
 from tests import children, command, tiny, unshipped
 from tests.damage import damaged
@@ -71,7 +71,7 @@ def searched(shelf: Searched, patched: pytest.MonkeyPatch, tmp_path_factory: pyt
 
 @pytest.fixture(scope="module")
 def found(searched: Path) -> SearchReport:
-    return record.load_report(searched)
+    return load_report(searched)
 
 
 def test_every_shape_is_evaluated_once(found: SearchReport) -> None:
@@ -94,7 +94,7 @@ def test_the_report_is_complete(found: SearchReport) -> None:
     assert {rung.what for rung in found.ladder} == {"supernet", "short", "final"}
     assert all(rung.flops > 0 and rung.examples > 0 for rung in found.ladder)
     assert (found.split, found.split_rows, found.train_rows) == ("validation", 40, 96)
-    assert [anchor.name.rpartition(" ")[2] for anchor in found.anchors] == ["int8", "fp32"]
+    assert [anchor.name.rpartition(" ")[2] for anchor in found.anchors] == ["fp32"]
     assert found.teacher_ms is not None
 
 
@@ -179,7 +179,7 @@ def test_any_trial_becomes_a_bundle_whose_card_names_its_training(
     assert load_plain(tmp_path / "b").config.hidden_size == other.choice["hidden"]
     card = (tmp_path / "b" / "README.md").read_text()
     assert "Its only training was that of the supernet it is a part of, stage `supernet`" in card
-    after = record.load_report(copied)
+    after = load_report(copied)
     assert "shipped" in after.point(other.number).scores
     assert after.costs == found.costs, "what a search cost stays what it was"
 
@@ -198,7 +198,7 @@ def test_a_damaged_short_distillation_is_trained_again(searched: Path, found: Se
         assert told.code == 0, told.err
         assert (f"warning: {file.parent}" in told.out.replace("\n", "")) == (name == "damaged")
         made.append((tmp_path / f"{name}-b" / "model.safetensors").read_bytes())
-        assert {"short", "final", "shipped"} <= {*record.load_report(study).point(other.number).scores}
+        assert {"short", "final", "shipped"} <= {*load_report(study).point(other.number).scores}
     assert made[0] == made[1]
     assert "only training" not in (tmp_path / "whole-b" / "README.md").read_text()
     stages = yaml.safe_load((tmp_path / "whole-b" / "recipe.yaml").read_text())["stages"]
@@ -300,7 +300,7 @@ def test_a_search_interrupted_in_every_phase_continues(
             a_worker_joins_with_the_address_alone(out, shelf, tmp_path, monkeypatch)
     told = command.run(*shelf.words(out, "--resume"))
     assert told.code == 0, told.err
-    found = record.load_report(out)
+    found = load_report(out)
     assert sum(point.state in ("complete", "pruned") for point in found.points) == 5
     assert found.winner is not None
     assert {rung.examples for rung in found.ladder if rung.what == "supernet"} > {12 * 16}, "of all processes"
@@ -388,7 +388,7 @@ def test_a_finished_search_is_the_same_after_a_full_disk_and_with_more_time(
     assert not command.partial(copied)
     told = command.run(*words)
     assert told.code == 0, told.err
-    after = record.load_report(copied)
+    after = load_report(copied)
     assert [replace(point, bundle=None) for point in after.points] == [
         replace(each, bundle=None) for each in found.points
     ]
@@ -405,7 +405,7 @@ def test_students_trained_from_scratch(shelf: Searched, tmp_path: Path) -> None:
     words = shelf.words(out, "--objective", "parameters", space=str(tmp_path / "plain.yaml"), trials="3", finalists="1")
     told = command.run(*words)
     assert told.code == 0, told.err
-    found = record.load_report(out)
+    found = load_report(out)
     assert found.objectives == ("score", "parameters")
     assert {one.state for one in found.points} <= {"complete", "pruned", "duplicate"}
     winner = found.point(found.winner or 0)

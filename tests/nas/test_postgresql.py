@@ -15,10 +15,10 @@ import pytest
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
-from compress.nas import record
 from compress.nas.storage import StorageError, close_storage, open_storage, quiet
 from compress.nas.study import close_study
 from compress.nas.trial import count_scored
+from compress.records.search_report import load_report
 from tests import command
 from tests.nas.shelved import Searched, weighing
 from tests.nas.test_worker import check_nothing_lost
@@ -193,7 +193,7 @@ def test_a_search_in_a_database_and_its_worker(
     assert (told.code, "18 shapes scored" in told.out) == (0, True), told.err
     told = command.run(*words, "--resume")
     assert told.code == 0, told.err
-    found = record.load_report(out)
+    found = load_report(out)
     assert sum(point.state in ("complete", "pruned") for point in found.points) == 18, "nothing was left to score"
     assert "postgresql://" in (out / "run.json").read_text()
 

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
 
+from compress.config.term import LAYERED
 from compress.data.collate import Collate
 from compress.data.task import Task
 from compress.errors import PruneError, StudentError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import EvaluationBatches, Evaluator
-from compress.models.signals import ATTENTION, LAYERED, Signals, has_lm_head, open_attention, read
+from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
 from compress.nas import supernet as module
 from compress.nas.supernet import Supernet
 from compress.slicing.cut import cut, reorder_units

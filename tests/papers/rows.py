@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from compress.data.corpus import Document
-from compress.data.masking import Frame, Template, Words
+from compress.data.masking import Frame, Words
+from compress.data.templates import Template
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 FIRST = 5

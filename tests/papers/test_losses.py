@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compress.config.reference import read_signal
 from compress.training.objective import Loss
 from compress.training.reads import CountedItem, Reading
 from tests.papers.case import Case, case_modules, losses, papers
@@ -54,6 +55,12 @@ def items(reading: Reading, target: Tensor, mask_L: Tensor) -> int:
 
 def test_every_loss_has_a_case() -> None:
     assert FOUND.keys() == {name.partition(" ")[0] for name in CASES}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_source_tells_the_signal_without_an_import(name: str) -> None:
+    reading = FOUND[name].reading
+    assert read_signal(name) == (reading.signal if reading.against == "teacher" else None)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,8 @@ import torch
 
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Document
-from compress.data.masking import Frame, Template
+from compress.data.masking import Frame
+from compress.data.templates import Template
 from compress.errors import DataError
 from compress.papers import bert, roberta
 from tests.papers import rows

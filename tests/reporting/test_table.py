@@ -11,7 +11,7 @@ from compress.reporting.format import short_names
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
 from compress.reporting.terminal import print_table, to_terminal
-from tests.reporting.sample import ROWS, latency, regression, report
+from tests.reporting.sample import ROWS, latency, regression, report, with_classes
 
 
 def printed(whole: Report, width: int) -> str:
@@ -109,3 +109,14 @@ def test_numbers_that_are_farther_off_are_shown_and_said() -> None:
     assert warning.startswith("Student is off by 0.849, the teacher by 0.600 (root mean squared error)")
     assert told(0.40)[1] == []
     assert "RMSE" not in printed(report(), 160)
+
+
+@pytest.mark.parametrize(("support", "said"), [(9, "rare classes"), (100, "single classes")])
+def test_half_of_the_rows_are_no_rare_class(support: int, said: str) -> None:
+    whole = with_classes(report())
+    rows = (
+        replace(row, classes=(*row.classes[:1], replace(row.classes[1], support=support))) if row.classes else row
+        for row in whole.rows
+    )
+    (found,) = [each for each in run_warnings(replace(whole, rows=tuple(rows))) if "macro F1" in each]
+    assert f"loses on {said} what" in found

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.config.term import Term
+from compress.config.term import Term, layer_pairs
 from compress.errors import ObjectiveError
 from compress.models.signals import LayerAttention, Signals
 from compress.papers import hinton, tinybert
 from compress.slicing.shape import Shape
-from compress.training.objective import Objective, check_terms, find_loss, layer_pairs
+from compress.training.objective import Objective, check_terms, find_loss
 from compress.training.reads import reads
 from tests import tiny
 

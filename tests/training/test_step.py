@@ -18,9 +18,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from compress.config.term import Term
+from compress.config.term import LAYERED, Term
 from compress.errors import ObjectiveError
-from compress.models.signals import LAYERED, Signals, open_attention, read
+from compress.models.signals import Signals, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.reads import reads

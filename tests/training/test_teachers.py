@@ -6,7 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -25,7 +27,7 @@ from compress.data import Task, TaskData, load_task
 from compress.data.collate import Collate
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
-from compress.models.checkpoints import resolve
+from compress.models.checkpoints import check, resolve
 from compress.models.teacher import Teacher, load
 from compress.training import finetune
 from compress.training.context import TrainingContext
@@ -141,16 +143,49 @@ def test_without_network_the_error_names_other_ways(way: str, tmp_path: Path, mo
         if way == "never answered":
             server.listen()
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        for module, endpoint in (("huggingface_hub.constants", "ENDPOINT"), ("datasets.config", "HF_ENDPOINT")):
-            monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", way == "told so")
-            monkeypatch.setattr(f"{module}.{endpoint}", address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", way == "told so")
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         started = time.monotonic()
         with pytest.raises(TeacherError) as caught:
             resolve("roberta-base")
     assert time.monotonic() - started < 30
     message = str(caught.value)
-    assert "FacebookAI/roberta-base: the hub cannot be reached" in message
+    assert "FacebookAI/roberta-base: no such folder. As a model of the hub: the hub cannot be reached" in message
     assert all(other in message for other in ("folder", "HF_HOME", "--teacher minilm"))
+
+
+@pytest.mark.parametrize(("code", "known"), [("RepoNotFound", False), ("EntryNotFound", True), ("", False)])
+def test_the_hub_is_asked_whether_it_has_a_model(
+    code: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", code)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/{filename}")
+        try:
+            if known:
+                check("runs/frist")
+                return
+            with pytest.raises(TeacherError) as caught:
+                check("runs/frist")
+        finally:
+            server.shutdown()
+    assert "teacher runs/frist: no such folder. Did you mean 'first'? As a model of the hub: " in str(caught.value)
+    assert "404" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +193,7 @@ def test_without_network_the_error_names_other_ways(way: str, tmp_path: Path, mo
     [
         ("bert-bass", "no teacher 'bert-bass'. Did you mean 'bert-base'?"),
         ("minilmm", "Did you mean 'minilm'?"),
-        ("./no/such", "./no/such: no such folder; a teacher is a folder, a hub id, or one of: albert-base,"),
+        ("./no/such", "./no/such: no such folder. A teacher is a folder, a hub id, or one of: albert-base,"),
         ("a/b/c", "a/b/c: no such folder"),
     ],
 )
