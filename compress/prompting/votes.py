@@ -20,13 +20,12 @@ import numpy as np
 from rich.console import Console
 
 from compress.console import print_note
+from compress.data.soft_labels import LEAST_SHARE
 from compress.prompting.answers import LanguageModel, VotesAfter, ask_together
 from compress.prompting.http_model import RemoteModel, RemoteVoter
 from compress.prompting.labels import PromptedTeacher, SoftLabels, TaskPrompt
 from compress.terminal import one_line
 
-LEAST_SHARE: Final = 1e-7
-"""The probability of a label that no answer names: its logarithm must be finite."""
 QUOTED: Final = 3
 """Answers without a label that a message quotes."""
 

@@ -246,7 +246,7 @@ def label_texts(
         build_task_prompt(prompt, task, train=texts.rows, seed=options.seed),
         console,
     )
-    key = hash_value([labeller.digest, list_texts(texts.rows), trial])
+    key = hash_value([labeller.digest, list_texts(texts.rows), trial, "labels alone"])
     file = home() / "labelled" / f"{texts.name}-{key[:12]}.jsonl"
     main = PartialState().is_local_main_process
     strict = options.gate == "refuse"
@@ -266,7 +266,11 @@ def label_texts(
     if not trial:
         job = AskForLabels().run(job)
         found = map(_line, texts.rows, job.result.log_p_NC, repeat(task.labels))
-        lines = (line for line in found if line["label"] is not None)
+        lines = (
+            {name: line[name] for name in line if name != "probabilities"}
+            for line in found
+            if line["label"] is not None
+        )
     with node_first():
         if not file.is_file():
             job.write(lines)
