@@ -22,7 +22,7 @@ from compress.data.held_out import describe_held_out, held_out_share
 from compress.data.labels import Coding, LabelColumn, Labels
 from compress.data.objects import data_path
 from compress.data.schema import ChosenColumns
-from compress.data.soft_labels import PREFIX, SoftLabelColumns
+from compress.data.soft_labels import SoftLabelColumns
 from compress.data.sources import Role, Source
 from compress.data.tables import Table
 from compress.data.task import Examples, Task, TaskData, UnsavedTask
@@ -192,7 +192,7 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
     if soft is not None:
         declared = soft.labels
         notes.append(
-            f"{guide.name}: {PREFIX!r} are a teacher's answers, which the student "
+            f"{guide.name}: 'probabilities' are a teacher's answers, which the student "
             "learns; pruning reads only the labels"
         )
     coding = labels.learn(labelled.labels, request.kind, declared)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from compress.data.tables import Table
 
-PREFIX: Final = "probabilities"
+PROBABILITIES: Final = "probabilities"
 LEAST_SHARE: Final = 1e-7
 """The probability that stands for zero: its logarithm must be finite."""
-TOLERANCE: Final = 0.02
+SUM_TOLERANCE: Final = 0.02
 """How far from 1 the sum of rounded probabilities may be."""
 
 
@@ -41,23 +41,23 @@ class SoftLabelColumns:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(f"{PREFIX}.{label}" for label in self.labels)
+        return tuple(f"{PROBABILITIES}.{label}" for label in self.labels)
 
     @staticmethod
     def find(split: Table) -> SoftLabelColumns | None:
         """Find the columns of a split; None if it has none. Raises DataError for
         objects that are written as text."""
-        start = f"{PREFIX}."
+        start = f"{PROBABILITIES}."
         found = [
             name.removeprefix(start) for name in split.columns if name.startswith(start)
         ]
         if found:
             return SoftLabelColumns(tuple(found))
-        cells = split.sample.get(PREFIX, ())
+        cells = split.sample.get(PROBABILITIES, ())
         if any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
             raise DataError(
-                f"{split.place}: column {PREFIX!r} has objects as text. Write jsonl or "
-                f"parquet, or a column for each label ({start}positive, ...)."
+                f"{split.place}: column 'probabilities' has objects as text. Write "
+                f"jsonl or parquet, or a column for each label ({start}positive, ...)."
             )
         return None
 
@@ -68,8 +68,8 @@ class SoftLabelColumns:
             raise DataError(
                 f"{split.place}: has no {missing[0]!r}, but the training split has: "
                 "every split needs the teacher's probabilities. Let the same teacher "
-                f"answer these texts (compress label), and add its column {PREFIX!r} "
-                "to your labels; or leave this file out; or remove the column from "
+                "answer these texts (compress label), and add its column "
+                "'probabilities' to your labels; or leave this file out; or remove the column from "
                 "the training split, to learn from labels alone."
             )
 
@@ -85,12 +85,12 @@ class SoftLabelColumns:
         given = table[label] if label in table.column_names else None
         unlabelled_N = np.ones(len(table), bool)
         if given is not None:
-            blank = pc.equal(pc.utf8_trim_whitespace(pc.fill_null(given, "")), "")
-            unlabelled_N = np.asarray(blank)
+            trimmed = pc.utf8_trim_whitespace(pc.fill_null(given, ""))
+            unlabelled_N = np.asarray(pc.equal(trimmed, ""))
         total_N = shares_NC.sum(axis=1)
-        wrong_N = ~absent_N & ~(
-            (shares_NC >= 0).all(axis=1) & (np.abs(total_N - 1) <= TOLERANCE)
-        )
+        whole_N = np.abs(total_N - 1) <= SUM_TOLERANCE
+        right_N = whole_N & (shares_NC >= 0).all(axis=1)
+        wrong_N = ~absent_N & ~right_N
         for mask_N, problem in (
             (wrong_N, "expected a number from 0 to 1 for each label, with the sum 1"),
             (absent_N & ~unlabelled_N, "there is a label, but none of a teacher"),
@@ -99,11 +99,10 @@ class SoftLabelColumns:
                 rows = np.flatnonzero(mask_N) + split.first
                 raise DataError(
                     f"{split.place}, {list_rows(rows[:5].tolist(), len(rows))}: "
-                    f"{PREFIX}: {problem}. Correct or remove these rows."
+                    f"{PROBABILITIES}: {problem}. Correct or remove these rows."
                 )
-        likeliest = pa.array(self.labels).take(
-            pa.array(np.nan_to_num(shares_NC).argmax(axis=1))
-        )
+        best_N = np.nan_to_num(shares_NC).argmax(axis=1)
+        likeliest = pa.array(self.labels).take(pa.array(best_N))
         if given is None:
             labels = pa.chunked_array([likeliest])
         else:
@@ -111,10 +110,11 @@ class SoftLabelColumns:
             table = table.drop_columns([label])
         floor_NC = np.maximum(np.nan_to_num(shares_NC), LEAST_SHARE)
         log_p_NC = np.log(floor_NC / floor_NC.sum(axis=1, keepdims=True))
-        flat = pa.array(log_p_NC.astype(np.float32).reshape(-1))
-        offsets = np.arange(len(table) + 1, dtype=np.int32) * len(self.labels)
-        answers = pa.ListArray.from_arrays(pa.array(offsets), flat)
-        table = table.append_column(label, labels).append_column("teacher", answers)
+        values = pa.array(log_p_NC.astype(np.float32).reshape(-1))
+        starts = np.arange(len(table) + 1, dtype=np.int32) * len(self.labels)
+        answers = pa.ListArray.from_arrays(pa.array(starts), values)
+        table = table.append_column(label, labels)
+        table = table.append_column("teacher", answers)
         return table.filter(pa.array(~absent_N)), int(absent_N.sum())
 
 

@@ -45,7 +45,7 @@ class AwaitedError(TeacherError):
 
 
 @dataclass
-class Batch:
+class BatchFiles:
     """A folder with the files of a batch: requests-1.jsonl and so on, which are written
     here; every other .jsonl file has answers or errors.
 

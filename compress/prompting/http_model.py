@@ -55,7 +55,7 @@ from compress.prompting.answers import (
     WrittenText,
     cut_at,
 )
-from compress.prompting.batch import Batch
+from compress.prompting.batch import BatchFiles
 from compress.prompting.usage import LimitError, Meter
 from compress.terminal import one_line
 from compress.training.processes import process_rank
@@ -274,7 +274,7 @@ def limit(
     own = model.meter
     meter = Meter(max_calls or own.max_calls, max_tokens or own.max_tokens)
     path = urlsplit(model.endpoint.url).path
-    return replace(model, meter=meter, batch=Batch(batch, path) if batch else None)
+    return replace(model, meter=meter, batch=BatchFiles(batch, path) if batch else None)
 
 
 def spent_on(model: LanguageModel) -> Meter | None:
@@ -330,7 +330,7 @@ class _Remote(ABC, Generic[Question, Parsed]):
     endpoint: Endpoint
     key: str | None = field(default=None, repr=False)
     meter: Meter = field(default_factory=Meter, compare=False)
-    batch: Batch | None = None
+    batch: BatchFiles | None = None
 
     @property
     def name(self) -> str:
@@ -437,7 +437,7 @@ class _Remote(ABC, Generic[Question, Parsed]):
         )
 
     def _look_up(
-        self, batch: Batch, path: str, body: bytes, question: Question
+        self, batch: BatchFiles, path: str, body: bytes, question: Question
     ) -> Parsed:
         """Return the answer in the files of a batch. Raises _AwaitedError if there is
         none yet."""

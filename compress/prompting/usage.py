@@ -93,10 +93,10 @@ class Meter:
         self.completion_tokens += counted.completion_tokens
 
 
-class _Counted(BaseModel):
+class _Charged(BaseModel):
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(0, ge=0)
 
 
 class _Billed(BaseModel):
-    usage: _Counted | None = None
+    usage: _Charged | None = None

@@ -42,22 +42,19 @@ class LabelReader:
         """Map each name, written in each form, to its label; None if it is that of
         several."""
         prompt = self.task_prompt.prompt
-        names = [
-            (word, owner)
-            for owner, label in enumerate(self.task_prompt.labels)
-            for name in [prompt.aliases.get(label, label)]
-            for word in (
-                *prompt.labels[name],
-                *(label, name),
-                *(other for other, own in prompt.aliases.items() if own == name),
-            )
-        ]
+        names: list[tuple[str, int]] = []
+        for owner, label in enumerate(self.task_prompt.labels):
+            name = prompt.aliases.get(label, label)
+            aliases = [other for other, own in prompt.aliases.items() if own == name]
+            words = (*prompt.labels[name], label, name, *aliases)
+            names += [(word, owner) for word in words]
         known: list[Mapping[str, int | None]] = []
-        for write in FORMS:
+        for write in NAME_FORMS:
             owners: dict[str, int | None] = {}
             for word, owner in names:
                 form = write(word)
-                owners[form] = owner if owners.get(form, owner) == owner else None
+                shared = owners.get(form, owner) != owner
+                owners[form] = None if shared else owner
             known.append(owners)
         return known
 
@@ -79,7 +76,7 @@ class LabelReader:
         return None
 
     def _look_up(self, text: str) -> int | None:
-        for write, owners in zip(FORMS, self._known, strict=True):
+        for write, owners in zip(NAME_FORMS, self._known, strict=True):
             form = write(text)
             if form and form in owners:
                 return owners[form]
@@ -95,7 +92,7 @@ def _strip(text: str) -> str:
     return _fold(re.sub(r"^[\W_]+|[\W_]+$", "", text))
 
 
-FORMS: Final[tuple[Callable[[str], str], ...]] = (str.strip, _fold, _strip)
+NAME_FORMS: Final[tuple[Callable[[str], str], ...]] = (str.strip, _fold, _strip)
 """The ways to write a name, from the strictest."""
 
 
@@ -150,7 +147,12 @@ class VotingTeacher(PromptedTeacher):
         log_p_NC = np.log(np.maximum(shares_NC, LEAST_SHARE)).astype(np.float32)
         log_p_NC[total_N1[:, 0] == 0] = -np.log(len(labels))
         return SoftLabels(
-            log_p_NC, labels, found.asked, found.seconds, tuple(notes), advice
+            log_p_NC,
+            labels,
+            found.asked,
+            found.seconds,
+            tuple(notes),
+            advice,
         )
 
 
