@@ -69,8 +69,8 @@ class SoftLabelColumns:
                 f"{split.place}: has no {missing[0]!r}, but the training split has: "
                 "every split needs the teacher's probabilities. Let the same teacher "
                 "answer these texts (compress label), and add its column "
-                "'probabilities' to your labels; or leave this file out; or remove the column from "
-                "the training split, to learn from labels alone."
+                "'probabilities' to your labels; or leave this file out; or remove the "
+                "column from the training split, to learn from labels alone."
             )
 
     def read(self, table: pa.Table, label: str, split: Table) -> tuple[pa.Table, int]:

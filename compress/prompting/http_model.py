@@ -274,7 +274,12 @@ def limit(
     own = model.meter
     meter = Meter(max_calls or own.max_calls, max_tokens or own.max_tokens)
     path = urlsplit(model.endpoint.url).path
-    return replace(model, meter=meter, batch=BatchFiles(batch, path) if batch else None)
+    files = BatchFiles(batch, path) if batch else None
+    return replace(
+        model,
+        meter=meter,
+        batch=files,
+    )
 
 
 def spent_on(model: LanguageModel) -> Meter | None:
@@ -564,7 +569,10 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[int, WrittenText]]:
         writer = RemoteWriter(
-            *(self.endpoint, self.key, self.meter, self.batch),
+            self.endpoint,
+            self.key,
+            self.meter,
+            self.batch,
             max_new_tokens=max_new_tokens,
             stop=stop,
         )
@@ -576,7 +584,12 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         modes."""
         if self.endpoint.mode != "answer":
             return None
-        return RemoteVoter(self.endpoint, self.key, self.meter, self.batch)
+        return RemoteVoter(
+            self.endpoint,
+            self.key,
+            self.meter,
+            self.batch,
+        )
 
     def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
         (prompt, answers) = question

@@ -59,9 +59,12 @@ def test_a_prompt_as_well_is_refused(given: dict[str, Any], tmp_path: Path, monk
         tiny.call(compress.distill, **both)
 
 
-def test_the_recipe_for_them_is_chosen() -> None:
+def test_the_recipe_for_them_is_chosen(given: dict[str, Any]) -> None:
     candidates = CandidateRecipes.load("auto")
     for scored, name in ((True, "prompted"), (False, "prune-taylor")):
         recipe, _ = candidates.decide(kind="classification", family="bert", prompted=False, scored=scored)
         assert recipe.name == name
         assert not scored or recipe.student.init == "teacher"
+    plan = {name: value for name, value in given.items() if name not in {"out", "recipe"}}
+    forecast = tiny.call(compress.forecast, **plan | {"overrides": QUICK})
+    assert forecast.title.startswith("prompted: the scores in")
