@@ -27,7 +27,7 @@ from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder
 from compress.prompting.answers import LanguageModel
-from compress.prompting.http_model import limit
+from compress.prompting.http_model import Limits
 from compress.prompting.labels import (
     SoftLabels,
     build_task_prompt,
@@ -79,6 +79,12 @@ class LabelRequest:
             _check_output(file)
         console = self.console or Console(quiet=True)
         teacher = name_of(self.teacher)
+        limits = Limits(
+            self.max_calls,
+            self.max_tokens,
+            Path(self.batch) if self.batch else None,
+        )
+        limits.check(teacher)
         prompt = load_prompt(name_of(self.prompt))
         columns = self.columns
         data = data_path(self.data)
@@ -98,12 +104,7 @@ class LabelRequest:
             allow_pickle=self.allow_pickle,
             bf16=precisions.choose(self.precision) == "bf16",
         )
-        model = limit(
-            model,
-            self.max_calls,
-            self.max_tokens,
-            Path(self.batch) if self.batch else None,
-        )
+        model = limits.apply(model)
         strict = self.gate == "refuse"
         return asking.phases, LabelJob(
             asking.make(model, console),

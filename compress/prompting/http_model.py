@@ -255,31 +255,47 @@ def open_encoder(path: str) -> "RemoteEncoder":
     return RemoteEncoder(endpoint, _find_key(path, endpoint), endpoint.meter)
 
 
-def limit(
-    model: LanguageModel,
-    max_calls: int | None,
-    max_tokens: int | None,
-    batch: Path | None,
-) -> LanguageModel:
-    """Return the model of an endpoint with these limits besides those of its file, and
-    asked by files in the folder `batch`. Raises ArgumentError for another model."""
-    names = {"max_calls": max_calls, "max_tokens": max_tokens, "batch": batch}
-    given = [name for name, value in names.items() if value is not None]
-    if not given:
-        return model
-    if not isinstance(model, RemoteModel):
-        raise ArgumentError(
-            given[0], "an endpoint's .yaml file as the teacher", model.name
+def names_endpoint(name: str) -> bool:
+    """Check whether a teacher is named by an endpoint's file."""
+    return name.endswith((".yaml", ".yml"))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limit what one command asks an endpoint, besides the limits in its file; `batch`
+    is the folder of files by which it is asked."""
+
+    max_calls: int | None = None
+    max_tokens: int | None = None
+    batch: Path | None = None
+
+    def check(self, teacher: str) -> None:
+        """Raise ArgumentError for a teacher without an endpoint, or a file as the
+        folder."""
+        given = [name for name, value in vars(self).items() if value is not None]
+        if given and not names_endpoint(teacher):
+            raise ArgumentError(
+                given[0], "an endpoint's .yaml file as the teacher", teacher
+            )
+        if self.batch and self.batch.is_file():
+            raise ArgumentError("batch", "a folder", f"the file {self.batch}")
+
+    def apply(self, model: LanguageModel) -> LanguageModel:
+        """Return the model with these limits."""
+        if not isinstance(model, RemoteModel):
+            return model
+        own = model.meter
+        meter = Meter(
+            self.max_calls or own.max_calls,
+            self.max_tokens or own.max_tokens,
         )
-    own = model.meter
-    meter = Meter(max_calls or own.max_calls, max_tokens or own.max_tokens)
-    path = urlsplit(model.endpoint.url).path
-    files = BatchFiles(batch, path) if batch else None
-    return replace(
-        model,
-        meter=meter,
-        batch=files,
-    )
+        path = urlsplit(model.endpoint.url).path
+        files = BatchFiles(self.batch, path) if self.batch else None
+        return replace(
+            model,
+            meter=meter,
+            batch=files,
+        )
 
 
 def spent_on(model: LanguageModel) -> Meter | None:

@@ -474,7 +474,7 @@ def open_language_model(
 ) -> LanguageModel:
     """Open a language model by alias, folder, hub id, or the .yaml file of an endpoint.
     The first process of each machine downloads. Raises CompressError."""
-    if name.endswith((".yaml", ".yml")):
+    if http_model.names_endpoint(name):
         return http_model.open_endpoint(name)
     with node_first():
         resolve(name, allow_pickle=allow_pickle)

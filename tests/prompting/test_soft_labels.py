@@ -10,10 +10,14 @@ import pytest
 import compress
 from compress.config.choices import CandidateRecipes
 from compress.errors import TeacherError
+from compress.prompting.usage import LimitError
 from compress.teachers import prompted as teaching
 from tests import tiny
+from tests.prompting.endpoint_server import Reply
 from tests.prompting.language_models import FakeLanguageModel
 from tests.prompting.test_teacher import PROMPT, QUICK
+from tests.prompting.test_votes import chat
+from tests.unshipped import Trained
 
 pytestmark = pytest.mark.usefixtures("hastened")
 
@@ -68,3 +72,28 @@ def test_the_recipe_for_them_is_chosen(given: dict[str, Any]) -> None:
     plan = {name: value for name, value in given.items() if name not in {"out", "recipe"}}
     forecast = tiny.call(compress.forecast, **plan | {"overrides": QUICK})
     assert forecast.title.startswith("prompted: the scores in")
+
+
+def test_an_endpoint_teaches_within_its_limits(
+    given: dict[str, Any], serve: Any, unmeasured: None, tmp_path: Path
+) -> None:
+    """A run that a limit has stopped is resumed, and pays for no answer twice."""
+
+    def reply(_: int, __: str, body: dict[str, Any]) -> Reply:
+        return chat("Good" if "good" in body["messages"][0]["content"] else "bad", usage={"prompt_tokens": 9})
+
+    server = serve(reply)
+    endpoint = {"url": server.url, "model": "m", "mode": "answer", "max_calls": 100}
+    (tmp_path / "endpoint.yaml").write_text(json.dumps(endpoint), encoding="utf-8")
+    (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
+    given |= {
+        "teacher": str(tmp_path / "endpoint.yaml"), "prompt": str(tmp_path / "prompt.yaml"),
+        "data": str(tmp_path / "data"), "overrides": [*QUICK, f"student.init={given['teacher']}"],
+    }  # fmt: skip
+    with pytest.raises(LimitError, match="max_calls, 100"):
+        tiny.call(compress.distill, **given)
+    assert len(server.seen) == 100
+    with pytest.raises(Trained):
+        tiny.call(compress.distill, **given, resume=True)
+    asked = [body["messages"][0]["content"] for _, body, _ in server.seen]
+    assert len(asked) == len(set(asked))

@@ -100,9 +100,15 @@ def test_a_plan_without_usage_counts_the_texts(serve: Any, tmp_path: Path) -> No
     assert asking.note.endswith("tokens of text")
 
 
-def test_models_without_an_endpoint_have_no_limits(serve: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    from tests.prompting.language_models import FakeLanguageModel
+@pytest.mark.parametrize("limit", [{"max_calls": 3}, {"max_tokens": 3}, {"batch": "requests"}])
+def test_models_without_an_endpoint_have_no_limits(limit: dict[str, Any], serve: Any, tmp_path: Path) -> None:
+    """Before anything is loaded: there is no such model."""
+    arguments = write(tmp_path, serve(counted)) | {"teacher": "no-such-model"}
+    with pytest.raises(ArgumentError, match=f"{next(iter(limit))}: expected an endpoint's"):
+        labelled.label(**arguments, **limit)
 
-    monkeypatch.setattr(labelled, "open_language_model", lambda *_, **__: FakeLanguageModel({}, (-1.0, -2.0, -3.0)))
-    with pytest.raises(ArgumentError, match="max_calls: expected an endpoint's"):
-        labelled.label(**write(tmp_path, serve(counted)), max_calls=3)
+
+def test_a_file_is_no_folder_of_requests(serve: Any, tmp_path: Path) -> None:
+    arguments = write(tmp_path, serve(counted))
+    with pytest.raises(ArgumentError, match="batch: expected a folder; found the file"):
+        labelled.label(**arguments, batch=arguments["data"])
