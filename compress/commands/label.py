@@ -27,7 +27,7 @@ from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder
 from compress.prompting.answers import LanguageModel
-from compress.prompting.http_model import Limits
+from compress.prompting.http_model import EndpointLimits
 from compress.prompting.labels import (
     SoftLabels,
     build_task_prompt,
@@ -79,7 +79,7 @@ class LabelRequest:
             _check_output(file)
         console = self.console or Console(quiet=True)
         teacher = name_of(self.teacher)
-        limits = Limits(
+        limits = EndpointLimits(
             self.max_calls,
             self.max_tokens,
             Path(self.batch) if self.batch else None,

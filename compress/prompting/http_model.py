@@ -261,7 +261,7 @@ def names_endpoint(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Limits:
+class EndpointLimits:
     """Limit what one command asks an endpoint, besides the limits in its file; `batch`
     is the folder of files by which it is asked."""
 
