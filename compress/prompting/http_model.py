@@ -367,8 +367,10 @@ class _Remote(ABC, Generic[Question, Parsed]):
     def _tokens(self, body: bytes) -> int:
         """Estimate the most tokens that a request costs."""
         asked = json.loads(body)
-        longest = asked.get("max_tokens", self.endpoint.answer_tokens)
-        return len(body) // BYTES_PER_TOKEN + asked.get("n", 1) * int(longest)
+        lengths = (asked.get("max_tokens"), asked.get("max_completion_tokens"))
+        given = [length for length in lengths if isinstance(length, int)]
+        longest = max(given, default=self.endpoint.answer_tokens)
+        return len(body) // BYTES_PER_TOKEN + asked.get("n", 1) * longest
 
     @abstractmethod
     def _request(self, question: Question) -> tuple[str, bytes]:

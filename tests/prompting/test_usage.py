@@ -70,6 +70,14 @@ def test_a_limit_of_tokens_is_never_passed(serve: Any, tmp_path: Path) -> None:
     assert 0 < 42 * len(server.seen) <= 200
 
 
+def test_a_length_of_the_endpoint_s_own_counts(serve: Any, tmp_path: Path) -> None:
+    server = serve(counted)
+    settings = {"omit": ["max_tokens"], "extra": {"max_completion_tokens": 2000}}
+    with pytest.raises(LimitError, match="max_tokens, 2,000"):
+        labelled.label(**write(tmp_path, server, **settings), max_tokens=2000)
+    assert server.seen == []
+
+
 def test_limits_may_stand_in_the_endpoint_s_file(serve: Any, tmp_path: Path) -> None:
     server = serve(counted)
     with pytest.raises(LimitError, match="max_calls, 2"):
