@@ -162,6 +162,18 @@ class LabelOptions:
     precision: opt.PrecisionOption = "auto"
     gate: opt.OnWeakTeacher = "refuse"
     allow_pickle: opt.AllowPickle = False
+    max_calls: Annotated[
+        int | None,
+        opt.training(help="Stop before so many requests to an endpoint.", min=1),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        opt.training(help="Stop before so many tokens of prompts and answers.", min=1),
+    ] = None
+    batch: Annotated[
+        Path | None,
+        opt.training(help="Ask an endpoint by request files in this folder."),
+    ] = None
 
 
 @with_option_groups()
@@ -196,6 +208,7 @@ def label(
         )
 
         from compress.commands import label as command
+        from compress.prompting.batch import AwaitedError
 
         arguments["columns"] = columns
         arguments |= {"teacher": teacher, "prompt": prompt, "data": data, "out": out}
@@ -203,7 +216,16 @@ def label(
         if plan:
             print_forecast(command.forecast_labelling, as_json, **arguments)
             return
-        found = command.label(**arguments)
+        try:
+            found = command.label(**arguments)
+        except AwaitedError as awaited:
+            if not awaited.complete:
+                raise
+            files = [str(file) for file in awaited.files]
+            printer(answer=not as_json)(str(awaited))
+            if as_json:
+                print_json("label", {"labelled": None, "request_files": files})
+            return
         if as_json and is_first():
             print_json("label", {"labelled": str(out), **found.counts})
 

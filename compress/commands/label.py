@@ -9,10 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from compress.arguments import (
+    Count,
     DataLike,
     FileName,
     ModelLike,
     NameLike,
+    PathName,
     SeedNumber,
     check_arguments,
     name_of,
@@ -25,13 +27,14 @@ from compress.jobs.phase import Phase, estimate_phases, run_phases
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder
 from compress.prompting.answers import LanguageModel
+from compress.prompting.http_model import EndpointLimits
 from compress.prompting.labels import (
-    PromptedTeacher,
     SoftLabels,
     build_task_prompt,
     open_language_model,
 )
 from compress.prompting.prompt import Prompt, WritingPrompt, load_prompt
+from compress.prompting.votes import prompted_teacher
 from compress.prompting.writing import PromptedWriter, WrittenAnswers
 from compress.records.forecast import Forecast
 from compress.teachers.labelling import (
@@ -62,6 +65,9 @@ class LabelRequest:
     precision: precisions.TrainingPrecision = "auto"
     gate: OnWeakTeacher = "refuse"
     allow_pickle: bool = False
+    max_calls: Count | None = None
+    max_tokens: Count | None = None
+    batch: PathName | None = None
     console: Console | None = None
 
     def open(self) -> tuple[Sequence[Phase[Any]], LabelJob[Any, Any]]:
@@ -73,6 +79,12 @@ class LabelRequest:
             _check_output(file)
         console = self.console or Console(quiet=True)
         teacher = name_of(self.teacher)
+        limits = EndpointLimits(
+            self.max_calls,
+            self.max_tokens,
+            Path(self.batch) if self.batch else None,
+        )
+        limits.check(teacher)
         prompt = load_prompt(name_of(self.prompt))
         columns = self.columns
         data = data_path(self.data)
@@ -92,6 +104,7 @@ class LabelRequest:
             allow_pickle=self.allow_pickle,
             bf16=precisions.choose(self.precision) == "bf16",
         )
+        model = limits.apply(model)
         strict = self.gate == "refuse"
         return asking.phases, LabelJob(
             asking.make(model, console),
@@ -119,7 +132,7 @@ def _ask_for_labels(prompt: Prompt, texts: TextsToLabel, seed: int) -> _Asking:
     task_prompt = build_task_prompt(prompt, task, train=texts.rows, seed=seed)
     return _Asking(
         (AskForLabels(), WriteLabels()),
-        lambda model, console: PromptedTeacher(model, task_prompt, console),
+        lambda model, console: prompted_teacher(model, task_prompt, console),
     )
 
 
@@ -150,6 +163,11 @@ def label(request: LabelRequest) -> SoftLabels | WrittenAnswers:
     data       a task, whose training rows are labelled and whose labels only score the
                teacher; or texts without labels: a table, a .txt file with one text per
                line, a corpus with one text per document
+    max_calls, max_tokens  stop before a request that would pass so many requests, or
+                           tokens of prompts and answers, of an endpoint
+    batch      ask an endpoint by files in this folder: the first call writes
+               requests-1.jsonl and so on, and raises AwaitedError; once the files of
+               answers and errors are there as well, the same call goes on
     gate       what to do with a teacher that gives every text the same label, or scores
                no better than that; or that answers fewer than four texts in five
 

@@ -22,6 +22,7 @@ from compress.data.held_out import describe_held_out, held_out_share
 from compress.data.labels import Coding, LabelColumn, Labels
 from compress.data.objects import data_path
 from compress.data.schema import ChosenColumns
+from compress.data.soft_labels import SoftLabelColumns
 from compress.data.sources import Role, Source
 from compress.data.tables import Table
 from compress.data.task import Examples, Task, TaskData, UnsavedTask
@@ -148,6 +149,23 @@ class _Split(NamedTuple):
     table: pa.Table
     labels: LabelColumn | None
 
+    @property
+    def texts(self) -> pa.Table:
+        """The columns of text, without the answers of a teacher."""
+        answers = {"teacher"} & {*self.table.column_names}
+        return self.table.drop_columns([*answers])
+
+
+def _choose(
+    guide: Table, request: DataRequest, soft: SoftLabelColumns | None
+) -> ChosenColumns:
+    """Choose the columns of texts and labels; the likeliest label takes the place of
+    labels that are left out."""
+    if soft is None or schema.has_label(guide, request.label):
+        return schema.choose(guide, request.text, request.label)
+    texts, notes = schema.choose_text(guide, request.text, soft.columns)
+    return ChosenColumns(texts, (request.label or "label",), notes)
+
 
 def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
     """Load a task whose rows are texts with labels; `folder` holds its columns until
@@ -163,13 +181,20 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
             ),
             guide,
         )
-    columns = schema.choose(guide, request.text, request.label)
+    soft = SoftLabelColumns.find(guide)
+    columns = _choose(guide, request, soft)
     notes = [*source.notes, *columns.notes]
-    labelled = _read(guide, columns, folder, notes)
+    labelled = _read(guide, columns, folder, notes, soft)
     assert labelled.labels is not None
-    declared = (
+    declared: Sequence[str] | None = (
         columns.label if len(columns.label) > 1 else guide.classes.get(columns.label[0])
     )
+    if soft is not None:
+        declared = soft.labels
+        notes.append(
+            f"{guide.name}: 'probabilities' are a teacher's answers, which the student "
+            "learns; pruning reads only the labels"
+        )
     coding = labels.learn(labelled.labels, request.kind, declared)
     metric = find(coding.kind).choose_metric(request.metric)
     task = Task(
@@ -184,8 +209,10 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
             "validation": labelled,
         }
     elif source.validation:
-        splits["validation"] = _read(source.validation[0], columns, folder, notes)
-    if (test := _read_test(source, columns, coding, folder, notes)) is not None:
+        splits["validation"] = _read(source.validation[0], columns, folder, notes, soft)
+    if (
+        test := _read_test(source, columns, coding, folder, notes, soft=soft)
+    ) is not None:
         splits["test"] = test
     encoded = {
         role: labels.encode(split.labels, coding)
@@ -194,7 +221,7 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
     }
     masks: dict[Role, NDArray[np.bool_]] = {}
     if "validation" not in splits:
-        texts = splits["train"].table.to_batches()
+        texts = splits["train"].texts.to_batches()
         keys = compare_rows([batch.columns for batch in texts])
         held_out = hold_out(encoded["train"], task, request.seed, keys)
         if not held_out.any():
@@ -214,17 +241,28 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
 
 
 def _read(
-    split: Table, columns: ChosenColumns, folder: Path, notes: list[str]
+    split: Table,
+    columns: ChosenColumns,
+    folder: Path,
+    notes: list[str],
+    soft: SoftLabelColumns | None = None,
 ) -> _Split:
     """Copy the chosen columns of a split to disk, and note missing labels and empty
     texts."""
     names = (*columns.text, *columns.label)
+    if soft is not None:
+        soft.check(split)
+        names = (*columns.text, *({*columns.label} & {*split.columns}), *soft.columns)
     schema.refuse_unknown(split, names)
     notes.extend(split.notes)
     # an error would leave its progress bar open
     with closing(_read_shown(split, names)) as rows:
         file = cache.write(folder / f"{cache.digest(split.place)}.raw", rows)
     table = cache.table(file)
+    if soft is not None:
+        table, unanswered = soft.read(table, columns.label[0], split)
+        if unanswered:
+            notes.append(f"{split.name}: left out {unanswered:,} unanswered texts")
     if columns.label and columns.label[0] in split.classes:
         labelled = pc.is_valid(table[columns.label[0]])
         unlabelled = len(table) - (pc.sum(labelled).as_py() or 0)
@@ -252,10 +290,11 @@ def _read(
         if columns.label
         else None
     )
-    texts = table.select(columns.text).rename_columns(
-        ["text", "text_pair"][: len(columns.text)]
+    answers = () if soft is None else ("teacher",)
+    kept = table.select([*columns.text, *answers]).rename_columns(
+        [*("text", "text_pair")[: len(columns.text)], *answers]
     )
-    return _Split(split.name, texts, column)
+    return _Split(split.name, kept, column)
 
 
 def _read_shown(
@@ -294,6 +333,8 @@ def _read_test(
     coding: Coding,
     folder: Path,
     notes: list[str],
+    *,
+    soft: SoftLabelColumns | None,
 ) -> _Split | None:
     """Read the first test split that has labels, or else a second validation split, and
     note which are skipped."""
@@ -303,8 +344,8 @@ def _read_test(
             notes.append(f"skipped {raw.name}: {chosen.name} is the test split")
             continue
         split = (
-            _read(raw, columns, folder, notes)
-            if set(columns.label) <= set(raw.columns)
+            _read(raw, columns, folder, notes, soft)
+            if soft is not None or set(columns.label) <= set(raw.columns)
             else None
         )
         if (
@@ -327,7 +368,9 @@ def _batches(
     start = 0
     for batch in texts.to_batches():
         rows = slice(start, start + batch.num_rows)
-        columns = {name: pc.fill_null(batch[name], "") for name in batch.schema.names}
+        columns = {name: batch[name] for name in batch.schema.names}
+        for name in columns.keys() - {"teacher"}:
+            columns[name] = pc.fill_null(columns[name], "")
         if encoded is not None:
             columns["label"] = pa.array(encoded[rows].reshape(-1))
             if encoded.ndim > 1:

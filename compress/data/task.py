@@ -521,7 +521,9 @@ class TaskData:
     query                                  ranking: an int, the same for all passages of
                                            a query
     teacher                                ranking: a teacher's score of the passage, a
-                                           float, if the source has them
+                                           float, if the source has them;
+                                           classification: the logarithms of its
+                                           probabilities, likewise
     id, question, context, answers, starts qa: the correct answers, and where each
     begins in the context, in
                                            characters; empty lists if the context has no

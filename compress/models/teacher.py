@@ -146,7 +146,9 @@ def with_scores(start: Teacher, data: TaskData) -> Teacher:
         split for split in (data.train, data.validation, data.test) if split is not None
     ]
     logits = {
-        split._fingerprint: np.asarray(split["teacher"][:], np.float32)[:, None]
+        split._fingerprint: np.asarray(split["teacher"][:], np.float32).reshape(
+            len(split), -1
+        )
         for split in splits
     }
     return start.record(f"the scores in {data.name}", data.fingerprint, logits)

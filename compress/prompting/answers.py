@@ -6,7 +6,7 @@ Shapes: N prompts, A answers.
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -69,6 +69,13 @@ class WrittenText:
 
     text: str
     finished: bool
+
+
+@dataclass(frozen=True)
+class Votes:
+    """The texts that a model has written after one prompt, asked several times."""
+
+    texts: tuple[str, ...]
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -357,6 +364,33 @@ class TextAfter(WantedAnswer[WrittenText]):
         return cached.prompt, WrittenText(cached.text, cached.finished)
 
 
+@dataclass(frozen=True)
+class VotesAfter(WantedAnswer[Votes]):
+    """Ask for several texts after a prompt. `settings`: what they depend on besides
+    model and prompt."""
+
+    vote: Callable[[Sequence[str]], Iterator[tuple[int, Votes]]]
+    settings: Sequence[str]
+
+    @property
+    def key(self) -> list[str]:
+        return ["votes", *self.settings]
+
+    def ask(
+        self, model: LanguageModel, prompts: Sequence[str]
+    ) -> Iterator[tuple[int, Votes]]:
+        return self.vote(prompts)
+
+    def encode(self, key: str, answer: Votes) -> "_Line":
+        return _VotesLine(prompt=key, texts=answer.texts)
+
+    def decode(self, line: bytes) -> tuple[str, Votes] | None:
+        cached = _VotesLine.model_validate_json(line)
+        if cached.check != cached.digest():
+            return None
+        return cached.prompt, Votes(cached.texts)
+
+
 def answers_file(model: LanguageModel, wanted: WantedAnswer[AnswerT]) -> Path:
     """Return the cache file of a language model for these answers; other processes of a
     launch than the first write others beside it."""
@@ -424,6 +458,10 @@ class _LikelihoodLine(_Line):
     log_p: tuple[float, ...]
     tokens: tuple[int, ...]
     absent: int
+
+
+class _VotesLine(_Line):
+    texts: tuple[str, ...]
 
 
 class _TextLine(_Line):

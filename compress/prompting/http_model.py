@@ -16,7 +16,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -35,21 +35,28 @@ from pydantic import (
     AliasPath,
     BaseModel,
     Field,
+    JsonValue,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from typing_extensions import TypedDict
 
 from compress import io as digest
 from compress.config import loader
 from compress.config.stages import Frozen
-from compress.errors import PromptError, RecipeError, TeacherError
+from compress.errors import ArgumentError, PromptError, RecipeError, TeacherError
 from compress.prompting.answers import (
+    LanguageModel,
     Likelihood,
     UnansweredError,
+    Votes,
+    VotesAfter,
     WrittenText,
     cut_at,
 )
+from compress.prompting.batch import BatchFiles
+from compress.prompting.usage import LimitError, Meter
 from compress.terminal import one_line
 from compress.training.processes import process_rank
 
@@ -66,6 +73,18 @@ ADVICE = {
     ),
 }
 """What to do about a refusal, by the status of the answer."""
+NO_LOGPROBS = (
+    "`mode: answer` in the endpoint file needs no log-probabilities: it reads the text "
+    "of an answer"
+)
+"""What to do about an endpoint without log-probabilities."""
+OWN_KEYS = frozenset(
+    (
+        *("model", "messages", "prompt", "input", "encoding_format", "stream"),
+        *("temperature", "max_tokens", "n", "stop", "echo", "logprobs", "top_logprobs"),
+    )
+)
+"""Keys of a request's body that `extra` may not set."""
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 120.0
 """Seconds: the wait doubles from the first to the longest. If an endpoint asks for
@@ -96,9 +115,18 @@ class Endpoint(Frozen):
                  exact, for answers of any length; top: /completions lists its `top`
                  next tokens; chat: /chat/completions does. With these two an answer
                  is known by its first token; for one that is not listed, an upper bound
-                 of its probability is used. All write texts. embeddings: /embeddings
-                 returns the vectors of texts, `batch` at a time, for a teacher without
-                 a prompt
+                 of its probability is used. answer: /chat/completions writes an answer,
+                 which is read for a label: no log-probabilities are needed. All write
+                 texts. embeddings: /embeddings returns the vectors of texts, `batch` at
+                 a time, for a teacher without a prompt
+    votes        answer: answers to each prompt; the share that names a label is its
+                 probability
+    temperature  answer: by default 0 for one vote, 1 for several
+    answer_tokens  answer: the most tokens of an answer
+    extra        settings of the endpoint's own, for the body of every request
+    omit         settings of ours that the endpoint refuses
+    max_calls, max_tokens  the most requests, and tokens of prompts and answers, of one
+                 command
     concurrency  requests in flight at a time
     timeout      seconds from the request to the last byte of its answer
     retries      attempts to repeat a request that failed temporarily or got an unusable
@@ -107,9 +135,16 @@ class Endpoint(Frozen):
 
     url: str
     model: str
-    mode: Literal["echo", "top", "chat", "embeddings"] = "echo"
+    mode: Literal["echo", "top", "chat", "answer", "embeddings"] = "echo"
     top: int = Field(20, ge=1)
+    votes: int = Field(1, ge=1, le=100)
+    temperature: float | None = Field(None, ge=0, le=2)
+    answer_tokens: int = Field(32, ge=1)
     batch: int = Field(32, ge=1, le=2048)
+    extra: dict[str, JsonValue] = Field(default_factory=dict)
+    omit: tuple[Literal["temperature", "max_tokens", "n", "stop"], ...] = ()
+    max_calls: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
     key: str | None = None
     concurrency: int = Field(4, ge=1, le=64)
     timeout: float = Field(60.0, gt=0)
@@ -145,6 +180,43 @@ class Endpoint(Frozen):
             )
         return url.rstrip("/")
 
+    @field_validator("extra")
+    @classmethod
+    def _are_not_ours(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := ", ".join(sorted(OWN_KEYS & extra.keys())):
+            raise ValueError(
+                f"{taken}: set by compress itself. Expected settings of the endpoint's "
+                "own; `omit` leaves out temperature, max_tokens, n or stop"
+            )
+        return extra
+
+    @model_validator(mode="after")
+    def _votes_are_written(self) -> "Endpoint":
+        own = {"votes", "temperature", "answer_tokens"} & self.model_fields_set
+        if own and self.mode != "answer":
+            raise ValueError(f"{', '.join(sorted(own))}: only for `mode: answer`")
+        if self.votes > 1 and self.temperature == 0:
+            raise ValueError(
+                f"votes: {self.votes} answers at temperature 0 are all the same; "
+                "leave temperature out"
+            )
+        return self
+
+    @property
+    def chats(self) -> bool:
+        """Whether texts are written by /chat/completions."""
+        return self.mode in ("chat", "answer")
+
+    @property
+    def changes(self) -> list[Any]:
+        """List the changes to requests, on which answers depend."""
+        return [self.extra, self.omit] if self.extra or self.omit else []
+
+    @property
+    def meter(self) -> Meter:
+        """Return a new meter with the limits."""
+        return Meter(self.max_calls, self.max_tokens)
+
     @field_validator("key")
     @classmethod
     def _is_a_name(cls, key: str | None) -> str | None:
@@ -167,7 +239,7 @@ def open_endpoint(path: str) -> "RemoteModel":
             ]
         )
     key = None if process_rank() else _find_key(path, endpoint)
-    return RemoteModel(endpoint, key)
+    return RemoteModel(endpoint, key, endpoint.meter)
 
 
 def open_encoder(path: str) -> "RemoteEncoder":
@@ -180,7 +252,57 @@ def open_encoder(path: str) -> "RemoteEncoder":
                 "--prompt, or `mode: embeddings` for vectors"
             ]
         )
-    return RemoteEncoder(endpoint, _find_key(path, endpoint))
+    return RemoteEncoder(endpoint, _find_key(path, endpoint), endpoint.meter)
+
+
+def names_endpoint(name: str) -> bool:
+    """Check whether a teacher is named by an endpoint's file."""
+    return name.endswith((".yaml", ".yml"))
+
+
+@dataclass(frozen=True)
+class EndpointLimits:
+    """Limit what one command asks an endpoint, besides the limits in its file; `batch`
+    is the folder of files by which it is asked."""
+
+    max_calls: int | None = None
+    max_tokens: int | None = None
+    batch: Path | None = None
+
+    def check(self, teacher: str) -> None:
+        """Raise ArgumentError for a teacher without an endpoint, or a file as the
+        folder."""
+        given = [name for name, value in vars(self).items() if value is not None]
+        if given and not names_endpoint(teacher):
+            raise ArgumentError(
+                given[0], "an endpoint's .yaml file as the teacher", teacher
+            )
+        if self.batch and self.batch.is_file():
+            raise ArgumentError("batch", "a folder", f"the file {self.batch}")
+
+    def apply(self, model: LanguageModel) -> LanguageModel:
+        """Return the model with these limits."""
+        if not isinstance(model, RemoteModel):
+            return model
+        own = model.meter
+        meter = Meter(
+            self.max_calls or own.max_calls,
+            self.max_tokens or own.max_tokens,
+        )
+        path = urlsplit(model.endpoint.url).path
+        files = BatchFiles(self.batch, path) if self.batch else None
+        return replace(
+            model,
+            meter=meter,
+            batch=files,
+        )
+
+
+def spent_on(model: LanguageModel) -> Meter | None:
+    """Return what an endpoint has been asked now; None for another model, or if it was
+    asked nothing."""
+    meter = model.meter if isinstance(model, RemoteModel) else None
+    return meter if meter and meter.counts else None
 
 
 def _find_key(path: str, endpoint: Endpoint) -> str | None:
@@ -208,6 +330,10 @@ class _TransientError(Exception):
         self.wait = wait
 
 
+class _AwaitedError(Exception):
+    """A request of a batch without an answer."""
+
+
 class _UnusableError(_TransientError):
     """An unusable answer: the endpoint is not busy, so that longer waits would not
     help."""
@@ -224,10 +350,27 @@ class _Remote(ABC, Generic[Question, Parsed]):
 
     endpoint: Endpoint
     key: str | None = field(default=None, repr=False)
+    meter: Meter = field(default_factory=Meter, compare=False)
+    batch: BatchFiles | None = None
 
     @property
     def name(self) -> str:
         return f"{self.endpoint.model} at {urlsplit(self.endpoint.url).hostname}"
+
+    def _encode(self, **body: Any) -> bytes:
+        """Return the body of a request, with the endpoint's own settings."""
+        own = {key: body[key] for key in body if key not in self.endpoint.omit}
+        return json.dumps(
+            {"model": self.endpoint.model, **own, **self.endpoint.extra}
+        ).encode()
+
+    def _tokens(self, body: bytes) -> int:
+        """Estimate the most tokens that a request costs."""
+        asked = json.loads(body)
+        lengths = (asked.get("max_tokens"), asked.get("max_completion_tokens"))
+        given = [length for length in lengths if isinstance(length, int)]
+        longest = max(given, default=self.endpoint.answer_tokens)
+        return len(body) // BYTES_PER_TOKEN + asked.get("n", 1) * longest
 
     @abstractmethod
     def _request(self, question: Question) -> tuple[str, bytes]:
@@ -245,7 +388,8 @@ class _Remote(ABC, Generic[Question, Parsed]):
         UnansweredError."""
         waiting = iter(enumerate(questions))
         in_flight: dict[Future[Parsed], int] = {}
-        failure: UnansweredError | None = None
+        failure: TeacherError | None = None
+        awaited = False
         # unpacked size has no bounds
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.key is not None:
@@ -273,11 +417,18 @@ class _Remote(ABC, Generic[Question, Parsed]):
                     number = in_flight.pop(future)
                     try:
                         yield number, future.result()
+                    except _AwaitedError:
+                        awaited = True
+                    except LimitError as error:
+                        failure = failure or error
+                        portal.call(stop.set)
                     except TeacherError as error:
                         failure = failure or UnansweredError(str(error), number)
                         portal.call(stop.set)
         if failure is not None:
             raise failure
+        if awaited and self.batch is not None:
+            raise self.batch.write()
 
     async def _answer(
         self, client: httpx2.AsyncClient, stop: anyio.Event, question: Question
@@ -285,6 +436,8 @@ class _Remote(ABC, Generic[Question, Parsed]):
         """Ask one question, with retries until `stop` is set. Raises TeacherError if it
         is refused or not answered."""
         path, body = self._request(question)
+        if self.batch is not None:
+            return self._look_up(self.batch, path, body, question)
         for attempt in range(self.endpoint.retries + 1):
             try:
                 return self._parse(await self._post(client, path, body), question)
@@ -306,11 +459,29 @@ class _Remote(ABC, Generic[Question, Parsed]):
             "Earlier answers are cached: rerun the command to continue from there"
         )
 
+    def _look_up(
+        self, batch: BatchFiles, path: str, body: bytes, question: Question
+    ) -> Parsed:
+        """Return the answer in the files of a batch. Raises _AwaitedError if there is
+        none yet."""
+        identity, content = batch.exchange(path, body)
+        if content is None:
+            raise _AwaitedError
+        try:
+            answer = self._parse(content, question)
+        except (_TransientError, TeacherError) as error:
+            batch.refuse(identity, str(error), path, body)
+            raise _AwaitedError from None
+        self.meter.settle(0, content)
+        return answer
+
     async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
         """Return the body of the answer. Raises _TransientError, or TeacherError if the
         request is refused."""
         content = bytearray()
         most = MOST_ANSWER_BYTES + MOST_PER_BYTE * len(body)
+        tokens = self._tokens(body)
+        self.meter.reserve(tokens)
         try:
             with anyio.fail_after(self.endpoint.timeout):
                 async with client.stream(
@@ -327,11 +498,14 @@ class _Remote(ABC, Generic[Question, Parsed]):
                 f"its answer took longer than {self.endpoint.timeout:g} s"
             ) from None
         except httpx2.HTTPError as error:
+            self.meter.reserved -= tokens
             raise _TransientError(
                 self._redact(f"{type(error).__name__}: {error}")
             ) from None
         if response.status_code == HTTPStatus.OK:
+            self.meter.settle(tokens, bytes(content))
             return bytes(content)
+        self.meter.reserved -= tokens  # a refusal costs none
         code = response.status_code
         message = self._redact(content.decode("utf-8", "replace"))
         reason = f"HTTP {code}: {message or response.reason_phrase}"
@@ -340,6 +514,8 @@ class _Remote(ABC, Generic[Question, Parsed]):
                 reason, _retry_after(response.headers.get("Retry-After"))
             )
         advice = ADVICE.get(code, "Check url, model and mode in the endpoint file")
+        if "logprobs" in message:
+            advice = NO_LOGPROBS
         raise TeacherError(f"teacher {self.name}: {reason}. {advice}")
 
     def _parse(self, content: bytes, question: Question) -> Parsed:
@@ -357,10 +533,13 @@ class _Remote(ABC, Generic[Question, Parsed]):
         except ValueError as error:
             problem = str(error)
         answer = self._redact(content.decode("utf-8", "replace"))
-        raise _UnusableError(
+        reason = (
             f"its answer {answer!r} does not fit `mode: {self.endpoint.mode}` "
             f"({self._redact(problem)}); {self._remedy}"
         )
+        if _is_paid(content):
+            raise TeacherError(f"teacher {self.name}: {reason}")
+        raise _UnusableError(reason)
 
     def _redact(self, text: str) -> str:
         """Shorten a reply of the endpoint for a message, without the key."""
@@ -377,18 +556,17 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
     longest: None = None
     parameters: None = None
     _remedy = (
-        "not every endpoint returns log-probabilities; another mode (echo, top, chat) "
-        "may work"
+        "not every endpoint returns log-probabilities, and another mode (echo, top, "
+        f"chat) may work. {NO_LOGPROBS}"
     )
 
     @property
     def digest(self) -> str:
+        endpoint = self.endpoint
         return digest.hash_value(
             [
-                self.endpoint.url,
-                self.endpoint.model,
-                self.endpoint.mode,
-                self.endpoint.top,
+                *(endpoint.url, endpoint.model, endpoint.mode, endpoint.top),
+                *endpoint.changes,
             ]
         )
 
@@ -409,29 +587,40 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[int, WrittenText]]:
         writer = RemoteWriter(
-            self.endpoint, self.key, max_new_tokens=max_new_tokens, stop=stop
+            self.endpoint,
+            self.key,
+            self.meter,
+            self.batch,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
         )
         return writer.texts(prompts)
 
+    @property
+    def voter(self) -> "RemoteVoter | None":
+        """Return who writes the answers that are read for labels; None in other
+        modes."""
+        if self.endpoint.mode != "answer":
+            return None
+        return RemoteVoter(
+            self.endpoint,
+            self.key,
+            self.meter,
+            self.batch,
+        )
+
     def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
         (prompt, answers) = question
-        path = "completions"
-        body: dict[str, Any] = {"model": self.endpoint.model, "temperature": 0}
+        top = self.endpoint.top
         if self.endpoint.mode == "echo":
             texts = [prompt + answer for answer in answers]
-            body |= {"prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
-        elif self.endpoint.mode == "top":
-            body |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
-        else:
-            path = "chat/completions"
-            messages = [{"role": "user", "content": prompt}]
-            body |= {
-                "messages": messages,
-                "max_tokens": 1,
-                "logprobs": True,
-                "top_logprobs": self.endpoint.top,
-            }
-        return path, json.dumps(body).encode()
+            scored = {"prompt": texts, "echo": True, "logprobs": 1}
+            return "completions", self._encode(temperature=0, max_tokens=0, **scored)
+        if self.endpoint.mode == "top":
+            listed = {"prompt": prompt, "logprobs": top}
+            return "completions", self._encode(temperature=0, max_tokens=1, **listed)
+        asked = _as_chat(prompt) | {"logprobs": True, "top_logprobs": top}
+        return "chat/completions", self._encode(temperature=0, max_tokens=1, **asked)
 
     def _read(self, content: bytes, question: tuple[str, Sequence[str]]) -> Likelihood:
         prompt, answers = question
@@ -464,23 +653,68 @@ class RemoteWriter(_Remote[str, WrittenText]):
         return self._answers(prompts)
 
     def _request(self, question: str) -> tuple[str, bytes]:
-        body: dict[str, Any] = {
-            "model": self.endpoint.model,
-            "temperature": 0,
-            "max_tokens": self.max_new_tokens,
-        }
+        chats = self.endpoint.chats
+        asked: dict[str, Any] = _as_chat(question) if chats else {"prompt": question}
         if self.stop:
-            body["stop"] = list(self.stop)
-        if self.endpoint.mode == "chat":
-            body["messages"] = [{"role": "user", "content": question}]
-            return "chat/completions", json.dumps(body).encode()
-        body["prompt"] = question
-        return "completions", json.dumps(body).encode()
+            asked["stop"] = list(self.stop)
+        body = self._encode(temperature=0, max_tokens=self.max_new_tokens, **asked)
+        return "chat/completions" if chats else "completions", body
 
     def _read(self, content: bytes, question: str) -> WrittenText:
         completion = _Completion.model_validate_json(content)
         text, stopped = cut_at(completion.text, self.stop)
         return WrittenText(text, stopped or completion.finish_reason == "stop")
+
+
+@dataclass(frozen=True)
+class RemoteVoter(_Remote[tuple[str, int], Votes]):
+    """A chat model behind an endpoint that answers a prompt several times."""
+
+    _remedy = "expected an OpenAI-compatible list of choices with a message each"
+
+    @property
+    def wanted(self) -> VotesAfter:
+        """Return what is asked about each prompt."""
+        endpoint = self.endpoint
+        settings = (endpoint.votes, self._temperature, endpoint.answer_tokens)
+        return VotesAfter(self.votes, list(map(str, settings)))
+
+    def votes(self, prompts: Sequence[str]) -> Iterator[tuple[int, Votes]]:
+        """Yield (index of the prompt, its answers) in any order. Raises
+        TeacherError."""
+        return self._answers((prompt, self.endpoint.votes) for prompt in prompts)
+
+    @property
+    def _temperature(self) -> float:
+        if self.endpoint.temperature is not None:
+            return self.endpoint.temperature
+        return 0.0 if self.endpoint.votes == 1 else 1.0
+
+    async def _answer(
+        self, client: httpx2.AsyncClient, stop: anyio.Event, question: tuple[str, int]
+    ) -> Votes:
+        """Ask again for the answers that an endpoint that ignores `n` left out."""
+        prompt, left = question
+        texts: tuple[str, ...] = ()
+        while left > len(texts):
+            asked = (prompt, left - len(texts))
+            texts += (await super()._answer(client, stop, asked)).texts
+        return Votes(texts)
+
+    def _request(self, question: tuple[str, int]) -> tuple[str, bytes]:
+        prompt, votes = question
+        asked: dict[str, Any] = _as_chat(prompt) | ({"n": votes} if votes > 1 else {})
+        body = self._encode(
+            temperature=self._temperature,
+            max_tokens=self.endpoint.answer_tokens,
+            **asked,
+        )
+        return "chat/completions", body
+
+    def _read(self, content: bytes, question: tuple[str, int]) -> Votes:
+        written = _Votes.model_validate_json(content).choices
+        texts = [choice["message"].get("content") or "" for choice in written]
+        return Votes(tuple(texts[: question[1]]))
 
 
 @dataclass(frozen=True)
@@ -491,7 +725,8 @@ class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
 
     @property
     def digest(self) -> str:
-        return digest.hash_value([self.endpoint.url, self.endpoint.model])
+        endpoint = self.endpoint
+        return digest.hash_value([endpoint.url, endpoint.model, *endpoint.changes])
 
     def vectors(
         self, texts: Sequence[str]
@@ -505,12 +740,8 @@ class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
             yield number * size, vectors
 
     def _request(self, question: Sequence[str]) -> tuple[str, bytes]:
-        body = {
-            "model": self.endpoint.model,
-            "input": list(question),
-            "encoding_format": "float",
-        }
-        return "embeddings", json.dumps(body).encode()
+        body = self._encode(input=list(question), encoding_format="float")
+        return "embeddings", body
 
     def _read(self, content: bytes, question: Sequence[str]) -> NDArray[np.float32]:
         data = sorted(
@@ -562,6 +793,18 @@ class _Completion(BaseModel):
     )
 
 
+class _Message(TypedDict, total=False):
+    content: str | None
+
+
+class _Vote(TypedDict):
+    message: _Message
+
+
+class _Votes(BaseModel):
+    choices: list[_Vote] = Field(min_length=1)
+
+
 class _Echo(BaseModel):
     choices: list[_Choice]
 
@@ -579,6 +822,22 @@ class _Chat(BaseModel):
         validation_alias=AliasPath(
             "choices", 0, "logprobs", "content", 0, "top_logprobs"
         ),
+    )
+
+
+def _as_chat(prompt: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt}]}
+
+
+def _is_paid(content: bytes) -> bool:
+    """Check whether an unusable answer is a whole one: the endpoint charges for it, and
+    would give the same again."""
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(answer, dict) and bool(
+        answer.get("choices") or answer.get("data")
     )
 
 

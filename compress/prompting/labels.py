@@ -24,8 +24,8 @@ them, which favours the label with more words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -275,6 +275,8 @@ class SoftLabels:
     asked, seconds  rows that were sent to the model now, and the time for them; the
                     others were cached
     notes           remarks for the user
+    advice          what to do about rows without an answer
+    spent           requests and tokens of an endpoint
 
     A row whose labels are all equally likely counts as unanswered.
     """
@@ -284,6 +286,11 @@ class SoftLabels:
     asked: int
     seconds: float
     notes: tuple[str, ...]
+    advice: str = (
+        "Try other words for the labels, another `mode`, or more `top` tokens in the "
+        "endpoint file"
+    )
+    spent: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def answered(self) -> NDArray[np.bool_]:
@@ -316,6 +323,7 @@ class SoftLabels:
             "answered": int(self.answered.sum()),
             "shares": self.shares,
             "asked": self.asked,
+            **self.spent,
         }
 
     def balance(self, split: str) -> str:
@@ -368,14 +376,27 @@ class PromptedTeacher:
         Raises PromptError if the prompt leaves no room for a text.
         """
         fitted = self.fit(texts)
+        rows = len(fitted)
         prompt = self.task_prompt.prompt
-        notes = []
-        if cut := sum(was_cut for _, was_cut in fitted):
-            notes.append(
-                f"{cut:,} of {len(fitted):,} texts were cut to fit {self._longest} "
-                "tokens with their prompt"
-            )
-        found = self._ask([question for question, _ in fitted])
+        notes = self._describe_cuts(fitted)
+        empty = []
+        if prompt.calibrate != "none":
+            empty = [[text] * (2 if prompt.pair else 1) for text in prompt.content_free]
+        prompts = [question for question, _ in (*fitted, *self.fit(empty))]
+        if prompt.normalise == "unconditional":
+            prompts.append(prompt.answer_context)
+        asked = ask_together(
+            self.language_model, prompts, self.wanted, console=self.console
+        )
+
+        def select(first: int, last: int | None) -> Likelihoods:
+            part = replace(asked, answers=asked.answers[first:last])
+            return stack_likelihoods(self.name, part)
+
+        unconditional_A = None
+        if prompt.normalise == "unconditional":
+            unconditional_A = select(-1, None).log_p_NA[0]
+        found = select(0, rows)
         if found.absent:
             reported = 1 - found.absent / found.log_p_NA.size
             notes.append(
@@ -383,7 +404,7 @@ class PromptedTeacher:
                 "answers; the others were not among its likeliest tokens, and an upper "
                 "bound is used"
             )
-        scores_NC = self._scores(found)
+        scores_NC = self._scores(found, unconditional_A)
         answered_N = np.ptp(scores_NC, axis=1) > EQUAL
         answered_N &= np.ptp(found.log_p_NA / found.tokens_NA, axis=1) > EQUAL
         if unanswered := int((~answered_N).sum()):
@@ -394,11 +415,9 @@ class PromptedTeacher:
         for note in notes:
             print_note(self.console, note)
         log_p_cf_C = None
-        if prompt.calibrate != "none":
-            empty = [[text] * (2 if prompt.pair else 1) for text in prompt.content_free]
-            log_p_cf_C = content_free_prior(
-                self._scores(self._ask([question for question, _ in self.fit(empty)]))
-            )
+        if empty:
+            content_free = select(rows, rows + len(empty))
+            log_p_cf_C = content_free_prior(self._scores(content_free, unconditional_A))
         log_p_NC = calibrate(scores_NC, log_p_cf_C).astype(np.float32)
         log_p_NC[~answered_N] = -np.log(len(self.task_prompt.labels))
         return SoftLabels(
@@ -425,22 +444,20 @@ class PromptedTeacher:
         limits = (self.task_prompt.prompt.max_length, self.language_model.longest)
         return min(limit for limit in limits if limit is not None)
 
-    def _ask(self, prompts: Sequence[str]) -> Likelihoods:
-        found = ask_together(
-            self.language_model, prompts, self.wanted, console=self.console
-        )
-        return stack_likelihoods(self.name, found)
+    def _describe_cuts(self, fitted: Sequence[tuple[str, bool]]) -> list[str]:
+        cut = sum(was_cut for _, was_cut in fitted)
+        if not cut:
+            return []
+        return [
+            f"{cut:,} of {len(fitted):,} texts were cut to fit {self._longest} tokens "
+            "with their prompt"
+        ]
 
-    def _scores(self, found: Likelihoods) -> NDArray[np.float64]:
-        prompt = self.task_prompt.prompt
-        unconditional_A = (
-            self._ask([prompt.answer_context]).log_p_NA[0]
-            if prompt.normalise == "unconditional"
-            else None
-        )
-        scores_NA = normalise(
-            found.log_p_NA, found.tokens_NA, prompt.normalise, unconditional_A
-        )
+    def _scores(
+        self, found: Likelihoods, unconditional_A: Doubles | None
+    ) -> NDArray[np.float64]:
+        how = self.task_prompt.prompt.normalise
+        scores_NA = normalise(found.log_p_NA, found.tokens_NA, how, unconditional_A)
         return average_by_label(scores_NA, self.task_prompt.owners)
 
 
@@ -457,7 +474,7 @@ def open_language_model(
 ) -> LanguageModel:
     """Open a language model by alias, folder, hub id, or the .yaml file of an endpoint.
     The first process of each machine downloads. Raises CompressError."""
-    if name.endswith((".yaml", ".yml")):
+    if http_model.names_endpoint(name):
         return http_model.open_endpoint(name)
     with node_first():
         resolve(name, allow_pickle=allow_pickle)
@@ -489,8 +506,7 @@ def check_labels(
         notes.append(
             f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} "
             "rows, for which all labels are equally likely; expected at most "
-            f"{MOST_UNANSWERED:.0%}. Try other words for the labels, another `mode`, "
-            "or more `top` tokens in the endpoint file"
+            f"{MOST_UNANSWERED:.0%}. {soft.advice}"
         )
     label, share = max(soft.shares.items(), key=lambda pair: pair[1])
     if share == 1 and rows >= ENOUGH:

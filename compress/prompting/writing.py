@@ -7,8 +7,8 @@ the first of the prompt's `stop`. One that is empty, or that has reached
 `max_new_tokens` without an end, is no answer: it would teach to stop in the middle.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -30,12 +30,14 @@ class WrittenAnswers:
 
     asked, seconds  prompts that were sent to the model now, and the time for them
     notes           remarks for the user
+    spent           requests and tokens of an endpoint
     """
 
     texts: tuple[str | None, ...]
     asked: int
     seconds: float
     notes: tuple[str, ...]
+    spent: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def answered(self) -> int:
@@ -48,6 +50,7 @@ class WrittenAnswers:
             "texts": len(self.texts),
             "answered": self.answered,
             "asked": self.asked,
+            **self.spent,
         }
 
 

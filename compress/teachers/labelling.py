@@ -29,6 +29,7 @@ from compress.jobs.phase import Phase
 from compress.jobs.request import DistillRequest
 from compress.models import precision as precisions
 from compress.outputs import output_file
+from compress.prompting.http_model import spent_on
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
@@ -38,6 +39,8 @@ from compress.prompting.labels import (
     open_language_model,
 )
 from compress.prompting.prompt import Prompt
+from compress.prompting.usage import Meter
+from compress.prompting.votes import prompted_teacher
 from compress.records.forecast import PhaseEstimate
 from compress.teachers.prompted import Labeller, estimate_answers
 from compress.training.processes import from_first, node_first
@@ -109,6 +112,11 @@ class LabelJob(Generic[LabellerT, FoundT]):
         found[-1] = replace(found[-1], disk_mb=found[-1].disk_mb + written_mb)
         return found
 
+    @property
+    def spent(self) -> Meter:
+        """What an endpoint has been asked."""
+        return spent_on(self.labeller.language_model) or Meter()
+
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write the file, a JSON line for each of `lines`, in the main process."""
         if not self.main:
@@ -136,12 +144,15 @@ class AskForLabels(Phase[LabelsJob]):
         texts = job.texts
         name = job.labeller.name
         soft = job.labeller.label_split(texts.rows)
+        soft = replace(soft, spent=job.spent.counts)
         notes = [*texts.notes, soft.balance(texts.name)]
         if soft.asked:
             notes.append(
                 f"{soft.asked:,} prompts in {soft.seconds:.0f} s, "
                 f"{soft.seconds / soft.asked:.3f} s each"
             )
+        if soft.spent:
+            notes.append(job.spent.describe())
         notes += check_labels(soft, name, texts.name, strict=job.strict)
         notes += check_score(soft, texts, name, strict=job.strict)
         for note in notes:
@@ -226,7 +237,7 @@ def label_texts(
     options = request.options
     prompt = without_examples(request.prompt, console)
     task = texts.task(list(prompt.labels))
-    labeller = PromptedTeacher(
+    labeller = prompted_teacher(
         open_language_model(
             request.teacher,
             allow_pickle=options.allow_pickle,
@@ -235,7 +246,7 @@ def label_texts(
         build_task_prompt(prompt, task, train=texts.rows, seed=options.seed),
         console,
     )
-    key = hash_value([labeller.digest, list_texts(texts.rows), trial])
+    key = hash_value([labeller.digest, list_texts(texts.rows), trial, "labels alone"])
     file = home() / "labelled" / f"{texts.name}-{key[:12]}.jsonl"
     main = PartialState().is_local_main_process
     strict = options.gate == "refuse"
@@ -255,7 +266,11 @@ def label_texts(
     if not trial:
         job = AskForLabels().run(job)
         found = map(_line, texts.rows, job.result.log_p_NC, repeat(task.labels))
-        lines = (line for line in found if line["label"] is not None)
+        lines = (
+            {name: line[name] for name in line if name != "probabilities"}
+            for line in found
+            if line["label"] is not None
+        )
     with node_first():
         if not file.is_file():
             job.write(lines)

@@ -22,7 +22,7 @@ from compress.prompting.answers import (
     ask,
     list_unanswered,
 )
-from compress.prompting.http_model import RemoteModel
+from compress.prompting.http_model import RemoteModel, spent_on
 from compress.prompting.labels import (
     PromptedTeacher,
     build_task_prompt,
@@ -31,6 +31,7 @@ from compress.prompting.labels import (
     open_language_model,
 )
 from compress.prompting.prompt import AnyPrompt, Prompt
+from compress.prompting.votes import prompted_teacher
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import TeacherCheck, check_logits
@@ -69,7 +70,7 @@ class AskLanguageModel(Phase[Job]):
         language_model = open_language_model(
             self.name, allow_pickle=self.allow_pickle, bf16=context.bf16
         )
-        return PromptedTeacher(language_model, task_prompt, context.console)
+        return prompted_teacher(language_model, task_prompt, context.console)
 
     def ask(self, job: Job) -> tuple[dict[str, Any], TeacherCheck]:
         """Return the answers of the language model, as `Teacher.record` takes them, and
@@ -126,6 +127,8 @@ class AskLanguageModel(Phase[Job]):
                 f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
                 f"{seconds / asked:.3f} s each."
             )
+        if spent := spent_on(prompted.language_model):
+            notes.append(f"asked of {prompted.name}: {spent.describe()}")
         answers = {
             "name": prompted.name,
             "digest": prompted.digest,
@@ -201,6 +204,7 @@ def estimate_answers(
     are kept. One process of a launch calls this."""
     model = labeller.language_model
     wanted = labeller.wanted
+    remote = model if isinstance(model, RemoteModel) else None
     prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
     left = list_unanswered(model, prompts, wanted)
     random.Random(seed).shuffle(left)
@@ -210,7 +214,7 @@ def estimate_answers(
         phases.append(
             PhaseEstimate("answered before", cached=True, note=f"{before:,} rows")
         )
-    concurrency = model.endpoint.concurrency if isinstance(model, RemoteModel) else 0
+    concurrency = remote.endpoint.concurrency if remote else 0
     count = 1
     took = 0.0
     speed = None
@@ -218,6 +222,8 @@ def estimate_answers(
     seconds_of_trial = 6.0
     with console.status("trying a few rows"):
         while left and not (took and concurrency) and took < seconds_of_trial / 2:
+            if remote and remote.batch:
+                break  # it is answered within a day, whatever the rows
             some = left[:count]
             left = left[count:]
             count = 2 * count
@@ -235,6 +241,9 @@ def estimate_answers(
     note = (
         f"{len(left):,} rows, {len(prompts) - before - len(left):,} were answered now"
     )
+    if remote and left:
+        length = sum(map(model.count, left)) / len(left)
+        note += f"; {remote.meter.forecast(len(left), length)}"
     return [
         *phases,
         PhaseEstimate(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb),

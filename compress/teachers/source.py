@@ -9,6 +9,7 @@ from compress.config.recipe import Recipe
 from compress.config.stages import Stage
 from compress.data.corpus import Corpus
 from compress.data.task import TaskData
+from compress.errors import TeacherError
 from compress.jobs.job import Job
 from compress.jobs.phase import Phase
 from compress.models.teacher import Teacher
@@ -67,7 +68,14 @@ class TeacherSource:
     def take_scores(
         self, data: TaskData, teacher: Teacher, recipe: Recipe
     ) -> tuple["TeacherSource", Teacher]:
-        """Return another source and its teacher if the data hold its scores."""
+        """Return another source and its teacher if the data hold its scores. Raises
+        TeacherError for scores that this source does not read."""
+        if "teacher" in data.train.column_names:
+            raise TeacherError(
+                f"{data.name} has the answers of a teacher, and {self.name} is asked "
+                "as well: remove them from the data, or name as the teacher the "
+                "checkpoint that the student begins as"
+            )
         return self, teacher
 
     def extend(self, recipe: Recipe, data: TaskData, corpus: Corpus | None) -> Recipe:

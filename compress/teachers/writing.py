@@ -26,6 +26,9 @@ class AskForTexts(Phase[WritingJob]):
                 f"{found.asked:,} prompts in {found.seconds:.0f} s, "
                 f"{found.seconds / found.asked:.3f} s each"
             )
+        found = replace(found, spent=job.spent.counts)
+        if found.spent:
+            notes.append(job.spent.describe())
         notes += check_written(found, writer.prompt, writer.name, strict=job.strict)
         for note in notes:
             print_note(job.console, note)

@@ -38,7 +38,10 @@ OPTIONS = {
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
         "--paper --effort --minutes --plan --json --track"
     ),
-    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --plan --json",
+    "label": (
+        "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --max-calls "
+        "--max-tokens --batch --plan --json"
+    ),
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "

@@ -204,8 +204,10 @@ def test_malformed_answers_are_retried_and_explained(answer: Any, expected: str,
     with pytest.raises(TeacherError) as caught:
         found(model(server), ["a"], (" b",))
     assert expected in str(caught.value)
-    assert "teacher m at 127.0.0.1: no answer after 3 requests" in str(caught.value)
-    assert len(server.seen) == 3
+    assert "teacher m at 127.0.0.1" in str(caught.value)
+    paid = isinstance(answer, dict) and bool(answer.get("choices"))
+    assert len(server.seen) == (1 if paid else 3), "what is paid for would be the same again"
+    assert ("no answer after 3 requests" in str(caught.value)) == (not paid)
 
 
 @pytest.mark.parametrize("mode", ["top", "chat"])
@@ -296,6 +298,27 @@ def test_a_permanent_refusal_is_reported_without_the_key(status: int, expected: 
     assert len(server.seen) == 1
 
 
+@pytest.mark.parametrize(
+    "reply", [(400, {}, b"'logprobs' is not supported with this model"), ok({"choices": [{"logprobs": None}]})]
+)
+def test_an_endpoint_without_log_probabilities_is_asked_for_answers(reply: Reply, serve: Any) -> None:
+    server = serve(lambda *_: reply)
+    with pytest.raises(TeacherError, match="`mode: answer` in the endpoint file needs no log-probabilities"):
+        found(model(server, mode="chat"), ["a"])
+    assert len(server.seen) == 1
+
+
+def test_settings_of_the_endpoint_s_own(serve: Any) -> None:
+    server = serve(scripted())
+    changed = model(server, extra={"top_k": 1, "provider": {"order": ["x"]}}, omit=("temperature",))
+    found(changed, ["a b"])
+    _, body, _ = server.seen[0]
+    assert body["top_k"] == 1
+    assert body["provider"] == {"order": ["x"]}
+    assert "temperature" not in body
+    assert len({changed.digest, model(server).digest, model(server, omit=("temperature",)).digest}) == 3
+
+
 def test_a_redirect_is_not_followed(serve: Any) -> None:
     other = serve(scripted())
     server = serve(lambda *_: (302, {"Location": other.url + "/completions"}, b""))
@@ -336,8 +359,17 @@ def test_no_key_no_header(serve: Any) -> None:
         ("url: ftp://h\nmodel: m", "url: expected a URL such as"),
         ("url: http://h\nmodell: m", "modell: no such setting. Did you mean 'model'?"),
         ("url: http://h\nmode: ehco", "model: is missing"),
-        ("url: http://h\nmodel: m\nmode: ehco", "mode: Input should be 'echo', 'top', 'chat' or 'embeddings'"),
+        (
+            "url: http://h\nmodel: m\nmode: ehco",
+            "mode: Input should be 'echo', 'top', 'chat', 'answer' or 'embeddings'",
+        ),
         ("[]", "valid dictionary"),
+        ("url: http://h\nmodel: m\nextra: {temperature: 0.3, top_k: 4}", "temperature: set by compress itself"),
+        ("url: http://h\nmodel: m\nextra: {day: 2020-01-01}", "extra.day"),
+        ("url: http://h\nmodel: m\nomit: [messages]", "omit[0]: Input should be"),
+        ("url: http://h\nmodel: m\nvotes: 3", "votes: only for `mode: answer`"),
+        ("url: http://h\nmodel: m\nmode: answer\nvotes: 3\ntemperature: 0", "are all the same"),
+        ("url: http://h\nmodel: m\nmax_calls: 0", "max_calls"),
     ],
 )
 def test_an_endpoint_file_with_a_mistake(text: str, expected: str, tmp_path: Path) -> None:

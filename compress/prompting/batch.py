@@ -1,0 +1,164 @@
+"""Ask an endpoint by files: requests that are sent as a batch, which many endpoints
+answer within a day for less, and the answers that come back.
+
+A line of a request file, as OpenAI's Batch API reads it:
+
+    {"custom_id": ID, "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+
+and of an answer file, or of the file of its errors:
+
+    {"custom_id": ID, "response": {"status_code": 200, "body": {...}}, "error": null}
+
+The id is a hash of the request, so that an answer belongs to the same model, prompt and
+settings, and to no other.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, Self
+
+from pydantic import BaseModel, ValidationError, model_validator
+
+from compress.errors import TeacherError
+from compress.io import atomic_file, make_folder
+from compress.terminal import one_line
+
+MOST_REQUESTS: Final = 50_000
+MOST_REQUEST_BYTES: Final = 200_000_000
+"""The most requests, and bytes, of one file: OpenAI's limits."""
+IDS_SHOWN: Final = 5
+"""Ids that a message names."""
+
+
+class AwaitedError(TeacherError):
+    """Requests are written to `files`, and await their answers. `complete`: False if
+    answers came back without some of those that were asked for."""
+
+    def __init__(self, message: str, files: Sequence[Path], *, complete: bool) -> None:
+        super().__init__(message)
+        self.files = tuple(files)
+        self.complete = complete
+
+
+@dataclass
+class BatchFiles:
+    """A folder with the files of a batch: requests-1.jsonl and so on, which are written
+    here; every other .jsonl file has answers or errors.
+
+    path    that of the address of the endpoint, such as /v1
+    """
+
+    folder: Path
+    path: str
+    lines: dict[str, bytes] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def _answers(self) -> dict[str, Any]:
+        """Read all answers by their ids. Raises TeacherError for another line."""
+        found: dict[str, Any] = {}
+        for file in sorted(self.folder.glob("*.jsonl")):
+            if file.name.startswith("requests-"):
+                continue
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    try:
+                        answer = _Answer.model_validate_json(line)
+                    except ValidationError:
+                        raise TeacherError(
+                            f"{file}: line {number}: expected an answer with "
+                            "custom_id, and response or error, found "
+                            f"{one_line(line.decode('utf-8', 'replace'), 80)!r}. Keep "
+                            "only files of answers here"
+                        ) from None
+                    if answer.usable or answer.custom_id not in found:
+                        found[answer.custom_id] = answer
+        return found
+
+    def exchange(self, path: str, body: bytes) -> tuple[str, bytes | None]:
+        """Return the id of a request, and the body of its answer; None, after the
+        request is noted, if there is none."""
+        identity = blake2b(path.encode() + b"\n" + body, digest_size=16).hexdigest()
+        answer = self._answers.get(identity)
+        if answer is not None and answer.usable:
+            return identity, json.dumps(answer.response.body).encode()
+        if answer is not None:
+            self.failed[identity] = one_line(answer.reason, 120)
+        head = {"custom_id": identity, "method": "POST", "url": f"{self.path}/{path}"}
+        start = json.dumps(head).removesuffix("}").encode()
+        self.lines[identity] = start + b', "body": ' + body + b"}\n"
+        return identity, None
+
+    def refuse(self, identity: str, reason: str, path: str, body: bytes) -> None:
+        """Note that an answer is of no use, so that it is asked for again."""
+        del self._answers[identity]
+        self.exchange(path, body)
+        self.failed[identity] = reason
+
+    def write(self) -> AwaitedError:
+        """Write the requests without an answer, and return the error that says so."""
+        make_folder(self.folder)
+        for file in self.folder.glob("requests-*.jsonl"):
+            file.unlink()
+        parts: list[list[bytes]] = []
+        size = 0
+        for line in self.lines.values():
+            full = size + len(line) > MOST_REQUEST_BYTES
+            if not parts or full or len(parts[-1]) == MOST_REQUESTS:
+                parts.append([])
+                size = 0
+            parts[-1].append(line)
+            size += len(line)
+        files = []
+        for number, part in enumerate(parts, start=1):
+            files.append(self.folder / f"requests-{number}.jsonl")
+            with atomic_file(files[-1]) as partial, partial.open("wb") as written:
+                written.writelines(part)
+        message = (
+            f"{len(self.lines):,} requests: {', '.join(map(str, files))}. Send them as "
+            f"batches, put the files of answers and errors into {self.folder}, and run "
+            "the same command again"
+        )
+        if not self._answers:
+            return AwaitedError(message, files, complete=True)
+        missing = [each for each in self.lines if each not in self.failed]
+        problems = [
+            f"{len(ids):,} requests {what}: {', '.join(ids[:IDS_SHOWN])}"
+            + (", ..." if len(ids) > IDS_SHOWN else "")
+            for what, ids in (
+                ("have no answer", missing),
+                ("failed", [f"{key} ({why})" for key, why in self.failed.items()]),
+            )
+            if ids
+        ]
+        return AwaitedError("; ".join((*problems, message)), files, complete=False)
+
+
+class _Response(BaseModel):
+    status_code: int = 200
+    body: dict[str, Any] | None = None
+
+
+class _Answer(BaseModel):
+    custom_id: str
+    response: _Response | None = None
+    error: Any = None
+
+    @model_validator(mode="after")
+    def _answers(self) -> Self:
+        if self.response is None and self.error is None:
+            raise ValueError("neither response nor error")
+        return self
+
+    @property
+    def usable(self) -> bool:
+        given = self.response
+        return given is not None and given.status_code == 200 and bool(given.body)
+
+    @property
+    def reason(self) -> str:
+        return json.dumps(self.error or self.model_dump()["response"])
