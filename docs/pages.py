@@ -27,6 +27,10 @@ CARD_COLUMNS = 4
 """Tables with this many columns are cards on a phone."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+MEMBER = re.compile(
+    r'(<h4 id="compress\.[\w.]*?(\w+)\.(\w+)" class="doc doc-heading">\s*<span class="doc [^"]*">)(\w+)(?=</span>)'
+)
+"""The heading of a member on the API page: its class, and its name."""
 INDEX = SearchIndex(indexing="full", prebuild_index=False, lang=["en"])
 
 
@@ -62,6 +66,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let tables scroll or become cards, and break no line inside of an option such as `--max-drop`."""
+    html = MEMBER.sub(r"\1\2.\4", html)
     html = re.sub(r"<table>.*?</table>", lambda table: lay_out(table.group()), html, flags=re.DOTALL)
     return re.sub(
         r"<code>.*?</code>",
@@ -104,6 +109,7 @@ def on_post_build(config: MkDocsConfig) -> None:
         if "#" not in entry["location"]:
             page = entry["title"]
             continue
-        rows.append([entry["location"], page, entry["title"], entry["text"]])
+        member = re.search(r"#compress\..*\b([A-Z]\w*\.\w+)$", entry["location"])
+        rows.append([entry["location"], page, member[1] if member else entry["title"], entry["text"]])
     file = Path(config.site_dir, "assets", "index.js")
     file.write_text(f"window.INDEX = {json.dumps(rows, ensure_ascii=False)};\n", encoding="utf-8")
