@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.contrib.search.search_index import ContentParser, SearchIndex
+from mkdocs.contrib.search.search_index import SearchIndex
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -104,12 +104,13 @@ def on_pre_build(config: MkDocsConfig) -> None:
 def on_post_build(config: MkDocsConfig) -> None:
     """Write the index as a script, which a page from the disk may load: rows of place, page, title, text."""
     rows = list[list[Any]]()
-    page = ""
+    page = title = ""
     for entry in json.loads(INDEX.generate_search_index())["docs"]:
         if "#" not in entry["location"]:
-            page = entry["title"]
+            page = title = entry["title"]  # also the title of the first section, below the page's heading
             continue
         member = re.search(r"#compress\..*\b([A-Z]\w*\.\w+)$", entry["location"])
-        rows.append([entry["location"], page, member[1] if member else entry["title"], entry["text"]])
+        rows.append([entry["location"], page, title or (member[1] if member else entry["title"]), entry["text"]])
+        title = ""
     file = Path(config.site_dir, "assets", "index.js")
     file.write_text(f"window.INDEX = {json.dumps(rows, ensure_ascii=False)};\n", encoding="utf-8")

@@ -83,9 +83,9 @@ Each recipe holds a paper's numbers, each with its table, section or equation. `
 `--set stages.0.lr=3e-5` changes any of its numbers. Not sure? [Distil, prune or search?](choose.md) leads to one, and
 without `--recipe` a [table](recipe-files.md) chooses.
 
-*Tried*: {tried} of {all} were compared, on real data, with the same student trained without the recipe's idea. *Works* leads that
-control; *no better* means that the trial shows no difference; *harmful* is behind it. [The trials](tried.md) have the
-effects and their intervals.
+*Tried*: {tried} of {all} were compared, on real data, with the same student trained without the recipe's idea. *Works*
+leads that control; *no better* means that the trial shows no difference; *harmful* is behind it. [The trials](tried.md)
+have the effects and their intervals.
 """
 
 CONTROLS = {
