@@ -38,7 +38,7 @@ soak: $(VENV)/dev.stamp ## run for 30 minutes each what runs for long, one after
 	$(BIN)/python -m tests.campaign.soak --minutes 30
 
 docs: $(VENV)/dev.stamp ## build the site into build/site; open build/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 lint: $(VENV)/dev.stamp ## ruff, mypy and codespell
 	$(BIN)/ruff check .

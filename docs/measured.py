@@ -19,9 +19,12 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from benchmarks import effects
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted(Path(__file__).parent.glob("*.md")))
+VERDICTS = ROOT / "recipes" / "verdicts.json"
 MARK = re.compile(r"^<!-- measured: (\w+) -->\n\n", re.MULTILINE)
 Rows = list[Sequence[str]]
 Phrases = list[str]
@@ -664,7 +667,14 @@ def text_file_of_pieces() -> Phrases:
     ]
 
 
+def verdicts(folder: Path) -> str:
+    """Write what `compress recipes` says of each recipe that was tried, as its package holds no results."""
+    judged = effects.judge(effects.load(folder))
+    return json.dumps({name: verdict for name, (verdict, _) in judged.items()}, indent=2) + "\n"
+
+
 if __name__ == "__main__":
+    VERDICTS.write_text(verdicts(RESULTS / "recipes"), encoding="utf-8")
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         if (filled := fill(text)) != text:

@@ -1,15 +1,17 @@
 """Generate the reference of the site from the code: recipes, the command line, the public names."""
 
+import inspect
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import click
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from typer.models import OptionInfo
 
 import compress
 from benchmarks import effects
@@ -54,23 +56,41 @@ def recipes() -> str:
     """Describe every recipe by its own fields, grouped by what it needs."""
     every = [Recipe.load(name) for name in loader.names()]
     verdicts = effects.judge(effects.load(RESULTS))
-    parts = [
-        "# Recipes\n\nEach recipe holds a paper's numbers, each with its table, section or equation. "
-        "`compress recipes NAME` prints a recipe; `--set stages.0.lr=3e-5` overrides any number.\n"
-    ]
+    parts = [RECIPES.format(tried=len(verdicts), all=len(every))]
     for purpose, title in catalog.PURPOSES.items():
-        rows = [
-            f"| `{one.name}` | [{one.paper.authors} {one.paper.year}]({one.paper.url}) | {catalog.student(one)} | "
-            f"{one.needs} | {one.cost} | {one.choose or one.about} | {verdicts.get(one.name, ('not run', 1.0))[0]} |"
-            for one in every
-            if catalog.purpose(one) == purpose
-        ]
-        heading = (
-            "| recipe | paper | student | needs | cost | choose it when | [tried](tried.md) |\n" + "|---" * 7 + "|"
-        )
+        rows = list[str]()
+        for one in every:
+            if catalog.purpose(one) != purpose:
+                continue
+            verdict = verdicts[one.name][0] if one.name in verdicts else ""
+            paper = f"[{one.paper.authors} {one.paper.year}]({one.paper.url})"
+            cells = (
+                f"`{one.name}`",
+                one.choose or one.about,
+                catalog.student(one),
+                f"{one.needs}; {one.cost}",
+                f'<span class="{verdict.split()[0]}">{verdict}</span>' if verdict else "not run",
+                paper,
+            )
+            rows.append(f"| {' | '.join(cells)} |")
+        heading = "| recipe | choose it when | student | needs; cost | [tried](tried.md) | paper |\n" + "|---" * 6 + "|"
         parts.append("\n".join([f"## {title}\n", heading, *rows, ""]))
     return "\n".join(parts)
 
+
+RECIPES = """---
+wide: true
+---
+# Recipes
+
+Each recipe holds a paper's numbers, each with its table, section or equation. `compress recipes NAME` prints one,
+`--set stages.0.lr=3e-5` changes any of its numbers. Not sure? [Distil, prune or search?](choose.md) leads to one, and
+without `--recipe` a [table](recipe-files.md) chooses.
+
+*Tried*: {tried} of {all} were compared, on real data, with the same student trained without the recipe's idea. *Works*
+leads that control; *no better* means that the trial shows no difference; *harmful* is behind it. [The trials](tried.md)
+have the effects and their intervals.
+"""
 
 CONTROLS = {
     "teacher": "the same student trained on the labels, or the text, alone",
@@ -265,14 +285,50 @@ def commands(command: Any, words: tuple[str, ...]) -> list[tuple[tuple[str, ...]
 
 
 def api() -> str:
-    """List the public names; mkdocstrings adds their signatures and docstrings."""
+    """List the public names, functions first; mkdocstrings adds signatures, members and docstrings."""
+    public = {name: getattr(compress, name) for name in compress.__all__}
+    functions = {name: one for name, one in public.items() if inspect.isfunction(one)}
+    commands = [name for name, one in functions.items() if one.__module__.startswith("compress.commands.")]
+    forecasts = [name for name in commands if name.startswith("forecast")]
+    options = [name for name, one in public.items() if described(one)]
+    results = ["Bundle", "Report", "CompressError"]
+    groups = {
+        "Commands": [name for name in commands if name not in forecasts],
+        "What they return": results,
+        "Forecasts": forecasts,
+        "Losses, students, data": [name for name in functions if name not in commands],
+        "Options": options,
+        "Types": [name for name in public if name not in {*functions, *results, *options}],
+    }
     parts = [
-        "# Python API\n\nEvery command is one function call. All names not listed here may change without notice.\n"
+        "---\ndeep: true\n---\n# Python API\n\nEvery command is one function call. A name that is not on this page may "
     ]
-    parts += [f"::: {home}.{name}\n    options:\n      show_root_full_path: false\n" for name, home in homes().items()]
+    parts[0] += "change without notice.\n"
+    for title, names in groups.items():
+        parts += [f"## {title}\n", *(_documented(name, public[name]) for name in names)]
     return "\n".join(parts)
 
 
-def homes() -> dict[str, str]:
-    """Return the module in which each public name is defined."""
-    return {name: getattr(compress, name).__module__ for name in compress.__all__}
+def _documented(name: str, one: Any) -> str:
+    """Ask mkdocstrings for a name; list the fields of a group of options by their help."""
+    rows = described(one)
+    lines = [f"::: {one.__module__}.{name}", "    options:", "      show_root_full_path: false"]
+    if not rows:
+        return "\n".join([*lines, ""])
+    table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
+    return "\n".join([*lines, "      members: false", "      show_signature: false", "", *table, ""])
+
+
+def described(one: Any) -> list[str]:
+    """Return the rows of a table of an option group's fields, none for anything else."""
+    if not is_dataclass(one):
+        return []
+    rows = list[str]()
+    for field in fields(one):
+        hint = field.type
+        helps = [each.help for each in getattr(hint, "__metadata__", ()) if isinstance(each, OptionInfo)]
+        if helps:
+            kind = inspect.formatannotation(get_args(hint)[0]).replace("typing.", "")
+            default = "required" if field.default is MISSING else f"`{field.default!r}`"
+            rows.append(f"| `{field.name}` | `{kind}` | {default} | {helps[0] or ''} |")
+    return rows

@@ -4,11 +4,9 @@ import ast
 import importlib
 import inspect
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial, reduce
@@ -388,16 +386,6 @@ def test_the_gallery(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "| student int8 | 0.500 | 1.50 |" in output
     assert "| median, ms | 1 thread, batch 1, 32 tokens |" in output
     assert "| int8 on a phone | 7.25 |" in output
-
-
-@pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    subprocess.run(words, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    for page in ("index", "quickstart", "recipes", "cli", "api", "architecture"):
-        assert (tmp_path / "site" / f"{page}.html").is_file()
-    output = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
-    assert all(f'id="{getattr(compress, name).__module__}.{name}"' in output for name in compress.__all__)
 
 
 def test_a_release_is_told_in_25_lines() -> None:

@@ -1,10 +1,13 @@
 """List the recipes by what they train on, for `compress recipes`. Imports neither torch
 nor transformers."""
 
+import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from compress.config.stages import INITS
 from compress.kinds import find
@@ -12,12 +15,15 @@ from compress.kinds import find
 PURPOSES: Final = {
     "prompted": "Without labels: a prompted language model provides them",
     "task": "With labels of the task",
-    "vectors": "Sentence vectors, from texts without labels",
+    "pruning": "With labels of the task: cut the teacher itself",
+    "vectors": "Sentence vectors, for search and clustering",
     "corpus": "With unlabelled text as well, for one task or for many",
+    "writing": "Language models that write, from text alone",
     "pretraining": "Pre-training on your own text",
 }
 FURTHER: Final = (
-    "A recipe in full, when to choose it, what it costs: compress recipes tinybert",
+    "tried: on real data, against the same student without the recipe's idea.",
+    "A recipe in full, with its numbers and their sources: compress recipes tinybert",
     "The recipe that is chosen by default, and why: compress recipes auto",
     "The sizes and costs of their students: compress students minilm",
 )
@@ -29,9 +35,22 @@ def purpose(recipe: Recipe) -> str:
         return "prompted"
     if recipe.only_kind and find(recipe.only_kind).vectors:
         return "vectors"
+    steps = [stage.step for stage in recipe.training if stage.step is not None]
+    if recipe.pruning or any("sizes" in step.options for step in steps):
+        return "pruning"
+    texts = [stage.data == "text" for stage in recipe.stages]
+    if all(texts) and any(stage.kind == "distill" for stage in recipe.stages):
+        return "writing"
     if any(stage.kind == "pretrain" for stage in recipe.stages):
         return "pretraining"
-    return "corpus" if any(stage.data == "text" for stage in recipe.stages) else "task"
+    return "corpus" if any(texts) else "task"
+
+
+def verdicts() -> dict[str, str]:
+    """Read the verdict on each recipe that was tried against a control on real data:
+    works, no better, or harmful."""
+    found: dict[str, str] = json.loads((folder() / "verdicts.json").read_text("utf-8"))
+    return found
 
 
 def student(recipe: Recipe) -> str:
@@ -76,19 +95,20 @@ def time(recipe: Recipe) -> str:
 
 
 def format_table(recipes: Sequence[Recipe]) -> Iterator[str]:
-    """Yield the lines of a table, by purpose: the name of each recipe, what it makes,
-    and how long that takes."""
-    rows = [
-        (purpose(recipe), recipe.name, student(recipe), time(recipe))
-        for recipe in recipes
-    ]
-    widths = [max(len(row[at]) for row in rows) + 2 for at in (1, 2)]
-    yield f"{'recipe':{widths[0]}}{'student':{widths[1]}}time"
+    """Yield the lines of a list, by purpose: the name of each recipe, what it makes,
+    how long that takes, the verdict, and when to choose it."""
+    judged = verdicts()
     for key, title in PURPOSES.items():
-        yield from ("", f"{title}:")
-        for _, name, model, cost in (row for row in rows if row[0] == key):
-            yield f"{name:{widths[0]}}{model:{widths[1]}}{cost}"
-    yield from ("", *FURTHER)
+        yield f"{title}:"
+        for recipe in recipes:
+            if purpose(recipe) == key:
+                facts = [student(recipe), time(recipe)]
+                if recipe.name in judged:
+                    facts.append(f"tried: {judged[recipe.name]}")
+                yield f"  {recipe.name:20}{'; '.join(filter(None, facts))}"
+                yield textwrap.indent(textwrap.fill(recipe.choose or "", 74), " " * 6)
+        yield ""
+    yield from FURTHER
 
 
 def plain(recipe: Recipe) -> dict[str, object]:
@@ -101,5 +121,6 @@ def plain(recipe: Recipe) -> dict[str, object]:
         "needs": recipe.needs,
         "cost": recipe.cost,
         "choose": recipe.choose,
+        "verdict": verdicts().get(recipe.name),
         **recipe.paper.model_dump(),
     }

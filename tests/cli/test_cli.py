@@ -17,7 +17,7 @@ import compress
 from compress import cli
 from compress.cli import COMMANDS, app
 from compress.commands import bench as benching
-from compress.config import loader
+from compress.config import catalog, loader
 from compress.config.options import PANELS
 from compress.config.recipe import Recipe
 from compress.exporters import predictor
@@ -215,14 +215,18 @@ def test_completion(shell: str, typed: list[str], offered: list[str]) -> None:
 
 
 def test_recipes_lists_each_once() -> None:
+    """What it makes, how long that takes, the verdict on it; and below, when to choose it."""
     result = command.run("recipes")
     assert result.code == 0
-    lines = result.out.splitlines()
-    names = [line.split()[0] for line in lines if line.strip()]
-    assert sorted(name for name in names if name in loader.names()) == loader.names()
-    assert len(lines) < len(loader.names()) + 18, "a line each"
-    assert max(map(len, lines)) <= 80
-    assert {line.split("  ")[-1].strip() for line in lines if line.startswith("hinton ")} == {"minutes"}
+    entries = dict(re.findall(r"^  ([\w-]+) +\S.*$((?:\n      .*)+)", result.out, re.MULTILINE))
+    assert sorted(entries) == loader.names()
+    for name, below in entries.items():
+        assert " ".join(below.split()) == " ".join((Recipe.load(name).choose or "").split())
+    assert max(map(len, result.out.splitlines())) <= 80
+    facts = dict(re.findall(r"^  ([\w-]+) +(\S.*)$", result.out, re.MULTILINE))
+    assert facts["hinton"].startswith("half the layers; minutes")
+    tried = {name: fact.partition("tried: ")[2] for name, fact in facts.items()}
+    assert {name: verdict for name, verdict in tried.items() if verdict} == catalog.verdicts()
 
 
 def test_recipes_shows_the_file() -> None:

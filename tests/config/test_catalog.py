@@ -17,6 +17,11 @@ from compress.config.recipe import Recipe
         ("albert-shared", "task", "albert, 128 wide embedding"),
         ("prompted", "prompted", "the checkpoint minilm"),
         ("leaf", "vectors", "half the layers"),
+        ("prune-taylor", "pruning", "the teacher, pruned"),
+        ("prune-cofi", "pruning", "as the teacher"),
+        ("minillm", "writing", "half the layers"),
+        ("gkd", "writing", "half the layers"),
+        ("t5-spans", "pretraining", "12 x 768"),
     ],
 )
 def test_purpose_and_student(name: str, purpose: str, student: str) -> None:
