@@ -154,8 +154,6 @@ def check(
     # the other processes of a launch see the run that the first one has created
     if os.environ.get("RANK", "0") == "0":
         Run.check(Path(out), resume=options.resume)
-    if isinstance(settings, Recipe):
-        check_sizes(settings, teacher)
 
 
 def distill_request(arguments: ForecastArguments, out: PathName) -> DistillRequest:
@@ -189,6 +187,10 @@ def distill_request(arguments: ForecastArguments, out: PathName) -> DistillReque
         options=options,
     )
     check_knowledge(request)
+    # a student of a prompted teacher or of vectors begins as another checkpoint
+    other = request.prompt is not None or vectors.gives_vectors(request.teacher)
+    if isinstance(request.recipe, Recipe) and not other:
+        check_sizes(request.recipe, request.teacher)
     return request
 
 
@@ -265,6 +267,7 @@ def pretrain_request(
     recipe = load_recipe(arguments.recipe, options.overrides, length)
     recipe = without_task(recipe, text, source)
     check(recipe, teacher=name, out=out, data=source, corpus=text, options=options)
+    check_sizes(recipe, name)
     return PretrainRequest(
         teacher=name,
         data=source,

@@ -107,12 +107,14 @@ def check(name: str, *, allow_pickle: bool = False) -> None:
 
 
 def read_config(name: str) -> Mapping[str, Any]:
-    """Return the config.json of a local checkpoint; empty for one that has none, or is
-    on the hub. Raises TeacherError."""
+    """Return the config.json of a local checkpoint; empty for one that has none, is on
+    the hub, or is a cross-encoder, whose student is cut out of another model. Raises
+    TeacherError."""
     place = _locate(name)
     if not isinstance(place, Path) or not (place / CONFIG).is_file():
         return {}
-    return ModelFolder(place).config
+    folder = ModelFolder(place)
+    return {} if folder.kind == "cross_encoder" else folder.config
 
 
 def config_folder(name: str) -> Path:
