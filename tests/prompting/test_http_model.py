@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -434,3 +435,15 @@ def test_tokens_are_estimated_from_bytes() -> None:
     assert speaker.count("four") == 2
     assert speaker.count("字字") == 2
     assert speaker.longest is None
+
+
+def test_the_page_lists_every_field_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "labelling.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page.partition("## The endpoint file")[2], re.MULTILINE))
+    missing = []
+    for name, field in Endpoint.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "required" if field.is_required() else f"`{default:g}`" if type(default) in (int, float) else None
+        if name not in listed or (shown and listed[name] != shown):
+            missing.append((name, shown))
+    assert missing == []
