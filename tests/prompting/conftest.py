@@ -14,3 +14,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("TEST_KEY", KEY)
     with serving() as start:
         yield start
+
+
+@pytest.fixture(autouse=True)
+def any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a language model that a test makes have any name, as if the hub had it."""
+    monkeypatch.setattr("compress.models.checkpoints.check", lambda *_, **__: None)
