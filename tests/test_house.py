@@ -5,8 +5,8 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 549_400,
-    "tokens a line": 7.54,
+    "tokens": 561_400,
+    "tokens a line": 7.55,
     "packed assignments": 34,
     "decisions per 1,000 lines": 149,
     "fmt: skip": 0,
