@@ -209,6 +209,7 @@ def plan(**flat: Any) -> dict[str, PhaseEstimate]:
 def test_a_prompted_teacher_answers_a_few_rows(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speaker = FakeLanguageModel(KNOWS, (-1.0, -1.0))
     monkeypatch.setattr(prompted, "open_language_model", lambda *_, **__: speaker)
+    monkeypatch.setattr("compress.models.checkpoints.check", lambda *_, **__: None)
     ask = prompted.ask
     monkeypatch.setattr(prompted, "ask", lambda *given, **more: replace(ask(*given, **more), seconds=10.0))
     (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
