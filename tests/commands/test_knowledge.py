@@ -187,7 +187,11 @@ def test_any_recipe_that_learns_answers_works(recipe: str, given: dict[str, Any]
         ({"knowledge": None}, RecipeError, "knowledge: its teacher reads facts beside each text: give --knowledge"),
         ({"knowledge": "none.tsv"}, DataError, "--knowledge none.tsv: expected a file of triples"),
         ({"prompt": "sentiment"}, RecipeError, "only a checkpoint reads facts, not a prompted model"),
-        ({"recipe": "tinybert"}, RecipeError, "tinybert.hidden reads layers; this teacher has only logits"),
+        (
+            {"recipe": "tinybert", "overrides": ["student.layers=2"]},
+            RecipeError,
+            "tinybert.hidden reads layers; this teacher has only logits",
+        ),
         ({"recipe": "deberta-sift"}, RecipeError, "step: this teacher has only answered the task's own rows"),
         ({"recipe": "prune-taylor"}, RecipeError, "prune-taylor: prunes the teacher itself, which --knowledge lets"),
     ],

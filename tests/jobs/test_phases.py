@@ -377,7 +377,7 @@ def test_labelling_with_an_endpoint(tmp_path: Path, home: Path, monkeypatch: pyt
     (phase,) = asked(tmp_path, speaker, monkeypatch).values()
     assert len(given.asked) == 1
     assert phase.seconds[0] == pytest.approx(phase.seconds[1] / 4), "four are under way at once"
-    assert phase.note == "19 rows, 1 were answered now"
+    assert phase.note == "19 rows, 1 were answered now; about 19 requests, with 209 tokens of text"
 
 
 @pytest.mark.parametrize("method", ["auto", "dynamic", "smoothquant"])
