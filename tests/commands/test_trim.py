@@ -36,7 +36,14 @@ from compress.exporters.tokenizer.text_model import text_model
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization.certify import ScoreDrop
 from compress.records.run_report import Report
-from compress.trimming import Trimmed, find_frequent, trim_bundle, trim_checkpoint, trim_tokenizer
+from compress.trimming import (
+    Trimmed,
+    compare_encodings,
+    find_frequent,
+    trim_bundle,
+    trim_checkpoint,
+    trim_tokenizer,
+)
 from tests import command, forks, tiny
 
 CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")
@@ -105,6 +112,16 @@ def test_the_corpus_is_encoded_as_before(kind: str, seed: int) -> None:
     other, reference = (each.encode("the quick brown zebra was never so slow") for each in (after, before))
     assert "".join(other.tokens).replace("##", "") == "".join(reference.tokens).replace("##", ""), "still spelled"
     assert [other.ids[0], other.ids[-1]] == [after.token_to_id(token) for token in (other.tokens[0], other.tokens[-1])]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_text_that_changes_does_not_change_those_after_it(kind: str) -> None:
+    before = TextEncoder.from_backend(TOKENIZERS[kind]().backend_tokenizer)  # type: ignore[operator]
+    known = ["the film was never slow", "a quick story"]
+    trimmed = trim_tokenizer(before, known, min_count=1, keep=(), pinned=set())
+    after = trimmed.encoder(before)
+    changed = next(text for text, same in compare_encodings(before, after, [*known, *tiny.WORDS]) if not same)
+    assert [same for _, same in compare_encodings(before, after, [changed, *known])] == [False, True, True]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
