@@ -59,7 +59,7 @@ from compress.jobs.target import list_pruning, set_target
 from compress.models import checkpoints
 from compress.outputs import check_new_file, check_new_folder, check_output_folder
 from compress.prompting import vectors
-from compress.prompting.http_model import Endpoint
+from compress.prompting.http_model import Endpoint, names_endpoint
 from compress.prompting.prompt import Prompt, load_prompt
 from compress.provenance import find_missing, install_command
 from compress.training.run import Run, is_finished
@@ -341,7 +341,7 @@ def check_labelling(
     else:
         check_output_folder(out.parent, "out")
     load_prompt(prompt)
-    if teacher.endswith((".yaml", ".yml")):
+    if names_endpoint(teacher):
         Endpoint.load(teacher)
     else:
         checkpoints.check(teacher, allow_pickle=allow_pickle)

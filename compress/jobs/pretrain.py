@@ -49,7 +49,14 @@ from compress.training.run import RESULT
 from compress.training.scoring import encode_held_out, score_documents, writes_text
 from compress.training.stage import Trained, load_trained
 
-TRAINERS = ("compress", "torch", "transformers", "datasets", "tokenizers", "numpy")
+CHECKPOINT_LIBRARIES = (
+    "compress",
+    "torch",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "numpy",
+)
 """The packages that a checkpoint depends on."""
 
 
@@ -130,7 +137,7 @@ class Present(Phase[Job]):
         console = models.context.console
         if not run.main:
             return job
-        made = describe(job)
+        made = describe_pretraining(job)
         place = run.path / "report.html"
         with atomic_file(place) as page:
             page.write_text(render_pretraining(made), encoding="utf-8")
@@ -149,7 +156,7 @@ class Present(Phase[Job]):
         return job
 
 
-def describe(job: Job) -> Pretraining:
+def describe_pretraining(job: Job) -> Pretraining:
     """Collect what the page of a finished pre-training shows."""
     models = job.models
     run = models.run
@@ -187,7 +194,7 @@ def describe(job: Job) -> Pretraining:
         seed=run.seed,
         seconds=sum(found.seconds for found in spent.values()),
         machine=machine(),
-        versions=versions(TRAINERS),
+        versions=versions(CHECKPOINT_LIBRARIES),
     )
 
 

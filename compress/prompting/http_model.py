@@ -285,17 +285,11 @@ class EndpointLimits:
         if not isinstance(model, RemoteModel):
             return model
         own = model.meter
-        meter = Meter(
-            self.max_calls or own.max_calls,
-            self.max_tokens or own.max_tokens,
-        )
+        calls = self.max_calls or own.max_calls
+        meter = Meter(calls, self.max_tokens or own.max_tokens)
         path = urlsplit(model.endpoint.url).path
         files = BatchFiles(self.batch, path) if self.batch else None
-        return replace(
-            model,
-            meter=meter,
-            batch=files,
-        )
+        return replace(model, meter=meter, batch=files)
 
 
 def spent_on(model: LanguageModel) -> Meter | None:
