@@ -596,12 +596,7 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         modes."""
         if self.endpoint.mode != "answer":
             return None
-        return RemoteVoter(
-            self.endpoint,
-            self.key,
-            self.meter,
-            self.batch,
-        )
+        return RemoteVoter(self.endpoint, self.key, self.meter, self.batch)
 
     def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
         (prompt, answers) = question

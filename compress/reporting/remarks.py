@@ -170,8 +170,8 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
 
 
 def _kind_of_fall(teacher: ReportRow | None, row: ReportRow) -> str:
-    """Return whether the class whose F1 falls most has less than half as many rows as a
-    class has on average."""
+    """Return `rare classes` if the class whose F1 falls most has less than half as many
+    rows as a class has on average, else `single classes`."""
     before = {each.label: each.f1 for each in (teacher.classes if teacher else ())}
     worst = max(row.classes, key=lambda each: before.get(each.label, 0.0) - each.f1)
     average = sum(each.support for each in row.classes) / len(row.classes)
