@@ -202,8 +202,10 @@ def quantize(
     """
     with user_errors(hint="The bundle was not changed."):
         from compress.commands import preflight
+        from compress.exporters.artifact import check_destination
 
         preflight.check_files(bundle=bundle, data=source.data, columns=source)
+        check_destination(bundle, out)
 
         from compress.commands import quantize as pipeline
         from compress.reporting import tables, terminal

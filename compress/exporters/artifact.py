@@ -686,6 +686,15 @@ def check_writable(path: Path) -> None:
         )
 
 
+def check_destination(bundle: Path, out: Path | None) -> None:
+    """Raise BundleError or OutputError, before any work is done, where `out` cannot be
+    written or, if it is None, the bundle cannot be changed in place."""
+    if out is None:
+        check_writable(bundle)
+    else:
+        check_place(out)
+
+
 @contextmanager
 def writing(path: Path, manifest: Manifest, card: str) -> Iterator[Path]:
     """Yield a folder with the card of a new bundle for its files; at the end write its

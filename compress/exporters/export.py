@@ -30,7 +30,7 @@ from compress.exporters.writers.context import (
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin
 from compress.outputs import check_output_folder
-from compress.provenance import versions
+from compress.provenance import find_missing, install_command, versions
 
 NAME = "export.json"
 OPSETS = range(12, 24)
@@ -187,6 +187,12 @@ def check_settings(
         raise ExportError(
             f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's "
             "exporter and onnxruntime support"
+        )
+    extra = format.extra
+    if extra is not None and extra.required and (absent := find_missing(extra.name)):
+        raise ExportError(
+            f"--for {to}: {absent}; expected it for this format: "
+            f"{install_command(extra.name)}"
         )
     if out is not None:
         _check_free(out, to, origin)

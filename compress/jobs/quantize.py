@@ -24,7 +24,7 @@ from compress.config.options import ColumnOptions, DeviceOptions, Int8Options
 from compress.data.task import TaskData
 from compress.errors import BundleError, CompressError
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.artifact import Bundle, check_place, check_writable
+from compress.exporters.artifact import Bundle, check_destination
 from compress.exporters.int8 import quantize_static
 from compress.exporters.rewrite.graph import Product, products
 from compress.exporters.session import read_model
@@ -114,10 +114,7 @@ class QuantizeRequest:
                 f"{path}: --method qat trains the weights, which makes a new "
                 "bundle: give --out another folder"
             )
-        if self.out is None:
-            check_writable(path)
-        else:
-            check_place(self.place)
+        check_destination(path, self.out and self.place)
 
     @cached_property
     def task_data(self) -> TaskData:

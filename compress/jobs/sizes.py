@@ -4,6 +4,7 @@ is imported.
 What the config does not state is checked once the model is loaded.
 """
 
+from compress import families
 from compress.config.recipe import Recipe
 from compress.config.reference import read_signal
 from compress.config.stages import Stage, StudentSpec
@@ -16,12 +17,15 @@ from compress.slicing.sizes import count_size, select_layers
 
 def check_sizes(recipe: Recipe, teacher: str) -> None:
     """Raise PruneError for a target with a size that is larger than the teacher's, and
-    RecipeError for a student whose layers cannot be copied from the teacher's, or
-    compared with them."""
-    own = sizes_of(checkpoints.read_config(teacher))
+    RecipeError for texts longer than its table of positions, or for a student whose
+    layers cannot be copied from the teacher's, or compared with them."""
+    config = checkpoints.read_config(teacher)
+    own = sizes_of(config)
     for name, value in recipe.target.sizes.items():
         if name in own:
             count_size(name, value, own[name])
+    if families.find(config.get("model_type", "")).bert_embedding:
+        _check_lengths(recipe, teacher, own["positions"])
     theirs = own.get("layers")
     if theirs is None or recipe.pruning or "decoder_layers" in own:
         return
@@ -38,6 +42,20 @@ def check_sizes(recipe: Recipe, teacher: str) -> None:
             _compare_layers(stage, spec, round(share * spec.layers), theirs)
         except (ObjectiveError, StudentError) as error:
             problems.append(f"{recipe.name}: stages[{at}] ({stage.name}): {error}")
+    if problems:
+        raise RecipeError(problems)
+
+
+def _check_lengths(recipe: Recipe, teacher: str, positions: int) -> None:
+    problems = [
+        f"{recipe.name}: stages[{at}].max_length is {stage.max_length}; teacher "
+        f"{teacher} has {positions} positions: --set "
+        f"stages.{at}.max_length={positions}"
+        for at, stage in enumerate(recipe.stages)
+        if isinstance(stage, Stage)
+        and stage.max_length != "auto"
+        and stage.max_length > positions
+    ]
     if problems:
         raise RecipeError(problems)
 

@@ -308,7 +308,17 @@ def test_a_search_interrupted_in_every_phase_continues(
     assert {rung.examples for rung in found.ladder if rung.what == "supernet"} > {12 * 16}, "of all processes"
     assert {path: path.read_bytes() for path in done} == done
     assert not command.partial(out)
+    a_finished_search_races_no_more(out, shelf)
     a_forecast_of_more_trials_names_what_is_done(out, shelf, monkeypatch)
+
+
+def a_finished_search_races_no_more(out: Path, shelf: Searched) -> None:
+    before = load_report(out)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("compress.nas.finalists.sample", lambda *_, **__: pytest.fail("it races again"))
+        told = command.run(*shelf.words(out, "--resume"))
+    assert told.code == 0, told.err
+    assert (load_report(out).winner, load_report(out).front) == (before.winner, before.front)
 
 
 def a_forecast_of_more_trials_names_what_is_done(out: Path, shelf: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
