@@ -114,7 +114,7 @@ class QuantizeRequest:
                 f"{path}: --method qat trains the weights, which makes a new "
                 "bundle: give --out another folder"
             )
-        check_destination(path, self.out and self.place)
+        check_destination(path, None if self.out is None else self.place)
 
     @cached_property
     def task_data(self) -> TaskData:

@@ -27,7 +27,12 @@ from compress.jobs.shipping import Ship
 from compress.jobs.stages import StageModels
 from compress.latency.measure import sample
 from compress.nas.config import describe_choice
-from compress.nas.context import FinalRace, ScratchEvaluator, SearchContext, score_student
+from compress.nas.context import (
+    FinalRace,
+    ScratchEvaluator,
+    SearchContext,
+    score_student,
+)
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.reporting.remarks import unmet
 from compress.training.run import Run
