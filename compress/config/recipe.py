@@ -186,6 +186,11 @@ class Recipe(Frozen):
     stages: tuple[AnyStage, ...] = Field(min_length=1)
 
     @property
+    def named_stages(self) -> list[tuple[str, AnyStage]]:
+        """The stages, with the names that messages use for them."""
+        return [(f"stages[{at}]", stage) for at, stage in enumerate(self.stages)]
+
+    @property
     def training(self) -> tuple[Stage, ...]:
         """Return the stages that train."""
         return tuple(stage for stage in self.stages if isinstance(stage, Stage))

@@ -15,6 +15,7 @@ from compress.config.reference import Call
 from compress.config.stages import AnyStage, Stage, StudentSpec
 from compress.data.lengths import RowLengths
 from compress.errors import RecipeError, TeacherError
+from compress.jobs.sizes import long_stages
 from compress.models.sentence_settings import settings_of
 from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
@@ -77,24 +78,23 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
     problems = list[str]()
     calls = list[tuple[str, Any, tuple[str, ...]]]()
     specs: list[tuple[str, StudentSpec | None]] = [("student", recipe.student)]
-    for at, stage in enumerate(recipe.stages):
+    for where, stage in recipe.named_stages:
         names = _FUNCTIONS if isinstance(stage, Stage) else _PRUNE_FUNCTIONS
         named = {name: getattr(stage, name) for name in names}
         calls += [
-            (f"stages[{at}].{name}", call, names[name])
+            (f"{where}.{name}", call, names[name])
             for name, call in named.items()
             if isinstance(call, Call)
         ]
         if not isinstance(stage, Stage):
             continue
-        specs.append((f"stages[{at}].student", stage.student))
+        specs.append((f"{where}.student", stage.student))
         if stage.teacher == "previous" and stage.kind == "distill":
             try:
                 ancestor(recipe.stages, stage)
             except RecipeError as error:
                 problems += [
-                    f"{recipe.name}: stages[{at}]: {problem}"
-                    for problem in error.problems
+                    f"{recipe.name}: {where}: {problem}" for problem in error.problems
                 ]
     calls += [
         (f"{where}.init", spec.init, ("words",))
@@ -226,21 +226,18 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
     tuned: a teacher without a head is fine-tuned.
     """
     limit = positions(teacher.model)
-    problems = [
-        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher "
-        f"{teacher.name} has {limit} positions: --set "
-        f"{where.replace('[', '.').rstrip(']')}.max_length={limit}"
-        for where, stage in list_stages(recipe)
-        if limit is not None
-        and stage.max_length != "auto"
-        and stage.max_length > limit
-        and not (stage is recipe.teacher and (teacher.trained or not tuned))
+    stages = list_stages(recipe)
+    read = [
+        (where, stage)
+        for where, stage in stages
+        if not (stage is recipe.teacher and (teacher.trained or not tuned))
     ]
+    problems = [] if limit is None else long_stages(recipe, teacher.name, limit, read)
     problems += [
         f"{recipe.name}: {where}.step needs {needed} positions for its prompt and its "
         f"new tokens; teacher {teacher.name} has {limit}: lower the step's `prompt` or "
         "`new_tokens`"
-        for where, stage in list_stages(recipe)
+        for where, stage in stages
         if limit is not None and (needed := sampled_tokens(stage)) > limit
     ]
     if problems:
@@ -266,10 +263,7 @@ def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
     before += (
         [("teacher_lm", recipe.teacher_lm)] if trains_language_model(recipe) else []
     )
-    return [
-        *before,
-        *((f"stages[{at}]", stage) for at, stage in enumerate(recipe.stages)),
-    ]
+    return [*before, *recipe.named_stages]
 
 
 def check_scores(recipe: Recipe, data: "TaskData") -> None:

@@ -4,10 +4,12 @@ is imported.
 What the config does not state is checked once the model is loaded.
 """
 
+from collections.abc import Iterable
+
 from compress import families
 from compress.config.recipe import Recipe
 from compress.config.reference import read_signal
-from compress.config.stages import Stage, StudentSpec
+from compress.config.stages import AnyStage, Stage, StudentSpec
 from compress.config.term import LAYERED, layer_pairs
 from compress.errors import ObjectiveError, RecipeError, StudentError
 from compress.models import checkpoints
@@ -25,13 +27,15 @@ def check_sizes(recipe: Recipe, teacher: str) -> None:
         if name in own:
             count_size(name, value, own[name])
     if families.find(config.get("model_type", "")).bert_embedding:
-        _check_lengths(recipe, teacher, own["positions"])
+        stages = recipe.named_stages
+        if problems := long_stages(recipe, teacher, own["positions"], stages):
+            raise RecipeError(problems)
     theirs = own.get("layers")
     if theirs is None or recipe.pruning or "decoder_layers" in own:
         return
     problems = []
     spec = recipe.student
-    for at, stage in enumerate(recipe.stages):
+    for where, stage in recipe.named_stages:
         if not isinstance(stage, Stage):
             continue
         spec = stage.student or spec
@@ -41,23 +45,23 @@ def check_sizes(recipe: Recipe, teacher: str) -> None:
         try:
             _compare_layers(stage, spec, round(share * spec.layers), theirs)
         except (ObjectiveError, StudentError) as error:
-            problems.append(f"{recipe.name}: stages[{at}] ({stage.name}): {error}")
+            problems.append(f"{recipe.name}: {where} ({stage.name}): {error}")
     if problems:
         raise RecipeError(problems)
 
 
-def _check_lengths(recipe: Recipe, teacher: str, positions: int) -> None:
-    problems = [
-        f"{recipe.name}: stages[{at}].max_length is {stage.max_length}; teacher "
-        f"{teacher} has {positions} positions: --set "
-        f"stages.{at}.max_length={positions}"
-        for at, stage in enumerate(recipe.stages)
-        if isinstance(stage, Stage)
-        and stage.max_length != "auto"
-        and stage.max_length > positions
+def long_stages(
+    recipe: Recipe, teacher: str, positions: int, stages: Iterable[tuple[str, AnyStage]]
+) -> list[str]:
+    """Say which stages, given with their names, read longer texts than the teacher has
+    positions."""
+    return [
+        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher} "
+        f"has {positions} positions: --set "
+        f"{where.replace('[', '.').rstrip(']')}.max_length={positions}"
+        for where, stage in stages
+        if stage.max_length != "auto" and stage.max_length > positions
     ]
-    if problems:
-        raise RecipeError(problems)
 
 
 def _compare_layers(stage: Stage, spec: StudentSpec, layers: int, theirs: int) -> None:
