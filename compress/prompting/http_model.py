@@ -61,6 +61,9 @@ from compress.terminal import one_line
 from compress.training.processes import process_rank
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+FOR_ITS_TEXT = frozenset({400, 413, 422})
+"""The statuses of a refusal that may be for the text of a request: a filter of content,
+or a length."""
 ADVICE = {
     **dict.fromkeys(
         (401, 403),
@@ -324,6 +327,10 @@ class _TransientError(Exception):
         self.wait = wait
 
 
+class _RefusedError(TeacherError):
+    """A request that the endpoint refuses, which may be for its text."""
+
+
 class _AwaitedError(Exception):
     """A request of a batch without an answer."""
 
@@ -510,7 +517,8 @@ class _Remote(ABC, Generic[Question, Parsed]):
         advice = ADVICE.get(code, "Check url, model and mode in the endpoint file")
         if "logprobs" in message:
             advice = NO_LOGPROBS
-        raise TeacherError(f"teacher {self.name}: {reason}. {advice}")
+        error = _RefusedError if code in FOR_ITS_TEXT else TeacherError
+        raise error(f"teacher {self.name}: {reason}. {advice}")
 
     def _parse(self, content: bytes, question: Question) -> Parsed:
         """Parse an answer. Raises _UnusableError with the reason if that fails."""
@@ -682,12 +690,23 @@ class RemoteVoter(_Remote[tuple[str, int], Votes]):
     async def _answer(
         self, client: httpx2.AsyncClient, stop: anyio.Event, question: tuple[str, int]
     ) -> Votes:
-        """Ask again for the answers that an endpoint that ignores `n` left out."""
+        """Ask again for the answers that an endpoint that ignores `n` left out.
+
+        A refusal is an answer without a label if other texts of the command were
+        answered; before that, it may be one of all texts.
+        """
         prompt, left = question
         texts: tuple[str, ...] = ()
         while left > len(texts):
             asked = (prompt, left - len(texts))
-            texts += (await super()._answer(client, stop, asked)).texts
+            try:
+                texts += (await super()._answer(client, stop, asked)).texts
+            except _RefusedError as error:
+                with anyio.move_on_after(FIRST_WAIT):
+                    await stop.wait()
+                if not self.meter.answers:
+                    raise
+                return Votes((str(error),) * left)
         return Votes(texts)
 
     def _request(self, question: tuple[str, int]) -> tuple[str, bytes]:

@@ -17,7 +17,7 @@ class Meter:
     """Count what is asked now, up to `max_calls` requests and `max_tokens` tokens of
     prompts and answers.
 
-    requests    with those that failed
+    requests    with those that failed; answers: those that did not
     prompt_tokens, completion_tokens  as the endpoint counts them
     uncounted   answers for which the endpoint counted none
     reserved    estimated tokens of requests under way, and of uncounted answers
@@ -26,6 +26,7 @@ class Meter:
     max_calls: int | None = None
     max_tokens: int | None = None
     requests: int = 0
+    answers: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     uncounted: int = 0
@@ -79,8 +80,9 @@ class Meter:
         self.reserved += tokens
 
     def settle(self, tokens: int, answer: bytes) -> None:
-        """Count the tokens that the endpoint charges for an answer, instead of the
-        reserved ones if it says so."""
+        """Count an answer, and the tokens that the endpoint charges for it, instead of
+        the reserved ones if it says so."""
+        self.answers += 1
         try:
             counted = _Billed.model_validate_json(answer).usage
         except ValidationError:

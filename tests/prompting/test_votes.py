@@ -172,3 +172,22 @@ def test_vectors_are_no_answers(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text("url: http://h\nmodel: m\nmode: embeddings\nvotes: 3", encoding="utf-8")
     with pytest.raises(PromptError, match="only for `mode: answer`"):
         Endpoint.load(str(tmp_path / "e.yaml"))
+
+
+def test_a_refused_text_is_unanswered(serve: Any, hastened: None, tmp_path: Path) -> None:
+    """A filter of contents stops no table; what refuses all texts stops at once."""
+
+    def reply(number: int, path: str, body: dict[str, Any]) -> Reply:
+        refused = "good film 2" in body["messages"][0]["content"]
+        return (400, {}, b"content_filter") if refused else by_word(number, path, body)
+
+    arguments = write(tmp_path, serve(reply))
+    labelled.label(**arguments, console=Console(quiet=True))
+    found = {row["text"]: row["label"] for row in rows(arguments)}
+    assert found.pop("a good film 2") is None
+    assert set(found.values()) == {"negative", "positive"}
+    server = serve(lambda *_: (400, {}, b"no such setting"))
+    Path(arguments["out"]).unlink()
+    with pytest.raises(TeacherError, match="no such setting"):
+        labelled.label(**write(tmp_path, server), console=Console(quiet=True))
+    assert len(server.seen) == 1
