@@ -517,8 +517,8 @@ class _Remote(ABC, Generic[Question, Parsed]):
         advice = ADVICE.get(code, "Check url, model and mode in the endpoint file")
         if "logprobs" in message:
             advice = NO_LOGPROBS
-        error = _RefusedError if code in FOR_ITS_TEXT else TeacherError
-        raise error(f"teacher {self.name}: {reason}. {advice}")
+        refusal = _RefusedError if code in FOR_ITS_TEXT else TeacherError
+        raise refusal(f"teacher {self.name}: {reason}. {advice}")
 
     def _parse(self, content: bytes, question: Question) -> Parsed:
         """Parse an answer. Raises _UnusableError with the reason if that fails."""
