@@ -188,9 +188,9 @@ def demo_runs() -> str:
     minutes, low, high = (f"{seconds[each] / 60:.0f}" for each in ("median", "lowest", "highest"))
     spread = f" ({low} to {high})" if len(runs) > 1 else ""
     words = [
-        f"Accuracy is that of {result['split_rows']:,} {result['split']} rows, speed that of one forward beside the",
+        f"Accuracy is measured on {result['split_rows']:,} {result['split']} rows; speed compares one forward with the",
         f"teacher's float32 file, {result['settings'][0]}. The command took {minutes} minutes{spread} on one thread of",
-        f"a Xeon, {result['date'][:10]}, beside up to ten other processes; a quiet machine takes far less",
+        f"a Xeon, {result['date'][:10]}, next to up to ten other processes; a quiet machine takes far less",
         "([script](benchmarks/demo_seeds.py)).",
     ]
     return textwrap.fill(" ".join(words), WIDTH, break_on_hyphens=False)
@@ -298,7 +298,7 @@ def engines_agree() -> Phrases:
 def leaf_students() -> Rows:
     models = read("embeddings_leaf_epyc-2core_202611")["models"]
     names = {"teacher": "`minilm`", "leaf": "`leaf`, 3 x 384", "leaf-4x312": "`leaf`, 4 x 312"}
-    rows: Rows = [["", "parameters", "STS-B", "nDCG@10, questions of MLQA", "asking the teacher's index"]]
+    rows: Rows = [["", "parameters", "STS-B", "nDCG@10, questions of MLQA", "searching the teacher's index"]]
     for key, name in names.items():
         cells = [name, f"{models[key]['parameters'] / 1e6:.1f} M"]
         for value in ("stsb_spearman", "qa_ndcg10", "qa_ndcg10_of_teachers_index"):
@@ -361,7 +361,7 @@ def gate_alarms() -> Rows:
     result = read("gate_alarms_epyc-2core_202611")
     slower = result["10 % more work"]
     names = {
-        "identical": "of identical files",
+        "identical": "identical",
         "10 % more work": f"with 10 % more work ({percent(slower['median_change'])} by the median)",
     }
     rows: Rows = [["pairs", "passed", "cannot be told", "failed", "passes, median and most", "seconds per pair"]]
@@ -378,13 +378,13 @@ def gate_alarms() -> Rows:
 def keep() -> Rows:
     names = {
         "sst2": "SST-2 ({} rows)",
-        "stsb": "STS-B ({} validation pairs, which also decided)",
+        "stsb": "STS-B ({} validation pairs, also used to decide)",
         "topics": "which of 20 articles a sentence is from ({} rows)",
         "mrpc": "MRPC ({} rows)",
-        "intents": "`intents` ({} rows), of an earlier version",
+        "intents": "`intents` ({} rows), with an earlier version",
     }
     runs = {run["set"]: run for run in read("keep_xeon-2core-busy_202611")["runs"]}
-    rows: Rows = [["data", "ships", "kept of the test score (80 %)", "over the teacher's int8", "int8, MB", "minutes"]]
+    rows: Rows = [["data", "student", "share of the test score (80 %)", "speed-up over int8 teacher", "int8, MB", "minutes"]]
     for key, name in names.items():
         run = runs[key]
         kept, path = run["kept"], run["path"]

@@ -87,9 +87,9 @@ Each recipe holds a paper's numbers, each with its table, section or equation. `
 `--set stages.0.lr=3e-5` changes any of its numbers. Not sure? [Distil, prune or search?](choose.md) leads to one, and
 without `--recipe` a [table](recipe-files.md) chooses.
 
-*Tried*: {tried} of {all} were compared, on real data, with the same student trained without the recipe's idea. *Works*
-leads that control; *no better* means that the trial shows no difference; *harmful* is behind it. [The trials](tried.md)
-have the effects and their intervals.
+*Tried*: {tried} of {all} recipes were compared, on real data, with the same student trained without the recipe's idea. *Works*
+means better than that control; *no better*, that the trial shows no difference; *harmful*, worse. [The trials](tried.md)
+page has the effects and their intervals.
 """
 
 CONTROLS = {
@@ -120,11 +120,11 @@ def tried() -> str:
     parts = [
         "# Recipes on real data\n",
         f"{len(found)} of {len(loader.names())} recipes were compared with a control that has the same labelled rows "
-        "and chooses its own length by the same rule, at small sizes and in minutes on one core. "
+        "and chooses its own length by the same rule, at small sizes, in minutes on one core. "
         f"{judged.count('works')} work, {judged.count('no better')} are no better, {judged.count('harmful')} do harm. "
         "The test is over seeds and test rows together, two-sided, at 5 % with Holm's correction over this table. "
-        "*No better* means that the trial shows no difference, not that there is none. Intervals have 95 % each. "
-        "`benchmarks/recipes_for_real.py` says what is compared with what, and `benchmarks/effects.py` has the "
+        "*No better* means that the trial shows no difference, not that there is none. Each interval is at 95 %. "
+        "`benchmarks/recipes_for_real.py` says what is compared, and `benchmarks/effects.py` has the "
         "formulas; each file in `benchmarks/results/recipes` has its command, versions and commit.\n",
         "| recipe | control | scored by | recipe | control | effect (interval) | corrected p | minutes | verdict |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -146,8 +146,7 @@ def tried() -> str:
             apart.append(f"| `{name}` | {' | '.join(cells)} |")
     if apart:
         parts += [
-            "\nWhat the teacher gives on the labelled rows alone, and what it adds by answering for texts without "
-            "labels:\n",
+            "\nWhat the teacher adds on the labelled rows alone, and what it adds by labelling unlabelled texts:\n",
             "| recipe | teacher, same rows | texts | both |",
             "|---|---|---|---|",
             *apart,
@@ -157,7 +156,7 @@ def tried() -> str:
         if name not in found:
             reasons.setdefault(effects.NOT_RUN.get(name, effects.NOT_YET), []).append(f"`{name}`")
     parts += ["\nNot run here:\n", *(f"- {', '.join(names)}: {reason}." for reason, names in reasons.items())]
-    parts.append("\nMore of vectors and rankings: [embeddings](embeddings.md) and [a reranker](reranker.md).\n")
+    parts.append("\nMore on vectors and rankings: [embeddings](embeddings.md) and [a reranker](reranker.md).\n")
     return "\n".join(parts)
 
 
@@ -231,12 +230,12 @@ def devices(results: Sequence[BenchResult]) -> str:
 INTRODUCTION = """# Gallery
 
 Each student was created with the command shown, and its figures come from its report. `benchmarks/gallery.py` runs the
-commands, keeps the reports, and times both files of each student again on the devices that there are; no result is left
-out. `~`: two passes disagreed, as the machine was shared.
+commands, keeps the reports, and times both files of each student again on the available devices; no result is left out.
+`~`: two passes disagreed, as the machine was shared.
 """
 WHY_SHOWN = {
     "albert-sst2": "Its one layer takes the place of the teacher's six, and the command gave it 8 minutes to learn.",
-    "distilbert-intents-brief": "Teacher and student had 160 steps together: it shows what too short a run gives.",
+    "distilbert-intents-brief": "Teacher and student had 160 steps together: it shows the effect of too short a run.",
 }
 """Why the gallery shows a student that a baseline beats, if that is known."""
 SHOWN = 4

@@ -8,16 +8,16 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=TERM@120
 
-# One task a GPU, without torchrun, so that the exit code of compress is that of the step. --signal ends the tasks two
-# minutes before the time is over; what was preempted or has run out of time is queued again, and continues.
-# RUN is written by the first task alone: it must be there again after a requeue, on whichever node that is then.
+# One task per GPU, without torchrun, so that the job step ends with the exit code of compress. --signal ends the tasks
+# two minutes before the time is over; a job that was preempted or ran out of time is queued again, and continues. Only
+# the first task writes RUN: after a requeue it must still be there, on whichever node that task then runs.
 RUN=${RUN:-$SLURM_SUBMIT_DIR/runs/sst2}
 OPTIONS=(--teacher bert-base --recipe tinybert --data glue/sst2)
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
 # export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0    # if nodes have several networks
-export COMPRESS_HOME=${COMPRESS_HOME:-/tmp/compress-$USER}    # may be a disk of each node
+export COMPRESS_HOME=${COMPRESS_HOME:-/tmp/compress-$USER}    # may be a local disk of each node
 
 srun --kill-on-bad-exit=1 bash -c '
     export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
