@@ -384,7 +384,16 @@ def keep() -> Rows:
         "intents": "`intents` ({} rows), with an earlier version",
     }
     runs = {run["set"]: run for run in read("keep_xeon-2core-busy_202611")["runs"]}
-    rows: Rows = [["data", "student", "share of the test score (80 %)", "speed-up over int8 teacher", "int8, MB", "minutes"]]
+    rows: Rows = [
+        [
+            "data",
+            "student",
+            "share of the test score (80 % interval)",
+            "speed-up over int8 teacher",
+            "int8, MB",
+            "minutes",
+        ]
+    ]
     for key, name in names.items():
         run = runs[key]
         kept, path = run["kept"], run["path"]

@@ -87,9 +87,9 @@ Each recipe holds a paper's numbers, each with its table, section or equation. `
 `--set stages.0.lr=3e-5` changes any of its numbers. Not sure? [Distil, prune or search?](choose.md) leads to one, and
 without `--recipe` a [table](recipe-files.md) chooses.
 
-*Tried*: {tried} of {all} recipes were compared, on real data, with the same student trained without the recipe's idea. *Works*
-means better than that control; *no better*, that the trial shows no difference; *harmful*, worse. [The trials](tried.md)
-page has the effects and their intervals.
+*Tried*: {tried} of {all} recipes were compared, on real data, with the same student trained without the recipe's idea.
+*Works* means better than that control; *no better*, that the trial shows no difference; *harmful*, worse.
+[The trials](tried.md) have the effects and their intervals.
 """
 
 CONTROLS = {
