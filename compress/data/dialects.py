@@ -44,7 +44,7 @@ SHOWN_LINES: Final = 100
 RECURRING_ROWS: Final = 20
 DELIMITERS: Final = ",;\t|"
 UNCLOSED: Final = "unexpected end of data"
-"""What csv.reader says of a quoted cell without an end."""
+"""The message of csv.reader for a quoted cell that is never closed."""
 DELIMITER_NAMES: Final = {
     ",": "commas",
     ";": "semicolons",
@@ -106,8 +106,8 @@ class Dialect:
         """Yield the rows of numbered lines, without the blank ones of a file with
         delimiters.
 
-        check   raises DataError for a line that is not text; it is asked about lines
-                that are not ASCII
+        check   is called on lines that are not ASCII, and raises DataError for a line
+                that is not text
         """
         return (
             self._split_quoted(numbered, check, place)
@@ -148,7 +148,7 @@ class Dialect:
     def _split_quoted(
         self, numbered: Iterable[tuple[int, str]], check: CellCheck, place: str
     ) -> Iterator[TextLine]:
-        # global, so only ever raised
+        # a global limit, so it is only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
         feed = _Feed(numbered, check, escaped=self.backslash)
         reader = csv.reader(
@@ -188,7 +188,7 @@ class Dialect:
                 ):
                     error = (
                         "has quotation marks in several cells that are not quoted: "
-                        "quote these, and double the marks"
+                        "quote these cells, and double the marks inside"
                     )
             if self.mark == "'" and ('""' in feed.text or "\\'" in feed.text):
                 error = (
@@ -203,11 +203,11 @@ class Dialect:
                 yield TextLine(feed.number, cells)
 
     def _keep_stray_marks(self, text: str) -> list[str]:
-        """Read a row in whose quoted cells some marks are not doubled; [] if that can
-        be read in another way.
+        """Read a row whose quoted cells contain marks that are not doubled; [] if it
+        can be read in more than one way.
 
-        Such a mark is text if it touches no delimiter, and if there is a delimiter in
-        its cell, which without its quotation marks would be several.
+        Such a mark is text if it touches no delimiter and its cell contains one, so
+        that without quotation marks it would be several cells.
         """
         cells = []
         for quoted, content in self._list_pieces(text):
@@ -220,8 +220,8 @@ class Dialect:
         return [] if self._has_marks_outside(text) else cells
 
     def _has_marks_outside(self, text: str) -> bool:
-        """Check whether several cells without quoting have marks, which may be those of
-        one quoted cell."""
+        """Check whether several unquoted cells have marks, which may belong to one
+        quoted cell."""
         return (
             sum(
                 self.mark in content
@@ -255,7 +255,7 @@ class Dialect:
 
 
 class _Feed:
-    """Feed numbered lines to csv.reader, and keep those of the present row, so that
+    """Feed numbered lines to csv.reader, and keep the lines of the current row, so that
     they can be read again."""
 
     def __init__(
@@ -318,7 +318,7 @@ def read_lines(
 
 @dataclass(frozen=True)
 class _Beginning:
-    """Hold the first lines of a file, and whether these are all."""
+    """Hold the first lines of a file, and whether there are no more."""
 
     lines: Sequence[str]
     complete: bool
@@ -327,8 +327,8 @@ class _Beginning:
         return any(sign in line for line in self.lines)
 
     def parse(self, dialect: Dialect) -> list[TextLine]:
-        """Split the lines into rows; a last one that goes on after these lines is left
-        out."""
+        """Split the lines into rows; a last row that continues after these lines is
+        left out."""
         numbered = islice(enumerate(self.lines, start=1), dialect.skipped, None)
         rows = dialect.split(numbered, lambda line, number: None, "")
         return list(
@@ -377,8 +377,8 @@ def detect_csv(path: Path) -> tuple[Dialect, str]:
     if len(unusual) > 1:
         raise DataError(
             f"{path}: may be read in several ways: {'; or '.join(map(str, unusual))}. "
-            "Write it as RFC 4180 says: cells "
-            'with commas, marks or line ends between ", and marks inside doubled.'
+            "Write it as in RFC 4180: cells with "
+            'commas, quotation marks or line ends between ", and marks inside doubled.'
         )
     if unusual:
         return unusual[0], f"cells are {unusual[0]}"
@@ -386,7 +386,7 @@ def detect_csv(path: Path) -> tuple[Dialect, str]:
 
 
 def _list_variants(dialect: Dialect, begins: _Beginning) -> Iterator[Dialect]:
-    """Yield the unusual dialects of which the first lines have a sign."""
+    """Yield the unusual dialects that the first lines show a sign of."""
     spaced = begins.has(f'{dialect.delimiter} "')
     escaped = begins.has('\\"')
     if spaced:

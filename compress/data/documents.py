@@ -93,14 +93,14 @@ def find(source: Path) -> list[Path]:
     """List the files of a corpus: the file itself, or those of a folder and its
     subfolders, sorted by path.
 
-    A folder with a dump (wiki_NN files or tar archives) is that dump; a note or licence
-    beside it is not read.
+    Of a folder with a dump (wiki_NN files or tar archives), only the dump is read, not
+    a note or licence next to it.
     """
     if not source.is_dir():
         refuse_special(source)
         if kind(source.name) is None:
             raise DataError(
-                f"{source}: its name is not that of a text file. Expected {ACCEPTED}."
+                f"{source}: not the name of a text file. Expected {ACCEPTED}."
             )
         return [source]
     walked = (
@@ -228,8 +228,8 @@ def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """Count the bytes of a stream; DataError if no text could unpack to so many from
-    what `packed` read."""
+    """Count the bytes of a stream. Raises DataError if there are more than any text
+    unpacks to from what `packed` has read."""
 
     def __init__(
         self, stream: IO[bytes], where: str, packed: _Counted | None = None
@@ -324,7 +324,7 @@ def find_languages(folder: Path) -> dict[str, Path]:
 
     A language is a folder named by its code (`en`); a pair is parallel text named by
     two codes (`en-fr.tsv`, `en-fr.jsonl`, or `en-fr.en` and `en-fr.fr`). Empty for a
-    folder with other texts, or with fewer than two of these.
+    folder with other texts, or with fewer than two languages or pairs.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():

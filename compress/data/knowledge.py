@@ -140,7 +140,7 @@ def _choose_columns(table: Table) -> Sequence[str]:
 
 
 def _read_words(cell: Any) -> str:
-    """Return the words of a cell; '' if it is no text."""
+    """Return the words of a cell; '' if it is not text."""
     if not isinstance(cell, str):
         return ""
     return " ".join(cell.replace("_", " ").split())
@@ -188,7 +188,7 @@ def add_facts(
 def _choose_facts(
     rows: Sequence[Sequence[str]], knowledge: Knowledge, encoder: Encoder, room: int
 ) -> list[list[str]]:
-    """Return the facts of each row that have room beside its texts, in tokens."""
+    """Return the facts that fit next to the texts of each row, in tokens."""
     found = [knowledge.list_facts(*texts) for texts in rows]
     distinct = list(set(chain.from_iterable(found)))
     pieces = dict(zip(distinct, encoder.pieces(distinct), strict=True))

@@ -79,8 +79,8 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
         "encoded",
         key,
         batches,
-        empty="the training split has no query with a relevant passage, which this "
-        "objective compares; expected a table with the columns query and positive, or "
+        empty="this objective compares queries with relevant passages, but the training "
+        "split has none; expected a table with the columns query and positive, or "
         "query, passage and relevance (or teacher_score).",
     )
 

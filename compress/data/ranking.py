@@ -82,8 +82,7 @@ _RANKING_SCHEMA: Final = pa.schema(
 
 
 class Pair(NamedTuple):
-    """Hold a query, a passage, its relevance, and a teacher's score of it if there is
-    one."""
+    """Hold a query, a passage, its relevance, and optionally a teacher's score."""
 
     query: str
     passage: str

@@ -65,7 +65,7 @@ def read_beir(folder: Path) -> Retrieval:
     qrels: dict[Role, Judgements] = {}
     files = sorted((folder / "qrels").glob("*.tsv"))
     notes += [
-        f"skipped qrels/{path.name}: its name names no split"
+        f"skipped qrels/{path.name}: its name is not that of a split"
         for path in files
         if split_word(path.stem) is None
     ]

@@ -120,7 +120,7 @@ def read_index(path: Path, width: int) -> Array:
     ):
         raise DataError(
             f"{path}: holds {packed.dtype} of shape {packed.shape}; expected vectors "
-            f"of {width} numbers as this bundle gives them: float32, int8, or uint8 "
+            f"of {width} numbers as this bundle writes them: float32, int8, or uint8 "
             "with eight signs in a byte. Write them with: compress predict BUNDLE "
             f"--input {path.with_suffix('.txt').name} --output {path.name}"
         )
@@ -142,7 +142,7 @@ def load_texts(
     path: Path, count: int, beside: Path, read: Callable[[Path], list[Each]]
 ) -> list[Each]:
     """Read the texts of the `count` vectors of an .npy file from a file beside it.
-    Raises DataError if not as many."""
+    Raises DataError if there are not as many."""
     if not beside.is_file():
         raise DataError(
             f"{path}: its texts are missing; expected {beside.name} beside it, with a "
