@@ -79,9 +79,9 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
         "encoded",
         key,
         batches,
-        empty="this objective compares queries with relevant passages, but the training "
-        "split has none; expected a table with the columns query and positive, or "
-        "query, passage and relevance (or teacher_score).",
+        empty="this objective compares queries with relevant passages, but the "
+        "training split has none; expected a table with the columns query and "
+        "positive, or query, passage and relevance (or teacher_score).",
     )
 
 

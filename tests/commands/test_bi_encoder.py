@@ -103,7 +103,7 @@ def test_texts_without_queries_are_refused(name: str, tmp_path: Path) -> None:
     rows = [f"a film {n}" if name == "texts.txt" else f"a film {n}\tthe plot {n}\t{n % 5}" for n in range(200)]
     (tmp_path / name).write_text("\n".join(["sentence1\tsentence2\tscore"] * (name == "pairs.tsv") + rows) + "\n")
     split = load_task(str(tmp_path / name), kind="embedding").train
-    with pytest.raises(DataError, match="no query with a relevant passage"):
+    with pytest.raises(DataError, match="queries with relevant passages, but the training split has none"):
         group_rows(split, encode(split, tiny.tokenizer(), 16))
 
 
