@@ -1,5 +1,5 @@
-"""Define sentence encoders: any encoder of transformers, followed by modules that make
-one vector of a text's tokens.
+"""Define sentence encoders: any encoder of transformers, followed by modules that turn
+a text's tokens into one vector.
 
 They are loaded and saved as folders of sentence-transformers
 (`models.sentence_folder`), and compute the same vectors.
@@ -51,9 +51,9 @@ from compress.models.tensors import SavedTensors
 from compress.slicing.shape import positions
 
 Features = dict[str, Tensor]
-"""What is known of a batch of texts, by the names of `sentence_modules`; and `visible`
-(B, L), whether a token is part of the text, and perhaps `prompt_length` (B,) or (1,),
-the tokens of the prompt at the beginning."""
+"""The features of a batch of texts by the names in `sentence_modules`; also `visible`
+(B, L), whether a token is part of the text, and optionally `prompt_length` (B,) or
+(1,), the number of tokens of the prompt at the beginning."""
 
 
 def pool_tokens(
@@ -67,8 +67,8 @@ def pool_tokens(
 
     visible_BL      whether a token is part of the text; padding may stand on either
                     side
-    prompt_length   the tokens at the beginning of each text, (B,), or of all texts,
-                    (1,), that are left out
+    prompt_length   the number of tokens at the beginning that are left out, of each
+                    text (B,) or of all texts (1,)
     """
     place_L = torch.arange(tokens_BLD.shape[1], device=tokens_BLD.device)
     begin_B1 = visible_BL.int().argmax(1, keepdim=True)
@@ -208,9 +208,9 @@ def make_layer(settings: SentenceModule) -> nn.Module:
 
 
 def name_layers(modules: tuple[SentenceModule, ...]) -> list[str]:
-    """Name the layers of modules by their kind, and their number from the end, which
-    stays when a map is inserted; but the map of `find_projection` as `families.family`
-    knows it."""
+    """Name the layers of modules by their kind and their number from the end, which
+    stays the same when a map is inserted; the map of `find_projection` gets the name
+    that `families.family` knows."""
     names = [
         f"{len(modules) - number}_{module.kind.lower()}"
         for number, module in enumerate(modules)
@@ -397,7 +397,7 @@ def project(model: SentenceEncoder) -> None:
 
 
 def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -> None:
-    """Append this linear map, and perhaps a normalisation, to the pooling of a model
+    """Append this linear map, and optionally a normalisation, to the pooling of a model
     that has no other modules."""
     (pooling,) = model.settings.modules
     dense = Dense(map_ED.shape[1], len(map_ED), bias=False, activation="Identity")
@@ -412,7 +412,7 @@ def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -
 
 
 def keep_pooling(model: SentenceEncoder) -> None:
-    """Remove all modules but the first pooling, and the prompts with them."""
+    """Remove all modules except the first pooling, and all prompts."""
     pooling = next(
         module for module in model.settings.modules if isinstance(module, Pooling)
     )
@@ -422,8 +422,8 @@ def keep_pooling(model: SentenceEncoder) -> None:
 
 
 def limit_length(model: SentenceEncoder, folder: Path, tokenizer: Any) -> None:
-    """Settle how many tokens of a text a model reads that was loaded from a folder
-    which lists its modules."""
+    """Set how many tokens of a text a model reads, if the folder that it was loaded
+    from lists its modules."""
     source = SentenceFolder.read(folder)
     if source.is_listed:
         length = source.encoder.choose_length(tokenizer, positions(model))
