@@ -125,8 +125,8 @@ def copy_from_teacher(
                 strip_prefix(teacher, weights),
                 optional=HEAD_PREFIXES,
                 remedy="heads keep their size, and the number that share keys and "
-                "values; leave head_dim and num_key_value_heads out of student.config, or use "
-                "init: scratch",
+                "values; leave head_dim and num_key_value_heads out of "
+                "student.config, or use init: scratch",
             )
         else:
             _copy_by_role(

@@ -399,7 +399,7 @@ def test_labels_that_are_missing(label: Any, missing: Any) -> None:
 
 
 def test_single_texts_have_no_partners(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="`partners` are for pairs"):
+    with pytest.raises(DataError, match="`partners` needs pairs"):
         near_words(SINGLE, tiny.bert().bert, tokenizer, partners=1)
 
 
