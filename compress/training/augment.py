@@ -8,8 +8,8 @@ words with the nearest vectors.
 
 Deviations from the paper and from the authors' data_augmentation.py:
 - each side of a pair is varied while the other is unchanged; theirs varies the second
-side next to the last variant of the first, because the row is changed in place. -
-unless a GloVe file is given, word vectors are the means of the model's input
+  side next to the last variant of the first, because the row is changed in place.
+- unless a GloVe file is given, word vectors are the means of the model's input
   embeddings over a word's tokens, for the words of the texts and of the vocabulary; a
   word is not its own neighbour.
 - the rest of a text stays as written; theirs is lower-cased and joined by spaces, the

@@ -190,7 +190,10 @@ def test_a_cross_encoder_scores_every_judged_passage(reranker: Path, tmp_path: P
         assert row["scores"] == pytest.approx(model.model(**pairs).logits[:, 0].tolist(), abs=1e-5)
     (tmp_path / "dev.tsv").write_text("query\tpassage\trelevance\nother\tthe actor\t1\nanother\tso sad\t1\n")
     scored = load_task(f"train={write(tmp_path / 'train.tsv')},dev={tmp_path / 'dev.tsv'}", kind="embedding")
-    for unfit, message in ((replace(data, train=tiny_texts(tmp_path)), "has no queries"), (scored, "already has a teacher")):
+    for unfit, message in (
+        (replace(data, train=tiny_texts(tmp_path)), "has no queries"),
+        (scored, "already has a teacher"),
+    ):
         with pytest.raises(TeacherError, match=message):
             score_passages(unfit, model)
 
