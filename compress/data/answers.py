@@ -86,7 +86,7 @@ class Answer(Shown):
     """The answer to a question: `text`, the characters `start` to `end` of the context;
     '' for no answer.
 
-    score   the probability of its first times that of its last token, over all tokens
+    score   the probability of its first token times that of its last, over all tokens
             of the context and "no answer"
     """
 

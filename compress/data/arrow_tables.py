@@ -3,7 +3,8 @@ hub data sets.
 
 Cells are text of any Arrow type (string, large_string, string_view, binary in UTF-8,
 dictionaries of these), numbers, booleans, times, and lists of these; a struct becomes a
-column for each field. Class names are read where `datasets` writes them.
+column for each field. Class names are read from the metadata that `datasets` writes
+into a file.
 """
 
 from __future__ import annotations

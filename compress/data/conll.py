@@ -7,7 +7,7 @@ tag last, and a blank line between sentences.
 or in tables, as on the hub: a column with lists of words and one with lists of tags,
 found by name.
 
-Stated rules. Columns are separated by tabs, or by spaces in lines without a tab; the
+Rules. Columns are separated by tabs, or by spaces in lines without a tab; the
 first is the word, the last the tag, others are ignored. A first column that numbers the
 words of every sentence is left out. Lines of -DOCSTART- are ignored, and so are
 comments (`# ...` at the start of a sentence, not ending in a tag).
@@ -109,7 +109,7 @@ def _find_form(tags: Iterable[str]) -> re.Pattern[str] | None:
 
 def standard_tags(tags: Iterable[str]) -> dict[str, str]:
     """Map tags to the usual form, `B-PER` and O, by the rules at the top of this file;
-    tags that are not of entities stay as they are.
+    other tags are unchanged.
 
     Raises TagError for a tag that does not fit the others.
     """

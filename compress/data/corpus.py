@@ -261,8 +261,8 @@ def iterate_documents(
     """Yield the documents that have tokens, in order, holding the tokens of only one
     tokenizer call in memory.
 
-    The tokens of a document's sentences, joined, are those of the document as running
-    text: see `compress.data.sentences`.
+    Joined, the tokens of a document's sentences equal the tokens of the document as
+    running text: see `compress.data.sentences`.
     """
     found = chain.from_iterable(
         zip(batch.documents.tolist(), batch.tokens.rows(), strict=True)

@@ -1,18 +1,17 @@
 """Open delimited files (csv, tsv, txt) as tables: how the lines are split is decided in
 `dialects`; here, the header.
 
-Stated rules. A tsv or txt file is read without quoting unless all quotation marks of
+Rules. A tsv or txt file is read without quoting unless all quotation marks of
 its first rows wrap whole cells, and it or a sibling needs quoting: a cell contains a
 doubled mark, a tab or a line end, or every row has a wrapped cell. A first row is a
-header if it has the name of a requested column; or if none of its cells recurs in its
-column and a sibling starts with the same row; or if a usual column name in it never
-recurs; or if a column below a word has only numbers, or only values that recur. A file
+header if it has the name of a requested column; if none of its cells recurs in its
+column and a sibling starts with the same row; if a usual column name in it never
+recurs; or if a word in it stands above only numbers, or only recurring values. A file
 without a header takes the column names of a sibling of the same width; else its columns
-are numbered from 1. The first column may be without a name, as an index is, and so may
-be empty ones at the end; they are numbered. A row that repeats the header is refused. A
-column whose first cells are all lists in the notation of JSON or Python, such as ['a',
-'b'], is a column of lists. The lines of a txt file that are not split are the column
-`text`.
+are numbered from 1. An unnamed first column, such as an index, and empty columns at the
+end are allowed and numbered. A row that repeats the header is refused. A column whose
+first cells are all lists in the notation of JSON or Python, such as ['a', 'b'], is a
+column of lists. The lines of a txt file that are not split are the column `text`.
 """
 
 from __future__ import annotations
@@ -332,7 +331,7 @@ def _name_all(
         raise DataError(
             f"{place}: its only column is named {names[0][:60]!r}. If its cells are "
             f"separated by {found[0]!r}, rename the file to .csv and write "
-            f"sep={found[0]} in a first line of its own; else rename the column."
+            f"sep={found[0]} on a separate first line; else rename the column."
         )
     named = [name or str(at + 1) for at, name in enumerate(names)]
     if twice := [name for name, count in Counter(named).items() if count > 1]:

@@ -1,15 +1,15 @@
 """Split the lines of csv, tsv and txt files into cells: detect delimiter, quotation
-mark and escapes by stated rules.
+mark and escapes by the rules below.
 
-Stated rules for csv. A first line `sep=;` names the delimiter. Else it is the one of
-comma, semicolon, tab and `|` that gives every row as many cells as the first. If
-several do, one is left out that is always followed by a space, or always between two
-digits; if several are left, the file is refused. Cells are quoted as in RFC 4180. If
-that does not fit the first rows, these are tried: spaces after each delimiter, marks
-escaped by a backslash, the apostrophe as quotation mark; the only one that fits is
-taken. Spaces that follow every delimiter belong to it. A mark in the middle of a cell
-is text if the cell could not be read in another way. Every other row that differs is
-refused with its line.
+Rules for csv. A first line `sep=;` names the delimiter. Otherwise, the delimiter
+is whichever of comma, semicolon, tab and `|` splits every row into as many cells as the
+first. If several do, those that are always followed by a space, or always between two
+digits, are left out; if several remain, the file is refused. Cells are quoted as in RFC
+4180. If that does not fit the first rows, these variants are tried: spaces after each
+delimiter, marks escaped by a backslash, the apostrophe as quotation mark; the only one
+that fits is taken. Spaces that follow every delimiter belong to it. A mark in the
+middle of a cell is text if the cell can be read in no other way. Any other row that
+differs is refused with its line number.
 
 Lines of a tsv file are split at tabs, and so are those of a txt file if at least half
 of the first have one; they are split, too, if all start with fastText's `__label__`, or
@@ -423,7 +423,7 @@ def _decide(fitting: Sequence[Dialect], begins: _Beginning, path: Path) -> Diale
     found = " and ".join(DELIMITER_NAMES[dialect.delimiter] for dialect in fitting)
     raise DataError(
         f"{path}: {found} both divide every row into the same number of cells. Name "
-        f"the delimiter in a first line of its own, such as sep={fitting[0].delimiter}"
+        f"the delimiter on a separate first line, such as sep={fitting[0].delimiter}"
     )
 
 

@@ -71,7 +71,7 @@ _DAMAGE: Final = (
 
 
 def kind(name: str) -> DocumentKind | None:
-    """Return the format of a file by its name; None if it is not supported."""
+    """Return the format of a file by its name, or None if it is not supported."""
     path = PurePath(name)
     if path.suffix in _PACKED:
         path = path.with_suffix("")
@@ -90,7 +90,7 @@ def kind(name: str) -> DocumentKind | None:
 
 
 def find(source: Path) -> list[Path]:
-    """List the files of a corpus: the file itself, or those of a folder and its
+    """List the files of a corpus: the file itself, or the files of a folder and its
     subfolders, sorted by path.
 
     Of a folder with a dump (wiki_NN files or tar archives), only the dump is read, not
@@ -213,7 +213,7 @@ def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
 
 
 def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
-    """Unpack a file if its first bytes are those of a compressed one."""
+    """Unpack a file if its first bytes show that it is compressed."""
     counted = _Counted(file, where)
     packed = io.BufferedReader(counted, 1 << 16)
     start = packed.peek(8)
@@ -391,8 +391,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _two_texts(line: str) -> Sequence[str]:
-    """Return the two texts of a JSON line; () unless it has exactly two, and no column
-    `text`."""
+    """Return the two texts of a JSON line, or () unless it has exactly two, and no
+    column `text`."""
     try:
         row: Any = parse_json(line, "")
     except DataError:

@@ -1,18 +1,18 @@
 """Load texts for learning vectors, and judgements of their similarity.
 
-Stated rules. Each file is read by itself: the json of SQuAD as questions and the
-paragraphs that answer them; a table with a number beside two texts as pairs; one with
-columns `query` (or `anchor`) and `positive`, perhaps `negative`, or `query`, `passage`
-and `relevance`, or with two texts alone, as queries and passages; with a teacher's
-scores instead of the relevance, the passage of a query that has the highest is the
-relevant one; any other as texts alone, a txt file one per line. A BEIR folder has
-queries, a corpus and judgements for each split. A folder or dump without a file called
-train is a corpus, whose documents are cut into passages. The training split has all its
-texts, once each, except those that other splits compare or use as queries; passages may
-be shared, as an index knows them beforehand. Its judgements, including irrelevant
-passages, are kept for losses that read them (`data.query_groups`); other splits keep
-only relevant passages. If there is no validation split, part of the training split is
-held out. Texts alone are compared as the teacher compares them: see
+Rules. Each file is read by itself: the json of SQuAD as questions and the
+paragraphs that answer them; a table with two texts and a number as pairs; a table with
+columns `query` (or `anchor`), `positive` and optionally `negative`, or with `query`,
+`passage` and `relevance`, or with only two texts, as queries and passages (with a
+teacher's scores instead of the relevance, the passage of a query with the highest score
+is the relevant one); any other table as texts alone, a txt file one per line. A BEIR
+folder has queries, a corpus and judgements for each split. A folder or dump without a
+file called train is a corpus, whose documents are cut into passages. The training split
+has all its texts, once each, except those that other splits compare or use as queries;
+passages may be shared, as an index knows them beforehand. Its judgements, including
+irrelevant passages, are kept for losses that read them (`data.query_groups`); other
+splits keep only relevant passages. If there is no validation split, part of the
+training split is held out. Texts alone are compared as the teacher compares them: see
 `training.teacher_vectors`.
 """
 
@@ -83,7 +83,7 @@ class EmbeddingTexts:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, text: str | None) -> int | None:
-        """Return the number of a text, added if it is new; None for an empty text,
+        """Return the number of a text, added if it is new, or None for an empty text,
         which is left out."""
         plain = (text or "").strip()
         if not plain:

@@ -190,11 +190,11 @@ class Encoder:
         """Encode texts, or pairs of texts, as rows of at most `max_length` tokens,
         special tokens included.
 
-        Of a long text the end that `truncation_side` names is cut off, of a pair always
-        that of the longer text. A text without tokens (empty, and the tokenizer adds
-        none) becomes a padding token: models cannot run on nothing. Raises DataError
-        for a `max_length` without room for a text, and for input that is not text, such
-        as a lone surrogate.
+        A long text is cut off at the end that `truncation_side` names; of a pair, the
+        longer text is. A text without tokens (empty, and the tokenizer adds none)
+        becomes a padding token: models cannot run on nothing. Raises DataError for a
+        `max_length` without room for a text, and for input that is not text, such as a
+        lone surrogate.
         """
         raise NotImplementedError
 
@@ -248,7 +248,7 @@ class Encoder:
 
     def encodings(self, texts: Sequence[str]) -> list[Encoding] | None:
         """Encode whole texts, without special tokens, with the characters that each
-        token comes from; None if the tokenizer does not report these."""
+        token comes from; None if the tokenizer does not report them."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:

@@ -44,7 +44,7 @@ EncodeBatch = Callable[[list[str]], "tuple[NDArray[Any], NDArray[Any]]"]
 class TokenArrays:
     """Hold the tokens of rows without a Python object for each token.
 
-    ids      (T,): of all rows, one after another
+    ids      (T,): the token ids of all rows, concatenated
     bounds   (N + 1,): row n has the ids from bounds[n] to bounds[n + 1]
     types    (T,): the token types; None if the rows have none
     """

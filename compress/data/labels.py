@@ -1,7 +1,7 @@
 """Turn the labels of a source into what a model is trained on: class ids, numbers, or
 0/1 vectors.
 
-Stated rules.
+Rules.
 
 1. Lists of labels and several columns of 0 and 1 are multilabel. If all lists have the
    same number of places, and 0 or 1 in each, the places are the labels. If every list

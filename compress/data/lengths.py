@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 ROWS_SAMPLED: Final = 2000
 """Rows whose lengths are measured."""
 LENGTH_STEP: Final = 64
-"""Tokens of which lengths are multiples, which suits files of a fixed length."""
+"""Lengths are multiples of this number of tokens, which suits files of a fixed
+length."""
 READ_WHOLE: Final = 0.99
 """Share of the rows that are read whole, if the longest length allows it."""
 LONGEST_CHOSEN: Final = 512

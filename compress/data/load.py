@@ -498,7 +498,7 @@ def collect(
 ) -> tuple[dict[Role, pa.Table], list[str]]:
     """Return the tables of the splits, one for validation among them, and notes.
 
-    groups   what is held out as a whole, in the plural
+    groups   the name, in the plural, of the parts that are held out as a whole
 
     DataError for a training split without answers.
     """

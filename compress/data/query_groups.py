@@ -48,7 +48,8 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
     for each
 
     query      the number of its group
-    text       the number of its text in the split; asker: that of its group's query
+    text       the number of its text in the split; asker: the number of its group's
+               query
     relevance  the relevance of a passage; 0 for a query
     scores     a teacher's score of the passage, if the split has scores; 0 for a query
     index      its own number

@@ -9,7 +9,7 @@ BEIR (Thakur et al. 2021, arXiv:2104.08663) lays a set out as a folder:
     qrels/train.tsv       columns query-id, corpus-id and score under a header; dev.tsv
                           and test.tsv likewise
 
-Stated rules. A passage's title precedes its text, as BEIR's own models read it. In the
+Rules. A passage's title precedes its text, as BEIR's own models read it. In the
 json of SQuAD the passages are the paragraphs, and a question's relevant passage is its
 paragraph; questions without an answer are left out. Passages without text are left out
 if no judgement needs them."""

@@ -6,7 +6,7 @@ generated from templates (benchmarks/intents) that the splits do not share, and 
 a bag of words. Scores on it compare models; they do not estimate how well a model
 understands people.
 
-Stated rules. A file of a folder belongs to the split that its name contains as a word:
+Rules. A file of a folder belongs to the split that its name contains as a word:
 train; validation, valid, val or dev; test; the last such word counts. If no file of a
 folder has one, its subfolders are searched, and their names count too
 (`data/train-00000.parquet`, `train/rows.csv`); a subfolder for each split with a folder

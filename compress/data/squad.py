@@ -6,7 +6,7 @@ answers.text and answers.answer_start (lists).
         {"id": ..., "question": ..., "is_impossible": false,
          "answers": [{"text": ..., "answer_start": 159}]}]}]}]}
 
-Stated rules. A question marked as impossible has no answer, whatever else it lists; nor
+Rules. A question marked as impossible has no answer, whatever else it lists; nor
 has a question without answers in a file where others have some. A file in which none
 has an answer, and none is marked, is unlabelled. An answer that is not at its stated
 position is searched in its context, the nearest match counts; a question none of whose

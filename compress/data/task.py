@@ -33,9 +33,9 @@ class Task:
     """Describe a prediction task over a text, a pair of texts, the words of a sentence,
     or a question and its context.
 
-    This is the base of the kinds of task, one class each in `compress/tasks/`: what
-    differs between them is a method or a class variable here, and nobody else compares
-    kinds. `Task("ranking", ...)` makes an object of the class of rankings.
+    This is the base of the kinds of task, one class each in `compress/tasks/`: whatever
+    differs between them is a method or a class variable here, and no other code
+    compares kinds. `Task("ranking", ...)` makes an object of the class of rankings.
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression
             (a number), tagging (one of `labels` for every word), qa (a span of the
@@ -195,8 +195,8 @@ class Task:
 
     @classmethod
     def spread(cls, values: Any, mask_BL: Any) -> Any:
-        """Reshape the logits of a batch, or the labels, to those of which a loss per
-        example takes the mean."""
+        """Reshape the logits or labels of a batch, so that a loss per example can
+        average over them."""
         return values
 
     @classmethod
@@ -206,8 +206,8 @@ class Task:
         return logits[mask_BL.bool()] if logits.dim() == 3 else logits
 
     def explain_errors(self, exam: Any, logits: Array) -> str:
-        """Say what is wrong with a teacher that teaches nothing, if its answers show
-        it."""
+        """Explain what is wrong with a teacher that fails `check_teacher`, if its
+        answers show it."""
         return ""
 
     # What a bundle writes and answers. `predictor` is an
@@ -249,8 +249,8 @@ class Task:
 
     @property
     def answer_outputs(self) -> tuple[str, ...] | None:
-        """Return the outputs of a file that are needed if it has others too; None for
-        all of them."""
+        """Return the outputs of a file that are needed if it has others too, or None
+        for all of them."""
         return self.graph_outputs if self.vectors else None
 
     @property
@@ -421,7 +421,7 @@ class Task:
 
     def decide(self, exam: Any, logits: Array, threshold: float | None) -> Array | None:
         """Return what the model decides for each example, or each part of one: (N,) or
-        (N, parts); None if every answer differs slightly."""
+        (N, parts), or None if every answer differs slightly."""
         return None
 
     def agreement(
@@ -465,8 +465,8 @@ class Task:
     def metric_of_examples(
         self, exam: Any, logits: Array
     ) -> tuple[Callable[[Array], float], int]:
-        """Return a function that computes the metric over the examples of these
-        numbers, which may repeat, and the number of examples."""
+        """Return a function that computes the metric over examples, given by their
+        numbers (which may repeat), and the number of examples."""
 
         def score(drawn: Array) -> float:
             return self.score_rows(logits[drawn], exam.labels[drawn])[self.metric]
@@ -502,8 +502,8 @@ class Task:
     def lead(
         self, data: TaskData, exam: Any, logits: Array
     ) -> tuple[float, float] | None:
-        """Return by how much the logits score above `majority`, and its standard error;
-        None if it has to be estimated by leaving examples out."""
+        """Return by how much the logits score above `majority`, and its standard error,
+        or None if it has to be estimated by leaving examples out."""
         return None
 
 

@@ -252,7 +252,7 @@ class Family:
 
     def traced_distance(self, config: Any) -> int | None:
         """Return the number of tokens up to which a graph is right that was traced at
-        fewer; None if it is right at any length."""
+        fewer, or None if it is right at any length."""
         return None
 
     def without_kernels(self, config: Any) -> str:

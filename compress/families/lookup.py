@@ -41,7 +41,7 @@ def _modules() -> list[str]:
 
 
 def _read(module: str) -> Family | None:
-    """Return the FAMILY that a module defines; None if it defines none."""
+    """Return the FAMILY that a module defines, or None if it defines none."""
     found = import_module(f"{FAMILIES_PACKAGE}.{module}")
     family: Family | None = getattr(found, "FAMILY", None)
     return family

@@ -107,8 +107,8 @@ def check(name: str, *, allow_pickle: bool = False) -> None:
 
 
 def read_config(name: str) -> Mapping[str, Any]:
-    """Return the config.json of a local checkpoint; {} if it has none, is on the hub,
-    or is a cross-encoder, whose student is cut out of another model. Raises
+    """Return the config.json of a local checkpoint, or {} if it has none, is on the
+    hub, or is a cross-encoder, whose student is cut out of another model. Raises
     TeacherError."""
     place = _locate(name)
     if not isinstance(place, Path) or not (place / CONFIG).is_file():

@@ -36,8 +36,8 @@ def saved_bytes(rows: int, width: int) -> int:
 
 def find_codebook(table_VD: Array) -> tuple[Array, Array] | None:
     """Return the numbers (V, D / PART) of the parts of each row of bytes, and the parts
-    (D / PART, CODES, PART); None if a position has more than CODES different parts, or
-    if this saves nothing."""
+    (D / PART, CODES, PART), or None if a position has more than CODES different parts,
+    or if this saves nothing."""
     if not saved_bytes(*table_VD.shape):
         return None
     words_VP = np.ascontiguousarray(table_VD).view(np.uint32)

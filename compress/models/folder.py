@@ -248,9 +248,9 @@ def explain_load_errors(folder: Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:400] or type(error).__name__
         if "custom code" in reason:
             raise TeacherError(
-                f"{folder}: its model or tokenizer needs code of its own, which is "
-                "never run; expected a family that is part of transformers. Choose "
-                "another checkpoint"
+                f"{folder}: its model or tokenizer needs its own code, which is never "
+                "run; expected a family that is part of transformers. Choose another "
+                "checkpoint"
             ) from error
         raise TeacherError(
             f"{folder}: cannot be loaded: {reason}. Its config, tokenizer or weights "
@@ -413,7 +413,7 @@ class ModelFolder:
 
     @property
     def architecture(self) -> str:
-        """Return the name of the saved class; '' if config.json names none. Raises
+        """Return the name of the saved class, or '' if config.json names none. Raises
         TeacherError if `architectures` is not a list of names."""
         names = self.config.get("architectures") or []
         if not isinstance(names, list) or not all(
@@ -439,9 +439,9 @@ class ModelFolder:
         where = self.where
         if config.get("auto_map"):
             raise TeacherError(
-                f"{where}: the model has code of its own (auto_map), which is never "
-                "run. Choose another checkpoint; or, if transformers' own class of "
-                "this family is meant, remove auto_map"
+                f"{where}: the model has its own code (auto_map), which is never run. "
+                "Choose another checkpoint; or, if transformers' own class of this "
+                "family is meant, remove auto_map"
             )
         for key in ("quantization_config", "compression_config"):
             if config.get(key) is not None:

@@ -1,7 +1,7 @@
 """Load configs, tokenizers and models of checkpoints. No other module of compress calls
 `from_pretrained`.
 
-Opening a tokenizer imports no model: what only models need is imported by the functions
+Opening a tokenizer imports no model: imports that only models need are in the functions
 that load one.
 
 A model is loaded in float32 unless asked otherwise, whatever the number format of its
@@ -115,8 +115,8 @@ def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
     with explain_load_errors(folder):
         if source.tokenizer_settings().get("auto_map"):
             raise TeacherError(
-                f"{source.encoder / 'tokenizer_config.json'}: the tokenizer has code "
-                "of its own (auto_map), which is never run. Choose another checkpoint; "
+                f"{source.encoder / 'tokenizer_config.json'}: the tokenizer has its "
+                "own code (auto_map), which is never run. Choose another checkpoint; "
                 "or, if transformers' own class is meant, remove auto_map"
             )
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(

@@ -239,7 +239,7 @@ def _compare_head(
 
 
 def list_head(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """List those of a model's tensors that are in its head, not in the encoder that its
+    """List the tensors of a model that are in its head, not in the encoder that its
     family shares."""
     base = model.base_model
     if base is not model:

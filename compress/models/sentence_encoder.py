@@ -105,8 +105,8 @@ def pool_tokens(
 
 
 def _find_visible(mask: Any) -> Tensor:
-    """Return which tokens (B, L) are visible, from a mask of 0 and 1, or from what is
-    added to attention scores, where the last token sees the most."""
+    """Return which tokens (B, L) are visible, from a mask of 0 and 1 or from an
+    additive mask of attention scores, whose last row shows the most tokens."""
     full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
     return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0
 
@@ -249,7 +249,7 @@ class SentenceEncoder(PreTrainedModel):
         options = {"add_pooling_layer": False} if "add_pooling_layer" in plain else {}
         encoder = self.encoder_class(config, **options)
         setattr(self, self.base_model_prefix, encoder)
-        # which have files of their own
+        # which have their own files
         self._keys_to_ignore_on_load_missing = ["sentence_modules."]
         self.sentence_modules = nn.ModuleDict()
         self.install([make_layer(module) for module in self.settings.modules])
@@ -275,7 +275,7 @@ class SentenceEncoder(PreTrainedModel):
         )
 
     def install(self, layers: list[nn.Module]) -> None:
-        """Make `layers` those of the settings' modules."""
+        """Set `layers` to the layers of the settings' modules."""
         names = name_layers(self.settings.modules)
         self.sentence_modules = nn.ModuleDict(dict(zip(names, layers, strict=True)))
 
@@ -290,8 +290,7 @@ class SentenceEncoder(PreTrainedModel):
     ) -> SentenceEmbeddingOutput:
         """Encode texts.
 
-        attention_mask   (B, L) of 0 and 1, or what is added to the scores (B, 1, 1 or
-                         L, L)
+        attention_mask   (B, L) of 0 and 1, or added to the scores (B, 1, 1 or L, L)
         prompt_length    (B,) or (1,): the tokens of the prompt, which a pooling may
                          leave out
         """

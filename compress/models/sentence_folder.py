@@ -77,7 +77,7 @@ _OTHER_MODULES: Final[Mapping[str, str]] = {
     "CLIPModel": "it embeds images too; save its text encoder as a folder of its own",
     "CNN": "its vectors depend on the other texts of a batch, through their padding",
     "LSTM": "it reads the encoder's tokens one after another; expected pooling",
-    "LogitScore": "it gives a pair of texts a score and no vector; it is a reranker",
+    "LogitScore": "it scores pairs of texts and returns no vectors; it is a reranker",
     "MLMTransformer": "it makes sparse vectors, of the size of the vocabulary",
     "MultiVectorMask": "it keeps a vector for each token (late interaction); expected "
     "one for each text",
@@ -91,7 +91,7 @@ _OTHER_MODULES: Final[Mapping[str, str]] = {
     "TokenPooling": "it keeps a vector for each token (late interaction); expected one "
     "for each text",
     "WeightedLayerPooling": "it reads the states of all layers; expected a Pooling, "
-    "which reads those of the last",
+    "which reads only the last",
     "WordEmbeddings": "it has word vectors and no encoder; --recipe static makes such "
     "a student of an encoder",
     "WordWeights": "it weights words by a table; expected pooling",
@@ -167,7 +167,7 @@ class EncoderSettings:
 
     def choose_length(self, tokenizer: Any, positions: int | None) -> int | None:
         """Return the most tokens of a text: the limit of the folder, or else of the
-        tokenizer, but no more than the model has positions for; None without a
+        tokenizer, but no more than the model has positions for, or None without a
         limit."""
         limits = [positions] if positions is not None else []
         if self.max_length is not None:

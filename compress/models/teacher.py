@@ -286,7 +286,7 @@ def _fold(label: str) -> str:
 
 
 def _match(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
-    """Return the index of each of our labels among theirs; None unless both are the
+    """Return the index of each of our labels among theirs, or None unless both are the
     same labels without duplicates."""
     if sorted(theirs) != sorted(ours) or len(set(theirs)) != len(theirs):
         return None

@@ -84,8 +84,8 @@ def enhanced_mask_decoder(
 
 
 class MaskDecoder(nn.Module):
-    """batch -> (R, V) logits of `model` at the labelled positions, decoded with
-    positions of its own.
+    """batch -> (R, V) logits of `model` at the labelled positions, decoded with the
+    decoder's own positions.
 
     model: a DebertaV2ForMaskedLM without positions in its input. Raises StudentError.
     """

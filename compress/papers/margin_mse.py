@@ -51,8 +51,8 @@ def vectors(
     *,
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0,
 ) -> Tensor:
-    """Compare the margins of a query's passages with those of a teacher's scores: mean
-    over pairs, then over queries.
+    """Compare the margins of a query's passages with the margins of a teacher's scores:
+    mean over pairs, then over queries.
 
     scores_B    a teacher's score of a passage for its own query
     answers_BB  which passages (last axis) are a query's own: 1

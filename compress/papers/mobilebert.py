@@ -129,7 +129,7 @@ def base_factor(step: int, total: int, layers: int) -> float:
 
 class Progressive(WrappedStep):
     """Progressive knowledge transfer: in each of N equal parts of the stage, one layer
-    learns from the teacher's.
+    learns from the teacher's layer.
 
     The objective consists of terms on layers; only the terms of the active layer count,
     divided by N; student and teacher run only as far as they are compared. The learning

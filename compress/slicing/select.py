@@ -174,8 +174,8 @@ def _choose_rows(
     indices: Mapping[Group, Tensor],
     importance: Importance | None,
 ) -> dict[Group, Tensor]:
-    """Choose rows of queries and values: those of the kept heads, the best (or first)
-    if heads get smaller."""
+    """Choose rows of queries and values: the rows of the kept heads, and the best (or
+    first) of them if heads get smaller."""
     if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
         return {}
     K = plan.sizes.head_size

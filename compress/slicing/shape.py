@@ -106,8 +106,8 @@ _POSITIONS = (
 
 
 def positions(model: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None if positions are
-    relative or computed."""
+    """Return the number of tokens that a model has positions for, or None if positions
+    are relative or computed."""
     setting = families.find(model.config.model_type).length_setting
     if setting:
         return int(getattr(model.config, setting))
@@ -124,7 +124,7 @@ def positions(model: Any) -> int | None:
 
 
 def token_rows(model: Any) -> int | None:
-    """Return the number of token ids that a model has vectors for; None for a model
+    """Return the number of token ids that a model has vectors for, or None for a model
     that hashes characters."""
     try:
         weight = getattr(model.get_input_embeddings(), "weight", None)
@@ -146,8 +146,8 @@ def _first_position(model: Any, table: Any) -> int:
 
 
 def find_setting(config: Any, size: str) -> str | None:
-    """Return the config's name of a size, such as DistilBERT's `dim`; None if it lacks
-    the size."""
+    """Return the config's name of a size, such as DistilBERT's `dim`, or None if it
+    lacks the size."""
     # GPT-2 leaves `n_inner` empty where it is four times its width
     for name in _SIZE_NAMES[size]:
         if getattr(config, name, None) is not None or (

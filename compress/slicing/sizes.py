@@ -272,7 +272,7 @@ def _fit_groups(
 
 
 def layer_kinds(config: Any, layers: Sequence[int]) -> list[str] | None:
-    """Return the kind of attention (local or global) of these layers; None if all
+    """Return the kind of attention (local or global) of these layers, or None if all
     layers are of one kind."""
     kinds = getattr(config, "layer_types", None)
     return None if kinds is None else [kinds[layer] for layer in layers]

@@ -67,7 +67,7 @@ class VariantOptions(OptionGroup):
     copies       the most variants of each text of a row
     probability  of replacing a word, p_t; `candidates`: the number of words that may
                  replace it, K; both Sec. 4.2's
-    vectors      a GloVe text file, of which the first 100,000 rows are read
+    vectors      a GloVe text file; its first 100,000 rows are read
     classes_only vary tasks of classes only, no numbers, spans or tags: the paper's
                  prediction stage, which takes STS-B and SQuAD as they are
     limit        the most rows that get variants, drawn at random

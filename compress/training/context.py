@@ -63,8 +63,8 @@ class TrainingContext:
     sharding: Sharding | None = None
 
     def seconds(self, stage: str) -> float | None:
-        """Return the seconds that the time limit leaves to this stage; None without a
-        limit."""
+        """Return the seconds that the time limit leaves to this stage, or None without
+        a limit."""
         return None if self.time_limit is None else self.time_limit.seconds(stage)
 
     def explain_short(self, steps: int, length: Length | None, seconds: float) -> str:
@@ -191,8 +191,8 @@ class TrainingContext:
         """Encode a random sample of `count` rows of the task, or of unlabelled text, to
         find out what a model needs.
 
-        The task's rows are those of the validation split, and of the training split if
-        there are fewer: a fine-tuned model has memorised its training rows, and the
+        The task's rows come from the validation split, and also from the training split
+        if that has fewer: a fine-tuned model has memorised its training rows, and the
         gradients of its loss there are noise (docs/LOG.md).
         """
         with node_first():

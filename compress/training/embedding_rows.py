@@ -1,9 +1,9 @@
 """Train only the rows of the word embedding that occur in the training data.
 
-A step over 400 tokens computes a dense gradient of the whole table, 30,522 rows for
-BERT, of which only a few hundred are not zero; writing, clipping and applying it costs
-as much as the student's own layers. Tokens that never occur have no gradient and no
-momentum, so leaving them out only exempts them from weight decay.
+A step over 400 tokens computes a dense gradient of the whole table (30,522 rows for
+BERT), in which only a few hundred rows are not zero; writing, clipping and applying it
+costs as much as the student's own layers. Tokens that never occur have no gradient and
+no momentum, so leaving them out only exempts them from weight decay.
 
 Shapes: B batch, L tokens, D width of the embedding, V vocabulary, U tokens in use.
 """

@@ -30,7 +30,7 @@ from compress.values import Range
 
 @dataclass(frozen=True)
 class Loss:
-    """A formula, what it reads, and whether it takes the mask."""
+    """A loss function, the signals that it reads, and whether it takes the mask."""
 
     function: Callable[..., Tensor]
     reading: Reading
@@ -551,7 +551,7 @@ class Objective(nn.Module):
 
 
 def preferences(query_B: Tensor, labels: Tensor) -> Tensor:
-    """Mark pairs of rows of one query of which the first is more relevant than the
+    """Mark pairs of rows of one query in which the first is more relevant than the
     second, (B, B)."""
     relevance_B = labels.view(-1)
     return (query_B[:, None] == query_B) & (relevance_B[:, None] > relevance_B)
@@ -561,8 +561,8 @@ def answers(query_B: Tensor, text_B: Tensor, asker_B: Tensor) -> Tensor:
     """Mark the passages (last axis) of each query, (B, B): see `Reading.mask`; the rows
     of passages are -1.
 
-    query_B  the group of each row; text_B: the number of its text; asker_B: that of its
-             group's query
+    query_B  the group of each row; text_B: the number of its text; asker_B: the number
+             of its group's query
     """
     asks_B = text_B == asker_B
     judged_BB = (asker_B[:, None] == asker_B) & asks_B[:, None] & ~asks_B

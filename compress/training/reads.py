@@ -30,7 +30,7 @@ signals."""
 
 @dataclass(frozen=True)
 class Reading:
-    """Describe what a loss compares.
+    """Describe the signals that a loss compares, and how.
 
     signal    the student's signal it reads
     against   teacher: the same signal of the teacher; otherwise the column of the

@@ -319,8 +319,8 @@ def is_finished(path: Path) -> bool:
 
 
 def continuation(path: Path) -> str:
-    """Return the command that resumes the run in a folder; '' if it is unknown, or if
-    no command started the run."""
+    """Return the command that resumes the run in a folder, or '' if it is unknown, or
+    if no command started the run."""
     try:
         return resume_command(
             path, str(load_json(path / _FACTS, _NO_FACTS).get("command", ""))
@@ -330,8 +330,8 @@ def continuation(path: Path) -> str:
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """Return the checkpoint that a finished pre-training has left in its folder; None
-    for any other run."""
+    """Return the checkpoint that a finished pre-training has left in its folder, or
+    None for any other run."""
     checkpoint = path / RESULT
     return checkpoint if (checkpoint / "config.json").is_file() else None
 

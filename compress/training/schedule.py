@@ -137,7 +137,7 @@ class Length:
         return max(1, self.most - math.ceil(self.most * DECAY))
 
     def decay_start(self, history: Sequence[Mapping[str, float]]) -> int | None:
-        """Return the step after which the rate falls, given the evaluations so far;
+        """Return the step after which the rate falls, given the evaluations so far, or
         None if it does not fall yet.
 
         `history` holds `step`, `eval_score` (higher is better) and, with a teacher,

@@ -47,7 +47,7 @@ def add_texts(recipe: Recipe, data: TaskData, corpus: Corpus | None) -> Recipe:
     """Let stages with `augment: auto` read more rows than the task's own; see
     `augment.add_stages`. Raises DataError like `check_texts`."""
     names = data.train.column_names
-    # a variant of a passage is none of the query's candidates
+    # a variant of a passage is not a candidate of the query
     texts = 0 if data.task.ranks else sum(name in TEXT_COLUMNS for name in names)
     reads = takes_texts(data, corpus)
     recipe = add_stages(recipe, len(data.train), corpus=reads, texts=texts)
