@@ -100,10 +100,12 @@ class Corpus:
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
         """Keep only the held-out documents, whose number, from 1, is a multiple of
-        `every`; or only the others. A corpus too small for two held-out documents holds
-        out two, evenly spaced; one of two or three documents holds out one. Raises
-        DataError for a single document. Each language has its own held-out
-        documents."""
+        `every`; or only the others.
+
+        A corpus too small for two held-out documents holds out two, evenly spaced; one
+        of two or three documents holds out one. Raises DataError for a single document.
+        Each language has its own held-out documents.
+        """
         name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
         if self.parts:
             parts = tuple(part.part(held_out, every) for part in self.parts)

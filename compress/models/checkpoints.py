@@ -139,8 +139,11 @@ def config_folder(name: str) -> Path:
 
 def describe_origin(name: str, folder: Path) -> dict[str, str]:
     """Read the known ones of `license`, `language` and `base_model` of the checkpoint
-    `name` in `folder`. They come from its model card, except that the base model of a
-    checkpoint on the hub is the checkpoint itself."""
+    `name` in `folder`.
+
+    They come from its model card, except that the base model of a checkpoint on the hub
+    is the checkpoint itself.
+    """
     import yaml
     from huggingface_hub.repocard import metadata_load
 

@@ -413,8 +413,10 @@ class ModelFolder:
 
     @property
     def architecture(self) -> str:
-        """Return the name of the saved class, or '' if config.json names none. Raises
-        TeacherError if `architectures` is not a list of names."""
+        """Return the name of the saved class, or '' if config.json names none.
+
+        Raises TeacherError if `architectures` is not a list of names.
+        """
         names = self.config.get("architectures") or []
         if not isinstance(names, list) or not all(
             name is None or isinstance(name, str) for name in names

@@ -61,9 +61,11 @@ def model_class(
 def find_class(
     auto_class: Any, config: "PreTrainedConfig"
 ) -> "type[PreTrainedModel] | None":
-    """Return the class that an Auto class has for the family of `config`, or None. Of
-    several (Funnel has two encoders), return the one that `architectures` names, else
-    the first."""
+    """Return the class that an Auto class has for the family of `config`, or None.
+
+    Of several (Funnel has two encoders), return the one that `architectures` names,
+    else the first.
+    """
     found = auto_class._model_mapping.get(type(config), None)
     if not isinstance(found, tuple):
         chosen: type[PreTrainedModel] | None = found
@@ -118,8 +120,10 @@ def output_layer(model: "nn.Module") -> "nn.Linear | None":
 
 def fit_new_output(model: "nn.Module", mean: float, unit: float) -> None:
     """Initialise the new head of a regression at the mean of the labels, with weights
-    in their unit. A head is new if its bias is zero, as the library creates it; others
-    are unchanged."""
+    in their unit.
+
+    A head is new if its bias is zero, as the library creates it; others are unchanged.
+    """
     layer = output_layer(model)
     if layer is not None and layer.bias is not None and not layer.bias.detach().any():
         layer.bias.data.fill_(mean)

@@ -168,8 +168,10 @@ def with_projection(
     settings: SentenceSettings, hidden: int
 ) -> tuple[SentenceSettings, int | None]:
     """Insert a linear map that `find_projection` finds, and also return its index; None
-    if there is one already. It has neither bias nor activation, and as the identity it
-    changes no vector."""
+    if there is one already.
+
+    It has neither bias nor activation, and as the identity it changes no vector.
+    """
     if find_projection(settings.modules) is not None:
         return settings, None
     first = settings.modules[0]

@@ -402,9 +402,11 @@ def _check_attention(
     layers: list[LayerAttention],
     mask_BL: Tensor,
 ) -> list[LayerAttention]:
-    """Return the attention of each layer, without masks that only hide padding. Raises
-    ObjectiveError unless each layer has recorded exactly one attention over the tokens
-    of the batch."""
+    """Return the attention of each layer, without masks that only hide padding.
+
+    Raises ObjectiveError unless each layer has recorded exactly one attention over the
+    tokens of the batch.
+    """
     name = type(model).__name__
     if not layers:
         raise _unreadable(

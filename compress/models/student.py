@@ -422,9 +422,12 @@ def _find_checkpoint(init: str) -> Path:
 
 def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> Path | None:
     """Check that the checkpoint that initialises the student has the teacher's tokens,
-    with the same ids. The student is trained on the teacher's rows. Returns the
-    checkpoint's folder; None for any other `init`. Raises StudentError, and
-    TeacherError for a tokenizer that cannot be read."""
+    with the same ids.
+
+    The student is trained on the teacher's rows. Returns the checkpoint's folder; None
+    for any other `init`. Raises StudentError, and TeacherError for a tokenizer that
+    cannot be read.
+    """
     if not isinstance(spec.init, str) or spec.init in INITS:
         return None
     folder = _find_checkpoint(spec.init)

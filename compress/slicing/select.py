@@ -242,8 +242,11 @@ _READ = {
 @torch.no_grad()
 def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importance:
     """Compute each unit's importance: the norm of the weights that write it times the
-    norm of the weights that read it. For the width of an embedding, it is the norm of
-    the table's columns. Layers get no importance."""
+    norm of the weights that read it.
+
+    For the width of an embedding, it is the norm of the table's columns. Layers get no
+    importance.
+    """
     plan = plan or SlicePlan.from_model(model)
     weights = parameters_of(model)
     found: dict[Group, Tensor] = {}

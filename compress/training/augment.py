@@ -201,7 +201,8 @@ def _vary(
 
 
 WIDER: Final = 4
-"""Partners are drawn from this multiple of their number of most similar texts."""
+"""Partners are drawn from the most similar texts, from this many times as many as
+needed."""
 
 
 def _pair_anew(

@@ -192,8 +192,8 @@ class TrainingContext:
         find out what a model needs.
 
         The task's rows come from the validation split, and also from the training split
-        if that has fewer: a fine-tuned model has memorised its training rows, and the
-        gradients of its loss there are noise (docs/LOG.md).
+        if the validation split has fewer: a fine-tuned model has memorised its training
+        rows, and the gradients of its loss there are noise (docs/LOG.md).
         """
         with node_first():
             if data == "text":

@@ -348,7 +348,7 @@ def check_logits(
             if np.isfinite(error)
             else "any lead"
         )
-        figures += f"; on that few rows, {least} is no more than chance"
+        figures += f"; on so few rows, {least} is no more than chance"
     advice = remedy or data.task.explain_errors(evaluator, logits) or TRAIN_IT
     problem = f"teacher {name} cannot teach this task: {figures}. {advice}"
     if strict:

@@ -459,8 +459,8 @@ class Objective(nn.Module):
             if shown <= number:
                 raise ObjectiveError(
                     f"{self.terms[i].name} compares {self.readings[i].signal} of layer "
-                    f"{number} of the {side}, which has recorded {shown} layers: "
-                    "choose others with `layers`, or compare layers and logits"
+                    f"{number} of the {side}, which has recorded them for {shown} "
+                    "layers: choose others with `layers`, or compare layers and logits"
                 )
 
     def _mask_seen(
@@ -584,7 +584,10 @@ def compares_queries(terms: Sequence[Term], kind: str | None) -> bool:
 
 def weigh_part(value: Tensor, count: Tensor | int, mean: Tensor) -> Tensor:
     """Weigh a mean over the `count` items of one part of a batch, whose parts have
-    `mean` items on average. The mean over the parts is then the mean over all items."""
+    `mean` items on average.
+
+    The mean over the parts is then the mean over all items.
+    """
     return value * count / mean.where(mean > 0, 1)
 
 

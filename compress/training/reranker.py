@@ -42,8 +42,10 @@ def score_passages(
     data: TaskData, reranker: Teacher, *, bf16: bool = False
 ) -> TaskData:
     """Return the data with a cross-encoder's score of every passage that a training
-    query is judged with. A query without an irrelevant passage gets the passages that
-    BM25 ranks highest, as `data.ranking` does for rerankers.
+    query is judged with.
+
+    A query without an irrelevant passage gets the passages that BM25 ranks highest, as
+    `data.ranking` does for rerankers.
 
     bf16  compute in bfloat16, unless the family of the cross-encoder cannot
 

@@ -232,8 +232,11 @@ def writes_text(stage: Stage, context: TrainingContext) -> bool:
 
 def encode_held_out(stage: Stage, context: TrainingContext, seed: int) -> Dataset:
     """Encode the first held-out documents, each alone: rows with `document`, its
-    number. At most SCORED_DOCUMENTS documents, and of each the first rows, about
-    TOKENS_OF_DOCUMENT tokens. Raises DataError if there is no text."""
+    number.
+
+    At most SCORED_DOCUMENTS documents, and of each the first rows, about
+    TOKENS_OF_DOCUMENT tokens. Raises DataError if there is no text.
+    """
     builder = stage.rows
     assert builder is not None, "the stage writes text"
     text = context.text_part(held_out=True)

@@ -273,7 +273,10 @@ class WrappedStep(Step):
 def fill_labels(labels: Tensor, teacher_BV: Tensor, *, tags: bool = False) -> Tensor:
     """Fill in missing labels with the teacher's answers: -100 for classes (B,), nan for
     floating labels, and for `tags` (B, L) MISSING_TAG, where the teacher's are (B, L,
-    classes). Other labels of tokens are unchanged: -100 marks tokens to ignore."""
+    classes).
+
+    Other labels of tokens are unchanged: -100 marks tokens to ignore.
+    """
     if tags:
         return torch.where(labels == MISSING_TAG, teacher_BV.argmax(-1), labels)
     if labels.is_floating_point():
