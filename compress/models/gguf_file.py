@@ -28,8 +28,8 @@ _TOKENIZERS: Final = ("gpt2", "llama")
 does not read from GGUF."""
 _WORDS_OF_GPT2: Final = ("gpt-2", "phi-2")
 _SINGLE_DIGITS: Final = ("refact", "smollm", "starcoder")
-"""Names in GGUF of pre-tokenizers that split as GPT-2 does, after splitting off each
-digit."""
+"""Names in GGUF of pre-tokenizers that split as GPT-2 does; _SINGLE_DIGITS: after
+splitting off each digit."""
 _GIVE_ORIGINAL: Final = "Use the checkpoint that this file was made from"
 
 

@@ -130,7 +130,8 @@ class EncoderSettings:
     path               the encoder's folder inside the folder, "" for the folder itself
     max_length         the most tokens of a text, special tokens included; None: as many
                        as tokenizer and model allow
-    lower_case         whether texts are lower-cased before the tokenizer
+    lower_case         whether texts are lower-cased, whatever the tokenizer does by
+                       itself
     tokenizer_options  arguments for `AutoTokenizer.from_pretrained`
     config_options     arguments for `AutoConfig.from_pretrained`
     """

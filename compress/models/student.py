@@ -162,8 +162,8 @@ def _apply_settings(config: Any, spec: StudentSpec) -> None:
 
 
 def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
-    """Keep the teacher's head size and its number of heads per key and value head (1 if
-    its family has no groups).
+    """Keep the teacher's head size and its number of heads per key and value head; if
+    its family has no groups, every head has its own keys and values.
 
     given: the recipe sets the number of key and value heads.
     """
