@@ -43,7 +43,7 @@ class SavedHead:
     autos   the Auto classes that the head belongs to
     tensors for an unknown head, the tensors that the family's encoder does not have
     nearest for an unknown head, the class with the most similar tensors, and what
-    differs
+            differs
     """
 
     name: str

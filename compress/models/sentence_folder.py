@@ -168,7 +168,7 @@ class EncoderSettings:
 
     def choose_length(self, tokenizer: Any, positions: int | None) -> int | None:
         """Return the most tokens of a text: the limit of the folder, or else of the
-        tokenizer, but no more than the model has positions for, or None without a
+        tokenizer, but no more than the model has positions for; None without a
         limit."""
         limits = [positions] if positions is not None else []
         if self.max_length is not None:
