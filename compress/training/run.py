@@ -306,7 +306,7 @@ def _record_processes(path: Path, now: int | None) -> str:
         return ""
     return (
         f"trained by {', then '.join(map(str, numbers))} processes: the weights differ "
-        "from an uninterrupted run in rounding, and in dropout and other random "
+        "from an uninterrupted run only in rounding, and in dropout and other random "
         "draws, which each process makes on its own"
     )
 

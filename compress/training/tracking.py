@@ -74,8 +74,8 @@ def report_to_tracker(
             console,
             f"--track {run.track}: failed at {where} of stage {stage} "
             f"({type(error).__name__}: {error}). Training continues without it, and "
-            f"{run.path / 'log.jsonl'} has all numbers. Fix that: the next stage, or "
-            "the same command with --resume, tries "
+            f"{run.path / 'log.jsonl'} has all numbers. Fix the cause: the next "
+            "stage, or the same command with --resume, tries "
             f"again{f'; without {file} as a new run' if file.is_file() else ''}",
         )
 
@@ -91,7 +91,8 @@ def report_to_tracker(
         if next(home.rglob(file.name), None) is None:
             raise CompressError(
                 f"--track {run.track}: cannot start the run of stage {stage} "
-                f"({type(error).__name__}: {error}). Fix that, or leave --track out"
+                f"({type(error).__name__}: {error}). Fix the cause, or leave --track "
+                "out"
             ) from error
         give_up("the beginning", error)
     finally:
