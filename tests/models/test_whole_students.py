@@ -187,5 +187,7 @@ def test_layers_that_cannot_be_told_are_refused() -> None:
     teacher, student = (
         AutoModelForSequenceClassification.from_config(FunnelConfig(block_sizes=[count], **config)) for count in (4, 2)
     )
-    with pytest.raises(StudentError, match="layers of funnel models cannot be told by the names of their weights"):
+    with pytest.raises(
+        StudentError, match="layers of funnel models cannot be recognised by the names of their weights"
+    ):
         copy_whole(student, teacher, "even")

@@ -345,7 +345,7 @@ def test_senseless_numbers_are_refused(options: dict[str, Any], lm: Any, tokeniz
 
 
 def test_a_model_that_fills_in_no_masks_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="BertModel fills in no masks"):
+    with pytest.raises(DataError, match="BertModel cannot fill in masks"):
         rows(SINGLE, tiny.bert().bert, tokenizer)
 
 
