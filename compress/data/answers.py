@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AnswerColumns = Mapping[str, Any]
-"""The answers to many texts, by the columns of a file of answers. A column is a list
-with a value for each text, an array of numbers (texts,) or of vectors (texts, width),
-or such arrays of numbers by label."""
+"""The answers to many texts: column of the answers file -> values. A column is a list
+with one value per text, an array of numbers (texts,) or vectors (texts, width), or a
+dictionary of label -> numbers (texts,)."""
 
 
 class Shown:
@@ -86,7 +86,7 @@ class Answer(Shown):
     """The answer to a question: `text`, the characters `start` to `end` of the context;
     '' for no answer.
 
-    score   the probability of its first times that of its last token, over all tokens
+    score   the probability of its first token times that of its last, over all tokens
             of the context and "no answer"
     """
 
@@ -224,7 +224,7 @@ def label_schema(labels: Sequence[str]) -> pa.Schema:
 
 
 def join_columns(outcomes: Sequence[Outcome]) -> AnswerColumns:
-    """Join the columns of single answers; no columns without any answer."""
+    """Join the columns of single answers; without answers, return {}."""
     rows = [outcome.columns() for outcome in outcomes]
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
@@ -232,7 +232,7 @@ def join_columns(outcomes: Sequence[Outcome]) -> AnswerColumns:
 def check_finite(values: NDArray[np.float32], of: str = "") -> NDArray[np.float64]:
     """Return a model's outputs in float64. Raises BundleError if one is not finite.
 
-    of   the text of which they are, if that is known
+    of   names their text in the error, if that is known
     """
     if not np.isfinite(values).all():
         raise BundleError(

@@ -1,9 +1,10 @@
-"""Read tables as Arrow batches: what the reader of text files gives row by row, parquet
-files, and hub data sets.
+"""Read tables as Arrow batches: rows from the reader of text files, parquet files, and
+hub data sets.
 
-Text of any Arrow type (string, large_string, string_view, binary in UTF-8, dictionaries
-of these), numbers, truth values, times and lists of these are cells; structs become a
-column for each field. Class names are those that `datasets` writes into a file.
+Cells are text of any Arrow type (string, large_string, string_view, binary in UTF-8,
+dictionaries of these), numbers, booleans, times, and lists of these; a struct becomes a
+column for each field. Class names are read from the metadata that `datasets` writes
+into a file.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def open_parquet(path: Path) -> Table:
-    """Open a parquet file, of which a row group is read at a time. Raises DataError."""
+    """Open a parquet file, which is read one row group at a time. Raises DataError."""
     with reading(path):
         refuse_special(path)
     with _decoding(path):
@@ -135,8 +136,8 @@ def _decoding(path: Path) -> Iterator[None]:
 
 
 def _bound(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
-    """Slice rows so that they stay small when each has its own copy of its texts.
-    DataError for too long a cell."""
+    """Slice rows so that a slice stays small even when no two rows share a text. Raises
+    DataError for a cell that is too long."""
     sizes = np.zeros(len(batch), np.int64)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
@@ -290,7 +291,7 @@ def flatten(table: pa.Table) -> pa.Table:
 
 
 def _is_one_of(kind: pa.DataType, *names: str) -> bool:
-    """Check whether a type is one of these, by the names of `pyarrow.types`."""
+    """Check whether a type is one of these, named as in `pyarrow.types`."""
     return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
 
 
@@ -317,8 +318,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_readable(kind: pa.DataType) -> bool:
-    """Check whether a column has text, numbers, truth values, times, or lists of
-    these."""
+    """Check whether a column has text, numbers, booleans, times, or lists of these."""
     if _is_list(kind):
         return not pa.types.is_nested(kind.value_type) and _is_readable(kind.value_type)
     if pa.types.is_dictionary(kind):
@@ -328,8 +328,8 @@ def _is_readable(kind: pa.DataType) -> bool:
 
 
 def _kind(kind: pa.DataType) -> CellKind | None:
-    """Return whether a column has numbers or text, lists and dictionaries by their
-    items."""
+    """Return whether a column, or the items of its lists or dictionary, are numbers or
+    text."""
     if _is_list(kind) or pa.types.is_dictionary(kind):
         return _kind(kind.value_type)
     if _is_number(kind) or pa.types.is_boolean(kind):
@@ -341,7 +341,7 @@ def to_cells(
     column: pa.ChunkedArray, names: tuple[str, ...] | None = None
 ) -> pa.ChunkedArray:
     """Turn a typed Arrow column into cells: class ids become `names` (null for -1, no
-    label), numbers decimals."""
+    label), numbers become strings."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not _is_list(column.type):
@@ -360,7 +360,7 @@ def to_cells(
 
 
 def _texts(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Write a column as strings: bytes as the UTF-8 that they are, NaN as a missing
+    """Convert a column to strings: bytes are decoded as UTF-8, NaN becomes a missing
     value."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

@@ -1,8 +1,8 @@
 """Describe the splits of a task, and find faults that no single row shows: splits that
 share rows, classes spelled in two ways, texts that cannot be told apart.
 
-Texts count as the same if only case and spaces differ. What makes scores worthless is
-refused, or noted as a WARNING.
+Texts count as the same if only case and spaces differ. Faults that make scores
+worthless are refused or noted as a WARNING.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOUD: Final = 0.1
-"""The share of a split from which a fault is a warning: it then changes a score by
-points."""
+"""The share of a split at which a fault becomes a WARNING: it then changes a score by
+whole points."""
 FEW_ROWS_TO_SCORE: Final = 30
-"""A smaller split gets a note: at 30 rows an accuracy of 0.5 is uncertain by 0.18."""
+"""Rows below which a split gets a note: with 30, an accuracy of 0.5 is uncertain by
+0.18."""
 MOST_TEXTS_AUDITED: Final = 2000
-"""Texts on which a tokenizer is measured: they give its share of unknown tokens to
-about a tenth of a point."""
+"""Texts on which a tokenizer is measured: enough for its share of unknown tokens to be
+right to about a tenth of a point."""
 
 COLUMNS_OF_TEXTS: Final = ("text", "text_pair", "question", "context", "words")
-"""The columns of a split that have texts, of any kind of task."""
+"""The text columns of a split, over all kinds of task."""
 _ODD_SPACES: Final = (
     r"[\t-\r\x1c-\x1f\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}"
     r"\x{205f}\x{3000}]"
 )
-"""What divides words, besides a space."""
+"""White space other than a space, as a regular expression."""
 
 Keys = NDArray[np.int64]
 
@@ -54,15 +55,15 @@ _CONSEQUENCES: Final[Mapping[tuple[str, str], str]] = {
     (
         "train",
         "validation",
-    ): "checkpoints are chosen, and int8 is judged, by rows that were learned",
+    ): "checkpoints are chosen, and int8 is judged, on rows that were trained on",
     (
         "train",
         "test",
-    ): "the score on test is too high, because these answers were learned",
+    ): "the test score is too high, because these rows were trained on",
     (
         "validation",
         "test",
-    ): "the score on test is too high, because checkpoints were chosen by these rows",
+    ): "the test score is too high, because checkpoints were chosen on these rows",
 }
 
 
@@ -150,7 +151,7 @@ def _keys(columns: Sequence[pa.Array]) -> Keys:
 
 
 def _plain_column(column: pa.Array) -> pa.Array:
-    """Do to a column of texts, or of words, what `_plain` does to a text."""
+    """Apply `_plain` to a column of texts or of words."""
     if pa.types.is_list(column.type):
         column = pc.binary_join(column, " ")
     texts = pc.utf8_lower(column)
@@ -166,8 +167,8 @@ def _are_same_rows(one: Keys, other: Keys) -> bool:
 def texts(
     split: Dataset, rows: Sequence[int] | None = None
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the text, or two texts, of each row, or of these rows; the words of a
-    sentence as one text."""
+    """Yield the one or two texts of each row, or of the given rows; the words of a
+    sentence are joined into one text."""
     for batch in _batches(split, rows):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield tuple(
@@ -190,8 +191,8 @@ def _plain(text: str) -> str:
 
 
 def _shared_rows(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, int, float]]:
-    """Yield two splits, how many rows of the second are in the first, and their share,
-    if there are any."""
+    """Yield each two splits that share rows, and how many rows, and what share, of the
+    second are in the first."""
     ordered = {role: np.sort(rows) for role, rows in keys.items()}
     for one, other in combinations(keys, 2):
         if count := _count_among(keys[other], ordered[one]):
@@ -199,7 +200,7 @@ def _shared_rows(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, int, floa
 
 
 def _count_among(keys: Keys, ordered: Keys) -> int:
-    """Count the keys that are among others, which are in order."""
+    """Count the keys that are also in `ordered`, which is sorted."""
     places = np.searchsorted(ordered, keys)
     nearest = ordered[np.minimum(places, len(ordered) - 1)]
     return int((nearest == keys).sum())

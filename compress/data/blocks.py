@@ -21,7 +21,7 @@ _SMALL_IDS: Final = 1 << 16
 
 
 def id_type(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]:
-    """Return the smallest type that holds all token ids: of 2 or 4 bytes."""
+    """Return the smallest integer type that holds all token ids: 2 or 4 bytes."""
     small = len(tokenizer) <= _SMALL_IDS
     if small and max(tokenizer.get_vocab().values()) < _SMALL_IDS:
         return np.uint16
@@ -71,8 +71,8 @@ def to_batch(
     around: Surroundings,
     kind: type,
 ) -> pa.RecordBatch:
-    """Make rows of blocks, with special tokens: input_ids of a type, token_type_ids
-    unless all are 0, document, length."""
+    """Make rows of blocks, with special tokens: input_ids (of type `kind`),
+    token_type_ids unless all are 0, document, length."""
     rows = around.add(tokens)
     bounds = pa.array(rows.bounds.astype(np.int32))
     columns = {"input_ids": pa.ListArray.from_arrays(bounds, rows.ids.astype(kind))}
@@ -96,7 +96,7 @@ def limit_batches(
     number their rows in a column `index`.
 
     skip           the number of rows to leave out first
-    rows, tokens   how many there are already
+    rows, tokens   how many were written before
     """
     with Progress(what, limit_tokens, "tokens", done=tokens) as bar:
         for whole in batches:
@@ -120,8 +120,7 @@ def divide_evenly(
     batches: Iterable[pa.RecordBatch],
     rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Join batches, and divide them anew into ones of `rows` rows; the last may be
-    smaller."""
+    """Regroup batches into batches of `rows` rows; the last may be smaller."""
     parts: list[pa.RecordBatch] = []
     held = 0
     for whole in batches:

@@ -43,10 +43,11 @@ def load_or_create(entry: Path, make: Callable[[Path], object]) -> Path:
     """Return the folder of an entry, verified; `make` fills it if it is missing or
     damaged.
 
-    `make` gets a folder, which has the files that an interrupted attempt finished with
-    `part`, or those of a damaged entry that are intact, and writes the others. One
-    process makes an entry while others wait for it. An intact entry is not written to.
-    Raises DataError if the entry has to be made and the disk is full or read-only.
+    `make` is given a folder and writes the files missing there: it may already hold
+    files that an interrupted attempt finished with `part`, or the intact files of a
+    damaged entry. One process makes an entry while others wait for it. An intact entry
+    is not written to. Raises DataError if the entry has to be made and the disk is full
+    or read-only.
     """
     with explained(entry.parent):
         if is_whole(entry):
@@ -81,8 +82,8 @@ def part(folder: Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """Yield a new directory beside the entries of `folder`, or elsewhere if that is
-    read-only; then remove it."""
+    """Yield a temporary directory next to the entries of `folder`, or elsewhere if that
+    is read-only; it is removed afterwards."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -138,7 +139,7 @@ def keep_splits(
 ) -> tuple[dict[str, Dataset], str]:
     """Write splits to `folder`, and move them to the cache.
 
-    Returns them by role, memory-mapped, and the fingerprint of all of them with
+    Returns the memory-mapped splits by role, and one fingerprint of their contents and
     `identity`.
     """
     files = {
@@ -167,8 +168,8 @@ def table(path: Path) -> pa.Table:
 
 
 def dataset(path: Path, fingerprint: str) -> Dataset:
-    """Open an Arrow file, or all those of an entry in the order of their names, as a
-    memory-mapped dataset."""
+    """Open an Arrow file, or all Arrow files of an entry in the order of their names,
+    as a memory-mapped dataset."""
     from datasets import Dataset
     from datasets.table import MemoryMappedTable, concat_tables
 
@@ -217,7 +218,7 @@ def _fill(entry: Path, make: Callable[[Path], object]) -> None:
 
 
 def _remove_leftovers(entry: Path) -> None:
-    """Remove unfinished entries beside `entry` whose processes have ended, unless they
+    """Remove unfinished entries next to `entry` whose processes have ended, unless they
     may still be resumed."""
     leftovers = [
         path
@@ -280,7 +281,7 @@ def _is_open_file(file: IO[str], path: Path) -> bool:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Re-raise errors of the disk with `folder` as a DataError with the remedy."""
+    """Re-raise disk errors about `folder` as a DataError that says what to do."""
     try:
         yield
     except OSError as error:

@@ -42,14 +42,14 @@ class Collate:
     """Batch rows of `encode`, padded to the longest: on the right, or on the `left`
     with position_ids (B, L).
 
-    The tokenizer's own padding side does not count: see `models.padding`.
+    The tokenizer's own padding side is ignored: see `models.padding`.
 
     input_ids, attention_mask and columns with one int per token: int64 (B, L). labels:
     int64 (B,) class ids, float32 (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B,
     C) for C whole numbers per row, or int64 (B, L) for one per token (padded with -100,
     other columns with 0). index and other columns of single ints: int64 (B,); relevance
-    and scores of passages: float32 (B,). Left out are _LEFT_OUT and columns of any
-    other type. DataError for a tokenizer that cannot pad.
+    and scores of passages: float32 (B,). Columns in _LEFT_OUT, or of any other type,
+    are left out. Raises DataError for a tokenizer without a padding token.
     """
 
     def __init__(
@@ -162,9 +162,9 @@ class LengthGrouped(Sampler[int]):
     The order depends only on (seed, epoch), not on the global generator, so that a
     resumed run sees the same rows. Rows are shuffled, sorted by length within every 50
     batches, and the batches shuffled. The batch with the longest row comes first, so
-    that memory runs out at once or never; an incomplete batch comes last. With `whole`
-    there is none: some rows come twice per epoch, so that every batch splits evenly
-    over processes.
+    that memory runs out at once or never; an incomplete batch comes last. With `whole`,
+    no batch is incomplete: some rows come twice per epoch, so that every batch splits
+    evenly over processes.
     """
 
     def __init__(
@@ -214,7 +214,8 @@ class LengthGrouped(Sampler[int]):
 
 class BatchOrder(Sampler[list[int]]):
     """Make batches of rows in an order that depends only on (seed, epoch). A subclass
-    makes those of an epoch; they are kept, as loops need their number many times."""
+    makes the batches of an epoch; they are kept, since training loops ask for their
+    number many times."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -225,7 +226,8 @@ class BatchOrder(Sampler[list[int]]):
         self.batches = self._batches()
 
     def __len__(self) -> int:
-        """Count the batches of this epoch; other epochs may have a few more or less."""
+        """Count the batches of this epoch; other epochs may have a few more or
+        fewer."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:

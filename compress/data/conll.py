@@ -4,19 +4,19 @@ tag last, and a blank line between sentences.
     EU      NNP  B-NP  B-ORG
     rejects VBZ  B-VP  O
 
-or in tables, as the hub has the same sets: a column of lists of words and one of lists
-of tags, by name.
+or in tables, as on the hub: a column with lists of words and one with lists of tags,
+found by name.
 
-Stated rules. Columns are separated by tabs, or by spaces in lines without a tab; the
+Rules. Columns are separated by tabs, or by spaces in lines without a tab; the
 first is the word, the last the tag, others are ignored. A first column that numbers the
 words of every sentence is left out. Lines of -DOCSTART- are ignored, and so are
 comments (`# ...` at the start of a sentence, not ending in a tag).
 
 Tags in IOB1, IOB2, BIOES, BILOU or BMES are rewritten in IOB2. Their prefix may be in
 lower case, be followed by `_`, `:` or `/`, or come last (PER-B), but in all tags alike.
-Words outside are O; or one of OUTSIDES, if there is no O. A tag that fits none of these
-among others that do is refused. If no tag has a prefix (NOUN), all are kept, except
-OUTSIDES. Tagging schemes: Tjong Kim Sang & De Meulder 2003.
+Words outside entities are tagged O or, if no tag is O, one of OUTSIDES. A tag in none
+of these forms is refused if other tags are in one. If no tag has a prefix (NOUN), all
+are kept, except OUTSIDES. Tagging schemes: Tjong Kim Sang & De Meulder 2003.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner", "pos_tags", "upos", "chunk_t
 DOCSTART = "-DOCSTART-"
 OUTSIDE = "O"
 OUTSIDES = ("0", "o", "_", "-", "other", "outside", "out", "none", "null", "nil")
-"""What others write for O, in lower case."""
+"""Other spellings of the tag O, in lower case."""
 _ENTITY_BEGINS = "BSU"
 _ENDS = "ESLU"
 _FORMS = (
@@ -52,7 +52,7 @@ _FORMS = (
 
 
 class TagError(DataError):
-    """A tag does not fit the others; the message lacks the place, which is that of
+    """A tag does not fit the others. The message lacks the place: callers find
     `tag`."""
 
     def __init__(self, tag: str, message: str) -> None:
@@ -96,8 +96,8 @@ def has_prefix(tag: str) -> bool:
 
 
 def _find_form(tags: Iterable[str]) -> re.Pattern[str] | None:
-    """Return the form of the tags of entities among these: the first in which an entity
-    begins or goes on."""
+    """Return the form in which these tags mark entities: the first form in which an
+    entity begins or continues."""
     for form in _FORMS:
         found = [match for tag in tags if (match := form.fullmatch(tag))]
         prefixes = {match["prefix"].upper() for match in found}
@@ -109,7 +109,7 @@ def _find_form(tags: Iterable[str]) -> re.Pattern[str] | None:
 
 def standard_tags(tags: Iterable[str]) -> dict[str, str]:
     """Map tags to the usual form, `B-PER` and O, by the rules at the top of this file;
-    others to themselves.
+    other tags are unchanged.
 
     Raises TagError for a tag that does not fit the others.
     """
@@ -298,7 +298,7 @@ def _sentences(path: Path) -> Iterator[list[_TaggedWord]]:
         elif len(columns) < 2 or not columns[0] or not columns[-1]:
             raise DataError(
                 f"{path}, line {number}: {line.strip()[:60]!r}; expected a word and, "
-                "last in its line, its tag, separated by a tab or spaces."
+                "last on its line, its tag, separated by a tab or spaces."
             )
         else:
             rows.append(_TaggedWord(number, columns))
@@ -318,8 +318,8 @@ def _has_numbers(sentences: Sequence[Sequence[_TaggedWord]], path: Path) -> bool
     if len(sentences[0][0].columns) > 3:
         raise DataError(
             f"{path}: numbers its words and has {len(sentences[0][0].columns)} "
-            "columns, as GermEval and CoNLL-U have, so it is unknown which has the "
-            "tags. Keep the words and one column of tags."
+            "columns, as in GermEval and CoNLL-U, so it is unknown which column has "
+            "the tags. Keep the words and one column of tags."
         )
     return True
 
@@ -331,8 +331,8 @@ def _refuse_reversed(
     first = {word for sentence in words for word in sentence}
     if any(map(has_prefix, first)) and all(map(is_tag, first)):
         raise DataError(
-            f"{path}: its first column has tags; expected the word first, and last in "
-            "its line the tag."
+            f"{path}: its first column has tags; expected the word first and the tag "
+            "last on each line."
         )
     last = {tag for sentence in tags for tag in sentence}
     if last == {"_"}:

@@ -44,15 +44,15 @@ TextBuilder = Callable[..., Iterator[dict[str, Any]]]
 columns, ints per row or token."""
 
 BLOCKS_PER_PART: Final = 50_000
-"""Blocks of a file, 13 MB if each has 128 tokens, which an interrupted process has to
-repeat."""
+"""Blocks per file (13 MB at 128 tokens each): the work that an interrupted process has
+to repeat."""
 
 HASHED_BYTES: Final = 1 << 28
-"""Bytes of files up to which all of them are hashed: about a second."""
+"""Bytes in all up to which files are hashed whole, which takes about a second."""
 SAMPLED_BLOCKS: Final = 1024
-"""Blocks of larger files that are hashed, at least one of each."""
+"""Blocks that are hashed of larger files, at least one per file."""
 SAMPLED_BYTES: Final = 1 << 16
-"""Bytes of such a block."""
+"""Bytes of a block that is hashed of a larger file."""
 
 HUB_SECONDS: Final = 10.0
 """Seconds that the hub may take to answer."""
@@ -72,7 +72,8 @@ class Corpus:
     parallel: bool = False
     """True if each document is a text and its translation, on two lines."""
     languages: tuple[int, ...] = ()
-    """The number of a part's language, or of both."""
+    """The number of a part's language, or the two numbers of a pair; empty for other
+    text."""
     parts: tuple[Corpus, ...] = ()
     """The text of each language, and of each pair of them, if there are several."""
 
@@ -101,9 +102,9 @@ class Corpus:
         """Keep only the held-out documents, whose number, from 1, is a multiple of
         `every`; or only the others.
 
-        A corpus too small for two of these holds out two at equal distance; one of two
-        or three documents, one. DataError for a single document. Each language has
-        documents of its own held out.
+        A corpus too small for two held-out documents holds out two, evenly spaced; one
+        of two or three documents holds out one. Raises DataError for a single document.
+        Each language has its own held-out documents.
         """
         name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
         if self.parts:
@@ -146,10 +147,10 @@ def load_corpus(source: str) -> Corpus:
 
     Documents are separated by blank lines in plain text; they are the articles of a
     dump, and the column `text` of other files. A hub data set (`owner/name`,
-    `owner/name:configuration`) is streamed from its train split. Parallel text is what
-    `documents.read_parallel` reads; its documents are pairs. A folder of several
-    languages is what `documents.find_languages` finds; it is read one after another.
-    DataError, within 30 seconds, if the source does not exist or has no text.
+    `owner/name:configuration`) is streamed from its train split. The documents of
+    parallel text (see `documents.read_parallel`) are pairs. The languages of a folder
+    (see `documents.find_languages`) are read one after another. DataError, within 30
+    seconds, if the source does not exist or has no text.
     """
     kind, files = sources.find_corpus(source)
     if kind == "pydoc":
@@ -185,9 +186,8 @@ def load_corpus(source: str) -> Corpus:
 
 
 def _hash_files(names: Sequence[str], files: Sequence[Path]) -> str:
-    """Hash files with their names. Of more than HASHED_BYTES, only the sizes, the times
-    of the last change and blocks at equal distances are hashed: a change of other bytes
-    is seen by its time."""
+    """Hash files with their names. Above HASHED_BYTES, only sizes, modification times
+    and evenly spaced blocks are hashed: a change elsewhere shows in the time."""
     facts = [file.stat() for file in files]
     if sum(fact.st_size for fact in facts) <= HASHED_BYTES:
         return cache.digest("files", *names, *files)
@@ -247,8 +247,8 @@ class Document:
     its number in the corpus.
 
     There is at least one sentence, and none is empty. A `parallel` document has two: a
-    text and its translation. `languages` has the number of its language, or of both,
-    where the corpus tells them apart.
+    text and its translation. `languages` has the number of its language, or of both
+    languages of a pair, if the corpus tells languages apart.
     """
 
     number: int
@@ -263,8 +263,8 @@ def iterate_documents(
     """Yield the documents that have tokens, in order, holding the tokens of only one
     tokenizer call in memory.
 
-    The tokens of a document's sentences, joined, are those of the document as running
-    text: see `compress.data.sentences`.
+    Joined, the tokens of a document's sentences equal the tokens of the document as
+    running text: see `compress.data.sentences`.
     """
     found = chain.from_iterable(
         zip(batch.documents.tolist(), batch.tokens.rows(), strict=True)
@@ -372,9 +372,9 @@ def build_rows(
     """Write the rows that `builder`, called `name`, makes from a corpus, with length
     and index added.
 
-    The row that reaches `limit_tokens` is the last. The rows of a corpus of several
-    languages are those of each part, up to an equal share of the limit, with its number
-    as `part`, and `paired`, 1 for translations. Streamed to the cache once, keyed by
+    The row that reaches `limit_tokens` is the last. A corpus of several languages
+    yields rows of each part, up to an equal share of the limit, with the columns `part`
+    (its number) and `paired` (1 for translations). Streamed to the cache once, keyed by
     corpus, tokenizer, the file of the builder, its options, length, seed and limit;
     then memory-mapped. DataError for no rows, or an invalid one.
     """
@@ -432,8 +432,8 @@ def _check_rows(
     what: str,
     marks: Mapping[str, int],
 ) -> Iterator[RowMapping]:
-    """Check rows against the columns of the very first one, which `is_list` holds, and
-    add the marks to them."""
+    """Check rows against the columns of the first row, kept in `is_list` (column ->
+    whether it holds lists), and add `marks`."""
     for number, row in enumerate(rows):
         if not is_list:
             is_list |= {column: isinstance(cell, list) for column, cell in row.items()}

@@ -1,18 +1,17 @@
 """Open delimited files (csv, tsv, txt) as tables: how the lines are split is decided in
 `dialects`; here, the header.
 
-Stated rules. A tsv or txt file is read without quoting unless all quotation marks of
+Rules. A tsv or txt file is read without quoting unless all quotation marks of
 its first rows wrap whole cells, and it or a sibling needs quoting: a cell contains a
 doubled mark, a tab or a line end, or every row has a wrapped cell. A first row is a
-header if it has the name of a requested column; or if none of its cells recurs in its
-column and a sibling starts with the same row; or if a usual column name in it never
-recurs; or if a column below a word has only numbers, or only values that recur. A file
+header if it has the name of a requested column; if none of its cells recurs in its
+column and a sibling starts with the same row; if a usual column name in it never
+recurs; or if a word in it stands above only numbers, or only recurring values. A file
 without a header takes the column names of a sibling of the same width; else its columns
-are numbered from 1. The first column may be without a name, as an index is, and so may
-be empty ones at the end; they are numbered. A row that repeats the header is refused. A
-column whose first cells are all lists in the notation of JSON or Python, such as ['a',
-'b'], is a column of lists. The lines of a txt file that are not split are the column
-`text`.
+are numbered from 1. An unnamed first column, such as an index, and empty columns at the
+end are allowed and numbered. A row that repeats the header is refused. A column whose
+first cells are all lists in the notation of JSON or Python, such as ['a', 'b'], is a
+column of lists. The lines of a txt file that are not split are the column `text`.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 WORTH_ARROW: Final = 2**20
-"""Bytes of the smallest file that pays for the import of pyarrow."""
+"""Bytes of the smallest file for which importing pyarrow pays off."""
 DELIMITED: Final = (".tsv", ".csv", ".txt")
 FIXED_SUFFIXES: Final = {"": ("text",), FASTTEXT: ("text", "label")}
-"""The columns of lines that are one text each, and of fastText's."""
+"""The columns of files with one text per line, and of fastText's files."""
 HEADER_CELL: Final = 64
 LONGEST_LITERAL: Final = 100_000
-"""Characters of a list written as text that are parsed."""
+"""The most characters of a list written as text that is parsed."""
 
 _FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^"\t\r\n]*)'
 _CLEAN = re.compile(rf"{_FIELD}(?:(?:\t|\r?\n){_FIELD})*")
@@ -73,8 +72,8 @@ _SEPARATORS = re.compile(r"[,;|\t^~:\x01\x1c-\x1f\u00a6]")
 
 @dataclass(frozen=True)
 class Look:
-    """Hold the first rows of a file and how they were read; `error` is that of the
-    first row that cannot be."""
+    """Hold the first rows of a file and how they were read; `error` is about the first
+    row that cannot be read."""
 
     path: Path
     dialect: Dialect
@@ -146,8 +145,8 @@ def _look(path: Path, *, quoted: bool) -> Look:
 
 
 def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header | None:
-    """Return the header of a file, by the rules at the top; None if it has none.
-    DataError for a title above it."""
+    """Return the header of a file by the rules at the top, or None. Raises DataError
+    for a title above the header."""
     if look.dialect.delimiter in FIXED_SUFFIXES or not look.rows:
         fixed = FIXED_SUFFIXES.get(look.dialect.delimiter)
         return Header(fixed, own=False) if fixed else None
@@ -200,7 +199,7 @@ def _borrow_header(look: Look, headers: Mapping[Path, Header | None]) -> Header 
     for sibling, header in headers.items():
         if header and look.rows and len(header.names) == len(look.rows[0]):
             note = (
-                f"{look.path.name} has no header: its columns are those of "
+                f"{look.path.name} has no header: took the column names of "
                 f"{sibling.name}"
             )
             return Header(header.names, own=False, note=note)
@@ -256,7 +255,7 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
                 if text and value is None:
                     problem = (
                         f"{place}, line {line}: {text[:40]!r} in {wanted[at]!r} is not "
-                        "a list, as above it."
+                        "a list; expected one, as in the rows above."
                     )
                 cells[at] = to_cell(value)
             yield Row(line, written, cells, problem)
@@ -315,10 +314,10 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
 def _name_all(
     names: Sequence[str], body: Sequence[Sequence[str]], place: str
 ) -> tuple[str, ...]:
-    """Return the names, with numbers for the first if it has none, and for empty
-    columns at the end.
+    """Return the column names; an unnamed first column, and empty ones at the end, are
+    numbered.
 
-    DataError for other columns without a name, and for two of one name.
+    Raises DataError for other columns without a name, and for duplicate names.
     """
     last = max((at for at, name in enumerate(names) if name), default=-1)
     for at, name in enumerate(names):
@@ -331,8 +330,8 @@ def _name_all(
     if len(names) == 1 and (found := _SEPARATORS.search(names[0])):
         raise DataError(
             f"{place}: its only column is named {names[0][:60]!r}. If its cells are "
-            f"separated by {found[0]!r}, name the file .csv and write sep={found[0]} "
-            "in a first line of its own; else rename the column."
+            f"separated by {found[0]!r}, rename the file to .csv and write "
+            f"sep={found[0]} on a separate first line; else rename the column."
         )
     named = [name or str(at + 1) for at, name in enumerate(names)]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
@@ -362,14 +361,14 @@ def _compare(
         )
     if row.cells == header:
         return (
-            f"{look.path}, line {row.number}: repeats the header: expected one header, "
-            "and one table in a file. Remove the line, or divide the file."
+            f"{look.path}, line {row.number}: repeats the header: expected one table "
+            "with one header per file. Remove the line, or split the file."
         )
     return ""
 
 
 def _parse_lists(cells: Sequence[str | None]) -> list[list[Any] | None] | None:
-    """Parse a column of lists; None unless every cell that is not empty is one."""
+    """Parse a column of lists; None unless every non-empty cell is a list."""
     filled = [cell for cell in cells if cell]
     if not filled or any(_parse_list(cell) is None for cell in filled):
         return None
@@ -377,8 +376,8 @@ def _parse_lists(cells: Sequence[str | None]) -> list[list[Any] | None] | None:
 
 
 def _parse_list(cell: str) -> list[Any] | None:
-    """Parse a list of strings and numbers in the notation of JSON or Python; None if it
-    is none."""
+    """Parse a list of strings and numbers in the notation of JSON or Python; None if
+    the text is not a list."""
     text = cell.strip()
     if not (text.startswith("[") and text.endswith("]")) or len(text) > LONGEST_LITERAL:
         return None

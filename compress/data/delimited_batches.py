@@ -1,5 +1,5 @@
-"""Read delimited files as Arrow batches with pyarrow's parser, many times as fast as
-row by row, as far as no two readers could differ about them.
+"""Read delimited files as Arrow batches with pyarrow's parser, many times faster than
+row by row, as far as their rows can be read in only one way.
 
 A file is plain if its quotation marks wrap whole cells and are doubled inside, its
 lines end in \\n or \\r\\n, and it has no NUL. From the first block that is not, rows
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from compress.data.dialects import Dialect
 
 BLOCK_BYTES: Final = 4 * 2**20
-"""Bytes that are parsed at a time; from a longer row on, the other reader reads."""
+"""Bytes that are parsed at a time; from the first longer row on, rows are read one by
+one."""
 
 
 def read_batches(
@@ -42,12 +43,12 @@ def read_batches(
     """Yield the wanted columns as batches of BATCH_ROWS rows of strings.
 
     names     of all columns of the file
-    header    the cells of its first row, if that has none of the data; no other row may
-              be the same
+    header    the cells of its first row, if that is a header; no other row may repeat
+              it
     position  is told how much of the file has been read
 
-    Raises NotPlainError at what must be read row by row, and DataError for a file that
-    cannot be read.
+    Raises NotPlainError at rows that must be read one by one, and DataError for a file
+    that cannot be read.
     """
     encoding = encoding_of(first_bytes(path))
     if not (dialect.is_plain and encoding.startswith("utf-8")):
@@ -79,8 +80,8 @@ def _parse(
     converting = pyarrow.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
     )
-    # whole rows at a time, as its stream reads a file of Python's from threads, and
-    # then may wait for ever
+    # whole rows at a time: given a Python file, pyarrow's stream reads it from threads
+    # and may then hang
     for rows in _plain_rows(file, dialect):
         try:
             table = pyarrow.csv.read_csv(
@@ -92,8 +93,8 @@ def _parse(
 
 
 def _plain_rows(file: IO[bytes], dialect: Dialect) -> Iterator[bytes]:
-    """Yield whole rows, about a block at a time. Raises NotPlainError at the first that
-    are not plain."""
+    """Yield whole rows, about a block at a time. Raises NotPlainError at the first rows
+    that are not plain."""
     rest = b""
     while block := file.read(BLOCK_BYTES):
         rest += block
@@ -125,7 +126,7 @@ def _check(rows: bytes, dialect: Dialect) -> None:
     codes = np.frombuffer(b"\n" + rows, np.uint8)
     plain = b"\0" not in rows
     plain &= rows.count(b"\r") == rows.count(b"\r\n")
-    # the parser takes a first character that looks like a mark of order for one
+    # the parser takes a first character that looks like a byte order mark for one
     plain &= not rows.startswith(codecs.BOM_UTF8)
     if dialect.mark:
         plain &= _are_paired(codes, dialect)
@@ -134,7 +135,8 @@ def _check(rows: bytes, dialect: Dialect) -> None:
 
 
 def _are_paired(codes: Array, dialect: Dialect) -> bool:
-    """Check that marks open a cell, and close it or are doubled in it, in turn."""
+    """Check that each quotation mark opens a cell, closes it, or is doubled inside
+    it."""
     places = np.flatnonzero(codes == ord(dialect.mark))
     ends = np.zeros(256, bool)
     ends[[ord(each) for each in (dialect.mark, dialect.delimiter, "\n")]] = True
@@ -149,8 +151,8 @@ def _are_paired(codes: Array, dialect: Dialect) -> bool:
 def _without(
     header: Sequence[str], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Leave out the first row. Raises NotPlainError where one of several cells is
-    repeated."""
+    """Leave out the header row. Raises NotPlainError if a later row repeats all of its
+    cells, unless it has only one."""
     starts = (batch.slice(1) for batch in islice(batches, 1))
     for batch in chain(starts, batches):
         repeats = np.ones(len(batch), bool)
@@ -162,7 +164,7 @@ def _without(
 
 
 def _collect(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Divide rows anew into batches of BATCH_ROWS, as other readers do."""
+    """Regroup rows into batches of BATCH_ROWS, as other readers yield them."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)

@@ -1,15 +1,15 @@
 """Split the lines of csv, tsv and txt files into cells: detect delimiter, quotation
-mark and escapes by stated rules.
+mark and escapes by the rules below.
 
-Stated rules for csv. A first line `sep=;` names the delimiter. Else it is the one of
-comma, semicolon, tab and `|` that gives every row as many cells as the first. If
-several do, one is left out that is always followed by a space, or always between two
-digits; if several are left, the file is refused. Cells are quoted as in RFC 4180. If
-that does not fit the first rows, these are tried: spaces after each delimiter, marks
-escaped by a backslash, the apostrophe as quotation mark; the only one that fits is
-taken. Spaces that follow every delimiter belong to it. A mark in the middle of a cell
-is text if the cell could not be read in another way. Every other row that differs is
-refused with its line.
+Rules for csv. A first line `sep=;` names the delimiter. Otherwise, the delimiter
+is whichever of comma, semicolon, tab and `|` splits every row into as many cells as the
+first. If several do, those that are always followed by a space, or always between two
+digits, are left out; if several remain, the file is refused. Cells are quoted as in RFC
+4180. If that does not fit the first rows, these variants are tried: spaces after each
+delimiter, marks escaped by a backslash, the apostrophe as quotation mark; the only one
+that fits is taken. Spaces that follow every delimiter belong to it. A mark in the
+middle of a cell is text if the cell can be read in no other way. Any other row that
+differs is refused with its line number.
 
 Lines of a tsv file are split at tabs, and so are those of a txt file if at least half
 of the first have one; they are split, too, if all start with fastText's `__label__`, or
@@ -44,7 +44,7 @@ SHOWN_LINES: Final = 100
 RECURRING_ROWS: Final = 20
 DELIMITERS: Final = ",;\t|"
 UNCLOSED: Final = "unexpected end of data"
-"""What csv.reader says of a quoted cell without an end."""
+"""The message of csv.reader for a quoted cell that is never closed."""
 DELIMITER_NAMES: Final = {
     ",": "commas",
     ";": "semicolons",
@@ -106,8 +106,8 @@ class Dialect:
         """Yield the rows of numbered lines, without the blank ones of a file with
         delimiters.
 
-        check   raises DataError for a line that is not text; it is asked about lines
-                that are not ASCII
+        check   is called on lines that are not ASCII, and raises DataError for a line
+                that is not text
         """
         return (
             self._split_quoted(numbered, check, place)
@@ -148,7 +148,7 @@ class Dialect:
     def _split_quoted(
         self, numbered: Iterable[tuple[int, str]], check: CellCheck, place: str
     ) -> Iterator[TextLine]:
-        # global, so only ever raised
+        # a global limit, so it is only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
         feed = _Feed(numbered, check, escaped=self.backslash)
         reader = csv.reader(
@@ -188,7 +188,7 @@ class Dialect:
                 ):
                     error = (
                         "has quotation marks in several cells that are not quoted: "
-                        "quote these, and double the marks"
+                        "quote these cells, and double the marks inside"
                     )
             if self.mark == "'" and ('""' in feed.text or "\\'" in feed.text):
                 error = (
@@ -203,11 +203,11 @@ class Dialect:
                 yield TextLine(feed.number, cells)
 
     def _keep_stray_marks(self, text: str) -> list[str]:
-        """Read a row in whose quoted cells some marks are not doubled; [] if that can
-        be read in another way.
+        """Read a row whose quoted cells contain marks that are not doubled; [] if it
+        can be read in more than one way.
 
-        Such a mark is text if it touches no delimiter, and if there is a delimiter in
-        its cell, which without its quotation marks would be several.
+        Such a mark is text if it touches no delimiter and its cell contains one, so
+        that without quotation marks it would be several cells.
         """
         cells = []
         for quoted, content in self._list_pieces(text):
@@ -220,8 +220,8 @@ class Dialect:
         return [] if self._has_marks_outside(text) else cells
 
     def _has_marks_outside(self, text: str) -> bool:
-        """Check whether several cells without quoting have marks, which may be those of
-        one quoted cell."""
+        """Check whether several unquoted cells have marks, which may belong to one
+        quoted cell."""
         return (
             sum(
                 self.mark in content
@@ -255,7 +255,7 @@ class Dialect:
 
 
 class _Feed:
-    """Feed numbered lines to csv.reader, and keep those of the present row, so that
+    """Feed numbered lines to csv.reader, and keep the lines of the current row, so that
     they can be read again."""
 
     def __init__(
@@ -318,7 +318,7 @@ def read_lines(
 
 @dataclass(frozen=True)
 class _Beginning:
-    """Hold the first lines of a file, and whether these are all."""
+    """Hold the first lines of a file, and whether there are no more."""
 
     lines: Sequence[str]
     complete: bool
@@ -327,8 +327,8 @@ class _Beginning:
         return any(sign in line for line in self.lines)
 
     def parse(self, dialect: Dialect) -> list[TextLine]:
-        """Split the lines into rows; a last one that goes on after these lines is left
-        out."""
+        """Split the lines into rows; a last row that continues after these lines is
+        left out."""
         numbered = islice(enumerate(self.lines, start=1), dialect.skipped, None)
         rows = dialect.split(numbered, lambda line, number: None, "")
         return list(
@@ -377,8 +377,8 @@ def detect_csv(path: Path) -> tuple[Dialect, str]:
     if len(unusual) > 1:
         raise DataError(
             f"{path}: may be read in several ways: {'; or '.join(map(str, unusual))}. "
-            "Write it as RFC 4180 says: cells "
-            'with commas, marks or line ends between ", and marks inside doubled.'
+            "Write it as in RFC 4180: cells with "
+            'commas, quotation marks or line ends between ", and marks inside doubled.'
         )
     if unusual:
         return unusual[0], f"cells are {unusual[0]}"
@@ -386,7 +386,7 @@ def detect_csv(path: Path) -> tuple[Dialect, str]:
 
 
 def _list_variants(dialect: Dialect, begins: _Beginning) -> Iterator[Dialect]:
-    """Yield the unusual dialects of which the first lines have a sign."""
+    """Yield the unusual dialects that the first lines show a sign of."""
     spaced = begins.has(f'{dialect.delimiter} "')
     escaped = begins.has('\\"')
     if spaced:
@@ -423,7 +423,7 @@ def _decide(fitting: Sequence[Dialect], begins: _Beginning, path: Path) -> Diale
     found = " and ".join(DELIMITER_NAMES[dialect.delimiter] for dialect in fitting)
     raise DataError(
         f"{path}: {found} both divide every row into the same number of cells. Name "
-        f"the delimiter in a first line of its own, such as sep={fitting[0].delimiter}"
+        f"the delimiter on a separate first line, such as sep={fitting[0].delimiter}"
     )
 
 

@@ -71,7 +71,7 @@ _DAMAGE: Final = (
 
 
 def kind(name: str) -> DocumentKind | None:
-    """Return the format of a file by its name; None if it is not supported."""
+    """Return the format of a file by its name, or None if it is not supported."""
     path = PurePath(name)
     if path.suffix in _PACKED:
         path = path.with_suffix("")
@@ -90,17 +90,17 @@ def kind(name: str) -> DocumentKind | None:
 
 
 def find(source: Path) -> list[Path]:
-    """List the files of a corpus: the file itself, or those of a folder and its
+    """List the files of a corpus: the file itself, or the files of a folder and its
     subfolders, sorted by path.
 
-    A folder with a dump (wiki_NN files or tar archives) is that dump; a note or licence
-    beside it is not read.
+    Of a folder with a dump (wiki_NN files or tar archives), only the dump is read, not
+    a note or licence next to it.
     """
     if not source.is_dir():
         refuse_special(source)
         if kind(source.name) is None:
             raise DataError(
-                f"{source}: its name is not that of a text file. Expected {ACCEPTED}."
+                f"{source}: not the name of a text file. Expected {ACCEPTED}."
             )
         return [source]
     walked = (
@@ -213,7 +213,7 @@ def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
 
 
 def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
-    """Unpack a file if its first bytes are those of a compressed one."""
+    """Unpack a file if its first bytes show that it is compressed."""
     counted = _Counted(file, where)
     packed = io.BufferedReader(counted, 1 << 16)
     start = packed.peek(8)
@@ -228,8 +228,8 @@ def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """Count the bytes of a stream; DataError if no text could unpack to so many from
-    what `packed` read."""
+    """Count the bytes of a stream. Raises DataError if there are more than any text
+    unpacks to from what `packed` has read."""
 
     def __init__(
         self, stream: IO[bytes], where: str, packed: _Counted | None = None
@@ -324,7 +324,7 @@ def find_languages(folder: Path) -> dict[str, Path]:
 
     A language is a folder named by its code (`en`); a pair is parallel text named by
     two codes (`en-fr.tsv`, `en-fr.jsonl`, or `en-fr.en` and `en-fr.fr`). Empty for a
-    folder with other texts, or with fewer than two of these.
+    folder with other texts, or with fewer than two languages or pairs.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -391,8 +391,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _two_texts(line: str) -> Sequence[str]:
-    """Return the two texts of a JSON line; () unless it has exactly two, and no column
-    `text`."""
+    """Return the two texts of a JSON line, or () unless it has exactly two, and no
+    column `text`."""
     try:
         row: Any = parse_json(line, "")
     except DataError:

@@ -1,18 +1,19 @@
-"""Load texts to learn vectors of, and judgements of their similarity.
+"""Load texts for learning vectors, and judgements of their similarity.
 
-Stated rules. Each file is read by itself: the json of SQuAD as questions and the
-paragraphs that answer them; a table with a number beside two texts as pairs; one with
-columns `query` (or `anchor`) and `positive`, perhaps `negative`, or `query`, `passage`
-and `relevance`, or with two texts alone, as queries and passages; with a teacher's
-scores instead of the relevance, the passage of a query that has the highest is the
-relevant one; any other as texts alone, a txt file one per line. A BEIR folder has
-queries, a corpus and judgements for each split. A folder or dump without a file called
-train is a corpus, whose documents are cut into passages. The training split has all its
-texts, once each, except those that other splits compare or use as queries; passages may
-be shared, as an index knows them beforehand. Its judgements, irrelevant passages among
-them, are kept for losses that read them (`data.query_groups`); other splits keep what
-is relevant. If there is no validation split, some of it is held out. Texts alone are
-compared as the teacher compares them: see `training.teacher_vectors`.
+Rules. Each file is read by itself: the json of SQuAD as questions and the
+paragraphs that answer them; a table with two texts and a number as pairs; a table with
+columns `query` (or `anchor`), `positive` and optionally `negative`, or with `query`,
+`passage` and `relevance`, or with only two texts, as queries and passages (with a
+teacher's scores instead of the relevance, the passage of a query with the highest score
+is the relevant one); any other table as texts alone, a txt file one per line. A BEIR
+folder has queries, a corpus and judgements for each split. A folder or dump without a
+file called train is a corpus, whose documents are cut into passages. The training split
+has all its texts, once each, except those that other splits compare or use as queries;
+passages may be shared, as an index knows them beforehand. Its judgements, including
+irrelevant passages, are kept for losses that read them (`data.query_groups`); other
+splits keep only relevant passages. If there is no validation split, part of the
+training split is held out. Texts alone are compared as the teacher compares them: see
+`training.teacher_vectors`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from compress.errors import DataError, did_you_mean
 from compress.kinds import find
 
 QUERY_NAMES: Final = ("query", "anchor", "question")
-"""Metrics of pairs; the others are those of retrieval."""
+"""Metrics of pairs of texts; all other metrics are of retrieval."""
 FEWEST_PAIRS: Final = 50
 MOST_HELD_OUT: Final = 1000
 """Texts alone to hold out: at least FEWEST_PAIRS, but not more than half, and at most
@@ -52,7 +53,7 @@ MOST_SCORED: Final[Mapping[Role, tuple[int, int]]] = {
 """The most queries and passages to score, since every evaluation computes all their
 vectors."""
 PASSAGE: Final = 400
-"""Characters up to which sentences of a document are joined to a passage."""
+"""Characters up to which sentences of a document are joined into a passage."""
 GROUP_SCHEMA: Final = pa.schema(
     {
         "text": pa.string(),
@@ -68,9 +69,8 @@ GROUP_SCHEMA: Final = pa.schema(
 class EmbeddingTexts:
     """Hold the texts of a split, without duplicates.
 
-    judged    text -> the other texts that it is judged with -> relevance, by their
-              numbers
-    scores    the same with a teacher's scores, of none of them or of all
+    judged    number of a text -> number of a text that it is judged with -> relevance
+    scores    as `judged`, with a teacher's score; empty, or as long as `judged`
     passages  the texts that queries retrieve; empty if texts are compared in pairs, or
               not at all
     """
@@ -83,7 +83,7 @@ class EmbeddingTexts:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, text: str | None) -> int | None:
-        """Return the number of a text, added if it is new; None for an empty text,
+        """Return the number of a text, added if it is new, or None for an empty text,
         which is left out."""
         plain = (text or "").strip()
         if not plain:
@@ -104,7 +104,7 @@ class EmbeddingTexts:
             self.scores.setdefault(one, {})[other] = score
 
     def without(self, texts: Set[str]) -> EmbeddingTexts:
-        """Return all other texts, and what is judged among them."""
+        """Return the texts that are not in `texts`, and the judgements among them."""
         kept = [number for number, text in enumerate(self.texts) if text not in texts]
         place = {old: new for new, old in enumerate(kept)}
 

@@ -42,8 +42,8 @@ UNLIMITED: Final = 10**6
 """A tokenizer without a limit has a `model_max_length` above this, in tokens."""
 LONGEST_FIRST: Final = "longest_first"
 MANY_TEXTS: Final = 256
-"""Texts of a call from which a fast library is worth the tenth of a second that opening
-it takes."""
+"""Texts in a call at which a fast library repays the tenth of a second that opening it
+takes."""
 STRATEGIES: Final = (LONGEST_FIRST, "only_first", "only_second")
 """The ways in which `tokenizers` can truncate a pair of texts."""
 
@@ -123,8 +123,8 @@ class TokenizerSettings:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Return settings of tokenizer_config.json that transformers does not write
-        where they are the default of a class, or were changed after loading."""
+        """Return settings for tokenizer_config.json that transformers leaves out if
+        they are the default of a class or were changed after loading."""
         return {
             "truncation_side": self.truncation_side,
             "split_special_tokens": self.split_special_tokens,
@@ -137,7 +137,8 @@ def tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _check_truncation(side: Any, strategy: Any, where: str) -> dict[str, Any]:
-    """Return two of `TokenizerSettings`. Raises DataError for what is none of them."""
+    """Return the side and strategy of truncation by name. Raises DataError for unknown
+    ones."""
     chosen = {
         "truncation_side": side,
         "truncation_strategy": LONGEST_FIRST if strategy is None else strategy,
@@ -189,10 +190,10 @@ class Encoder:
         """Encode texts, or pairs of texts, as rows of at most `max_length` tokens,
         special tokens included.
 
-        Of a long text the end that `truncation_side` names is cut off, of a pair always
-        that of the longer text. A text without tokens (empty, and the tokenizer adds
-        none) becomes a padding token: models cannot run on nothing. Raises DataError
-        for a `max_length` without room for a text, and for what is no text, such as a
+        A long text is cut off at the end that `truncation_side` names; of a pair, the
+        longer text is. A text without tokens (empty, and the tokenizer adds none)
+        becomes a padding token: models cannot run on nothing. Raises DataError for a
+        `max_length` without room for a text, and for input that is not text, such as a
         lone surrogate.
         """
         raise NotImplementedError
@@ -220,7 +221,8 @@ class Encoder:
         max_length: int,
     ) -> list[list[QuestionWindow]]:
         """Encode questions, each with windows of its context: see
-        `windows.read_questions`. Raises DataError without the places of tokens."""
+        `windows.read_questions`. Raises DataError if the tokenizer reports no
+        offsets."""
         raise self._lacks_places("questions")
 
     def words(
@@ -228,8 +230,8 @@ class Encoder:
         sentences: Sequence[Sequence[str]],
         max_length: int,
     ) -> list[list[WordWindow]]:
-        """Encode windows of words: see `windows.read_words`. Raises DataError without
-        the places of tokens."""
+        """Encode windows of words: see `windows.read_words`. Raises DataError if the
+        tokenizer reports no offsets."""
         raise self._lacks_places("words")
 
     def row(self, window: Window) -> TextRow:
@@ -246,7 +248,7 @@ class Encoder:
 
     def encodings(self, texts: Sequence[str]) -> list[Encoding] | None:
         """Encode whole texts, without special tokens, with the characters that each
-        token comes from; None if the tokenizer does not report these."""
+        token comes from; None if the tokenizer does not report them."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
@@ -272,9 +274,9 @@ class Encoder:
         if max_length - special < 1 + pair:
             texts = "two texts" if pair else "a text"
             raise DataError(
-                f"{self.name}: max_length {max_length} has no room for {texts} beside "
-                f"{special} special tokens; expected at least {special + 1 + pair}: "
-                "raise it; if none was given, it is model_max_length of "
+                f"{self.name}: max_length {max_length} has no room for {texts} next to "
+                f"{special} special tokens; expected at least {special + 1 + pair}. "
+                "Raise it; if none was given, it is model_max_length of "
                 f"{TOKENIZER_CONFIG}"
             )
 
@@ -322,14 +324,14 @@ class TextEncoder(Encoder):
         settings: TokenizerSettings = TokenizerSettings(),
         name: str = TOKENIZER_JSON,
     ) -> TextEncoder:
-        """Encode with a backend, whose own padding and truncation do not count.
+        """Encode with a backend; its own padding and truncation settings are ignored.
 
-        Raises DataError for one that draws the tokens of a text at random.
+        Raises DataError for a backend that samples the tokens of a text (BPE dropout).
         """
         if dropout := getattr(backend.model, "dropout", None):
             raise DataError(
-                f"{name}: model.dropout of its {TOKENIZER_JSON} is {dropout:g}, so "
-                "that a text gets other tokens every time; expected null: correct it"
+                f"{name}: model.dropout of its {TOKENIZER_JSON} is {dropout:g}, so the "
+                "tokens of a text change from call to call; expected null: correct it"
             )
         backend.no_padding()
         backend.no_truncation()
@@ -455,8 +457,8 @@ class TextEncoder(Encoder):
             raise DataError(
                 f"{self.name}: truncation_strategy of its tokenizer is "
                 f"{self.settings.truncation_strategy}; transformers ignores it and "
-                "cuts the longer text of a pair, so that the model may have learned "
-                f"either way. Expected {LONGEST_FIRST}: if it is right, set it in "
+                "cuts the longer text of a pair, so the model may have been trained "
+                f"with either. Expected {LONGEST_FIRST}: if it is right, set it in "
                 f"{TOKENIZER_CONFIG}, or as truncation.strategy in {TOKENIZER_JSON}"
             )
 
@@ -480,8 +482,8 @@ class TextEncoder(Encoder):
 @dataclass(frozen=True)
 class SlowEncoder(Encoder):
     """Encode with a tokenizer of transformers that is not a file of `tokenizers`: one
-    written in Python (XLM, FlauBERT, CANINE), or one whose class encodes in a way of
-    its own. It cannot be saved in a bundle."""
+    written in Python (XLM, FlauBERT, CANINE), or one whose class has its own way of
+    encoding. It cannot be saved in a bundle."""
 
     tokenizer: PreTrainedTokenizerBase
 
@@ -601,9 +603,9 @@ def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
             )
         except (TypeError, ValueError, AssertionError) as error:  # layouts, tables
             raise BundleError(
-                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} does not "
-                f"encode a text alone ({' '.join(str(error).split())[:200]}); choose a "
-                "model with another tokenizer"
+                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} cannot "
+                f"encode a text by itself ({' '.join(str(error).split())[:200]}); "
+                "choose a model with another tokenizer"
             ) from error
         if not expected["input_ids"]:
             continue
@@ -611,10 +613,10 @@ def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         if any(row[name] != list(expected[name]) for name in row if name in expected):
             raise BundleError(
                 f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} encodes "
-                f"{text!r:.60} as {list(expected['input_ids'])[:8]}, the "
-                f"{TOKENIZER_JSON} that it saves as {row['input_ids'][:8]}: it does "
-                "more than this file says, and prediction would not. Choose a model "
-                "with another tokenizer"
+                f"{text!r:.60} as {list(expected['input_ids'])[:8]}, but the "
+                f"{TOKENIZER_JSON} that it saves encodes it as {row['input_ids'][:8]}, "
+                "and prediction reads only this file. Choose a model with another "
+                "tokenizer"
             )
 
 
@@ -631,7 +633,7 @@ def clean_up(text: str) -> str:
 
 @contextmanager
 def _explain_wrong_texts(texts: Sequence[Any]) -> Iterator[None]:
-    """Name the first text that is none, where `tokenizers` says only that there is
+    """Name the first input that is not text; `tokenizers` says only that there is
     one."""
     try:
         yield
@@ -648,7 +650,7 @@ def _parts(text: Any) -> Iterable[Any]:
 
 def _check_text(text: Any) -> None:
     if not isinstance(text, str):
-        raise DataError(f"{text!r} is no text; expected a string, or two")
+        raise DataError(f"{text!r} is not a text; expected a string, or two")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -661,7 +663,7 @@ def _check_text(text: Any) -> None:
 
 
 def _hash(state: str, settings: TokenizerSettings) -> str:
-    """Hash a tokenizer, without the settings that each call chooses and those that
-    concern decoding."""
+    """Hash a tokenizer, without the settings that each call chooses and the settings of
+    decoding."""
     deciding = replace(settings, model_max_length=None, clean_up=False)
     return hashlib.sha256(f"{state} {astuple(deciding)}".encode()).hexdigest()

@@ -2,8 +2,9 @@
 number.
 
 Each process runs this module: it reads from its standard input a tokenizer, then
-documents, and answers with their tokens. They are programs of their own, and not copies
-of this one, whose threads a copy lacks and whose main module may not be run again.
+documents, and answers with their tokens. They are separate programs, not copies of this
+process: a forked copy would lack its threads, and a spawned one would run its main
+module again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ OWN_CHARACTERS: Final = 8_000_000
 """Characters of a corpus that this process encodes before it starts others, which takes
 a second."""
 TASK_CHARACTERS: Final = 500_000
-"""Characters of the documents that a process is sent at once."""
+"""Characters of the documents that are sent to a process at once."""
 MOST_PROCESSES: Final = 4
 """Processes that encode as fast as one can read."""
 
@@ -67,7 +68,7 @@ def encode_documents(
     count = min(count_cores(), MOST_PROCESSES)
     if isinstance(encoder, TextEncoder) and count > 1:
         yield from _encode_elsewhere(numbered, sentences, encoder, count, parallel)
-    # what no other process has taken
+    # documents that no other process has taken
     for texts in take_texts(read_texts(numbered, parallel)):
         yield SentenceTokens.from_texts(texts, sentences)
 
@@ -76,7 +77,7 @@ def _take_documents(
     numbered: Iterator[tuple[int, str]],
     characters: int,
 ) -> Iterator[tuple[int, str]]:
-    """Yield documents until they have so many characters."""
+    """Yield documents until they have `characters` characters in all."""
     taken = 0
     while taken < characters and (each := next(numbered, None)) is not None:
         yield each
@@ -163,9 +164,9 @@ def _ask(process: subprocess.Popen[bytes], task: Documents) -> list[SentenceToke
         answer = pickle.load(process.stdout)
     except (EOFError, OSError, pickle.UnpicklingError) as error:
         raise DataError(
-            f"a process that encodes text ended with the status {process.poll()}; "
-            "expected the tokens of its documents. Check that memory is left, and run "
-            "the command again: what is encoded is kept"
+            f"a process that encodes text exited with status {process.poll()}; "
+            "expected the tokens of its documents. Check that memory is free, and run "
+            "the command again: finished parts are kept"
         ) from error
     if isinstance(answer, CompressError):
         raise answer

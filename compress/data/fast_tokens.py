@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 COMPARED_CHARACTERS: Final = 100_000
 """Characters of the user's first texts whose rows are compared."""
 CACHED_WORDS: Final = 1 << 17
-"""Words that nanotoken remembers, in about 80 MB."""
+"""Words in nanotoken's cache, which takes about 80 MB."""
 CHARACTERS_PER_CACHE: Final = 1 << 26
-"""Characters after which gigatoken is opened again: it forgets no word, and needs about
-110 bytes for each."""
+"""Characters after which gigatoken is opened again: it caches every word, at about 110
+bytes each."""
 DRAWN_STRINGS: Final = 400
 """Random strings that are compared besides the fixed ones."""
 
@@ -44,7 +44,7 @@ EncodeBatch = Callable[[list[str]], "tuple[NDArray[Any], NDArray[Any]]"]
 class TokenArrays:
     """Hold the tokens of rows without a Python object for each token.
 
-    ids      (T,): of all rows, one after another
+    ids      (T,): the token ids of all rows, concatenated
     bounds   (N + 1,): row n has the ids from bounds[n] to bounds[n + 1]
     types    (T,): the token types; None if the rows have none
     """
@@ -198,7 +198,7 @@ class FastLibrary:
         return self.surroundings.add(tokens) if special else tokens
 
     def find_difference(self, texts: list[str]) -> str | None:
-        """Return the first text whose row is not that of `tokenizers`, if any."""
+        """Return the first text whose row differs from that of `tokenizers`, if any."""
         found = self.encode(texts, None, "right", special=True)
         expected = self.reference.encode_batch_fast(texts)
         for text, row, right in zip(texts, found.rows(), expected, strict=True):
@@ -230,7 +230,7 @@ class FastTokens:
         special: bool = True,
     ) -> TokenArrays | None:
         """Encode texts as rows of at most `max_length` tokens; None if `tokenizers` has
-        to, as for what is no text.
+        to encode them, as for input that is not text.
 
         side      the end of a long text that is cut off
         special   add the special tokens
@@ -253,8 +253,8 @@ class FastTokens:
 
 
 def open_fast(backend: Tokenizer, name: str) -> FastTokens | None:
-    """Open the fast library for a tokenizer; None where it is not installed, cannot
-    read the tokenizer, or gives other rows.
+    """Open the fast library for a tokenizer; None if it is not installed, cannot read
+    the tokenizer, or yields different rows.
 
     name   of the tokenizer, for the note
     """
@@ -272,16 +272,16 @@ def open_fast(backend: Tokenizer, name: str) -> FastTokens | None:
 
 def _say_dropped(name: str, text: str) -> None:
     note(
-        f"{name}: {text!r:.60} has other tokens in the fast library than in "
-        "tokenizers, which is slower and encodes instead"
+        f"{name}: {text!r:.60} gets other tokens from the fast library than from "
+        "tokenizers, which is slower and is used instead"
     )
 
 
 @lru_cache(maxsize=2)
 def _open_library(state: str) -> tuple[FastLibrary | None, str | None]:
-    """Open the library for a tokenizer.json, if there is one, and find a difficult
-    string on which it differs, if there is one."""
-    # of its own: another thread may set how the user's truncates
+    """Open the library for a tokenizer.json, and find a difficult string on which it
+    differs; either may be None."""
+    # its own copy: another thread may set the truncation of the user's tokenizer
     reference = Tokenizer.from_str(state)
     reference.no_padding()
     reference.no_truncation()

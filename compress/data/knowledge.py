@@ -1,7 +1,7 @@
-"""Read what is known of named things from a table of triples, find the names in texts,
-and write what is known of them as sentences.
+"""Read facts about named things from a table of triples, find the names in texts, and
+write the facts as sentences.
 
-Stated rules. The table has the columns head, relation and tail, or three columns
+Rules. The table has the columns head, relation and tail, or three columns
 without a header; any other column is refused, as is a row that lacks one of the three.
 An underscore stands for a space, as in `New_York`. A name is found where its words are
 whole words of the text, written as in the table; of names that begin at the same word,
@@ -77,7 +77,8 @@ class Knowledge:
         return found
 
     def _find_longest(self, words: EntityName) -> EntityName:
-        """Return the longest name that these words begin with; () if there is none."""
+        """Return the longest name that these words begin with, or () if there is
+        none."""
         while words and words not in self.facts:
             words = words[:-1]
         return words
@@ -140,7 +141,7 @@ def _choose_columns(table: Table) -> Sequence[str]:
 
 
 def _read_words(cell: Any) -> str:
-    """Return the words of a cell; '' if it is no text."""
+    """Return the words of a cell, or '' if it is not text."""
     if not isinstance(cell, str):
         return ""
     return " ".join(cell.replace("_", " ").split())
@@ -188,7 +189,7 @@ def add_facts(
 def _choose_facts(
     rows: Sequence[Sequence[str]], knowledge: Knowledge, encoder: Encoder, room: int
 ) -> list[list[str]]:
-    """Return the facts of each row that have room beside its texts, in tokens."""
+    """Return the facts that fit next to the texts of each row, in tokens."""
     found = [knowledge.list_facts(*texts) for texts in rows]
     distinct = list(set(chain.from_iterable(found)))
     pieces = dict(zip(distinct, encoder.pieces(distinct), strict=True))

@@ -1,7 +1,7 @@
 """Turn the labels of a source into what a model is trained on: class ids, numbers, or
 0/1 vectors.
 
-Stated rules.
+Rules.
 
 1. Lists of labels and several columns of 0 and 1 are multilabel. If all lists have the
    same number of places, and 0 or 1 in each, the places are the labels. If every list
@@ -187,8 +187,8 @@ class LabelColumn:
         return vectors
 
     def encode_values(self) -> tuple[list[str], NDArray[np.integer]]:
-        """Return the different labels, and the number of that of each row. DataError
-        if a row has none."""
+        """Return the distinct labels, and for each row the index of its label. Raises
+        DataError if a row has none."""
         self.refuse_missing()
         encoded = self.cells.combine_chunks().dictionary_encode()
         return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
@@ -229,8 +229,8 @@ class LabelColumn:
 def label_column(
     split: Table, names: Sequence[str], columns: Sequence[pa.ChunkedArray]
 ) -> LabelColumn:
-    """Take one label column of a split, or join several of 0 and 1 into lists of the
-    names of those that are 1.
+    """Take one label column of a split, or join several columns of 0 and 1 into lists
+    of the names of the columns that are 1.
 
     A row whose flags are all blank has no label. DataError for flags other than 0 and
     1.
@@ -273,8 +273,7 @@ def label_column(
 def _name_flags(
     flags_NC: NDArray[np.bool_], names: Sequence[str], missing: NDArray[np.bool_]
 ) -> pa.ChunkedArray:
-    """Make lists of the names of what is true in each row; null for rows without a
-    label."""
+    """List the names of the true flags of each row; null for rows without a label."""
     offsets = pa.array(
         np.concatenate([[0], np.cumsum(flags_NC.sum(axis=1))]), pa.int32()
     )
@@ -331,8 +330,8 @@ class Coding:
 def learn(
     labels: LabelColumn, kind: Kind | None, declared: Sequence[str] | None
 ) -> Coding:
-    """Determine the coding of the training labels. DataError for missing labels, and
-    for labels of no task."""
+    """Determine the coding of the training labels. Raises DataError for missing labels,
+    and for labels that fit no kind of task."""
     if labels.has_lists:
         return _learn_lists(labels, kind, declared)
     if declared:
@@ -367,8 +366,8 @@ def _learn_lists(
     ):
         raise DataError(
             f"{labels.place}: lists of numbers with fractions, such as {odd[0]}, are "
-            "no labels; expected names, ids, or 0 and 1 for each label. Probabilities "
-            "as labels are not read."
+            "not labels; expected names, ids, or 0 and 1 for each label. "
+            "Probabilities as labels are not read."
         )
     one = labels.list_lengths() == [1]
     if kind is not None and not find(kind).many_labels:
@@ -387,8 +386,8 @@ def _learn_lists(
 
 
 def _read_flags(labels: LabelColumn, names: Sequence[str]) -> LabelColumn:
-    """Turn lists of 0 and 1 into lists of the names of what is 1. DataError for a list
-    of another length or content."""
+    """Turn lists of 0 and 1 into lists of the names of the labels that are 1. DataError
+    for a list of another length or content."""
     missing = np.asarray(pc.is_null(labels.cells))
     wrong = np.asarray(
         pc.fill_null(pc.list_value_length(labels.cells), len(names))
@@ -410,7 +409,7 @@ def _read_flags(labels: LabelColumn, names: Sequence[str]) -> LabelColumn:
 
 
 def _unwrap(labels: LabelColumn, kind: Kind) -> LabelColumn:
-    """Take the labels out of lists of one. DataError for other lists."""
+    """Unwrap lists of one label. Raises DataError for other lists."""
     lengths = pc.list_value_length(labels.cells)
     wrong = np.asarray(pc.fill_null(pc.not_equal(lengths, 1), False))
     if wrong.any():
@@ -517,8 +516,8 @@ def _refuse_unclear(
 
 
 def _has_decimal_commas(values: Sequence[str]) -> bool:
-    """Check whether all numbers have a decimal comma, or none, and no comma can be one
-    of thousands."""
+    """Check whether all numbers have a decimal comma, or none, and no comma can be a
+    thousands separator."""
     commas = [value for value in values if "," in value]
     thousands = all(re.fullmatch(r"-?\d{1,3}(,\d{3})+", value) for value in commas)
     return bool(commas) and not thousands and all(map(_DECIMAL_COMMA.fullmatch, values))
@@ -595,8 +594,8 @@ def _number_or_class(
 
 
 def is_labelled(labels: LabelColumn, coding: Coding) -> bool:
-    """Check whether any row has a label. -1 and nan are none unless they are classes:
-    benchmarks hide labels so."""
+    """Check whether any row has a label. -1 and nan are not labels unless they are
+    classes: benchmarks hide labels that way."""
     cells = labels.cells
     if not labels.has_lists:
         blank = [value for value in _BLANK.to_pylist() if value not in coding.names]

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 ROWS_SAMPLED: Final = 2000
 """Rows whose lengths are measured."""
 LENGTH_STEP: Final = 64
-"""Lengths are multiples of this, which suits files of a fixed length."""
+"""Lengths are multiples of this number of tokens, which suits files of a fixed
+length."""
 READ_WHOLE: Final = 0.99
 """Share of the rows that are read whole, if the longest length allows it."""
 LONGEST_CHOSEN: Final = 512
 """The longest length that is chosen: BERT's positions. Attention takes time in
 proportion to the square of it."""
 MOST_COUNTED: Final = 4096
-"""The most tokens that are counted."""
+"""The most tokens of a row that are counted."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class RowLengths:
 
     longest         the longest length that may be chosen
     windowed        long rows are read in several windows, none is cut
-    limit           tokens that a sentence encoder's checkpoint limits a row to, or the
-                    tokenizer's own settings (model_max_length), if they do
-    teacher_length  tokens that a sentence encoder reads of a text: those of an index
-                    may be longer than those trained on; None for other tasks
+    limit           the most tokens of a row by a sentence encoder's checkpoint, or else
+                    by the tokenizer's model_max_length; None without a limit
+    teacher_length  tokens that a sentence encoder reads of a text, since texts of an
+                    index may be longer than training texts; None for other tasks
     """
 
     tokens: NDArray[Any]
@@ -69,7 +70,7 @@ class RowLengths:
         """
         encoder = encoder_of(tokenizer)
         limit = encoder.settings.model_max_length
-        # of more it would not make the vectors it is for
+        # on longer rows its vectors would not be the ones it was trained for
         if task.vectors and teacher_length is not None:
             limit = teacher_length
         longest = min(
@@ -104,8 +105,8 @@ class RowLengths:
 
     @property
     def fitting(self) -> int:
-        """Return the smallest multiple of LENGTH_STEP that READ_WHOLE of the rows fit,
-        at least what the teacher embeds."""
+        """Return the smallest multiple of LENGTH_STEP tokens that fits a share
+        READ_WHOLE of the rows, at least the teacher's length."""
         needed = LENGTH_STEP * math.ceil(
             float(np.quantile(self.tokens, READ_WHOLE)) / LENGTH_STEP
         )

@@ -32,8 +32,8 @@ from compress.kinds import Kind, find
 from compress.progress import Progress
 
 DETECTED: Final = ("ranking", "embedding", "qa", "tagging", "generation")
-"""The kinds that a source shows, in the order in which they are looked for; others show
-in the labels."""
+"""The kinds that the files of a source show, in the order in which they are tried;
+other kinds show in the labels."""
 TABLE_SUFFIXES: Final = (".jsonl", ".ndjson", ".parquet")
 """Files that are always tables."""
 
@@ -116,7 +116,7 @@ class DataRequest:
 
     @property
     def detects(self) -> bool:
-        """Check whether nothing is said about the columns and the kind."""
+        """Check whether neither the columns nor the kind are requested."""
         return self.kind is None and not self.names_columns
 
     @cached_property
@@ -127,8 +127,8 @@ class DataRequest:
 
 
 def _read_detected(request: DataRequest) -> UnsavedTask | None:
-    """Read the task of a kind that the source shows, or of the requested kind; None if
-    it is a kind that only labels show."""
+    """Read the task of a kind that the source shows, or of the requested kind; None for
+    a kind that only labels show."""
     offered = [find(kind) for kind in DETECTED]
     if request.kind is not None:
         offered = [find(request.kind)]
@@ -159,8 +159,8 @@ class _Split(NamedTuple):
 def _choose(
     guide: Table, request: DataRequest, soft: SoftLabelColumns | None
 ) -> ChosenColumns:
-    """Choose the columns of texts and labels; the likeliest label takes the place of
-    labels that are left out."""
+    """Choose the columns of texts and labels; if there are no labels, a teacher's most
+    probable ones are used."""
     if soft is None or schema.has_label(guide, request.label):
         return schema.choose(guide, request.text, request.label)
     texts, notes = schema.choose_text(guide, request.text, soft.columns)
@@ -478,7 +478,7 @@ def read_annotated_tables(
 
 
 def refuse_tables(request: DataRequest, expected: str) -> None:
-    """Raise DataError if this kind was requested, for tables that have none of it."""
+    """Raise DataError if this kind was requested and no table shows it."""
     if request.kind is None:
         return
     table = request.opened.train
@@ -498,7 +498,7 @@ def collect(
 ) -> tuple[dict[Role, pa.Table], list[str]]:
     """Return the tables of the splits, one for validation among them, and notes.
 
-    groups   what is held out as a whole, in the plural
+    groups   the name, in the plural, of the parts that are held out as a whole
 
     DataError for a training split without answers.
     """
@@ -562,7 +562,7 @@ def with_validation(
 def no_answers(place: str) -> DataError:
     return DataError(
         f"{place}: no training question has an answer, so there is nothing to learn. "
-        "Add some that have."
+        "Add questions with answers."
     )
 
 

@@ -95,7 +95,7 @@ class Words:
         return replace(self, **moved)
 
     def need_mask(self, what: str) -> int:
-        """Return the mask token, or raise DataError that `what` needs it."""
+        """Return the id of the mask token, or raise DataError that `what` needs one."""
         if self.mask is None:
             raise DataError(
                 f"{what} needs a mask token, but this tokenizer has none; use another "

@@ -1,7 +1,7 @@
-"""Save teachers and data that are passed as objects, since everything else knows them
-by a path.
+"""Save teachers and data that are passed as objects, since all other code refers to
+them by path.
 
-The same contents lead to the same path, by which a run is resumed.
+The same contents lead to the same path, so that a run can be resumed.
 """
 
 import os
@@ -29,8 +29,8 @@ def teacher_path(teacher: TeacherLike) -> str:
 
 
 def data_path(data: DataLike) -> str:
-    """Return the name or path of a data set; tables are written to files of their
-    split. Raises DataError."""
+    """Return the name or path of a data set; tables are written to one file per split.
+    Raises DataError."""
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     splits: dict[str, Any] = (

@@ -24,7 +24,7 @@ CLEANING: Final = "1"
 """Part of the fingerprint; raise it when the documents of the same Python change."""
 
 SHORTEST_DOCUMENT: Final = 20
-"""Words; shorter documents are left out."""
+"""The fewest words of a document; shorter ones are left out."""
 
 _NOT_LIBRARY: Final = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "_pyrepl"}

@@ -48,7 +48,8 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
     for each
 
     query      the number of its group
-    text       the number of its text in the split; asker: that of its group's query
+    text       the number of its text in the split; asker: the number of its group's
+               query
     relevance  the relevance of a passage; 0 for a query
     scores     a teacher's score of the passage, if the split has scores; 0 for a query
     index      its own number
@@ -79,9 +80,9 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
         "encoded",
         key,
         batches,
-        empty="the training split has no query with a relevant passage, which this "
-        "objective compares; expected a table with the columns query and positive, or "
-        "query, passage and relevance (or teacher_score).",
+        empty="this objective compares queries with relevant passages, but the "
+        "training split has none; expected a table with the columns query and "
+        "positive, or query, passage and relevance (or teacher_score).",
     )
 
 

@@ -1,6 +1,6 @@
 """Read rankings: queries, each with passages to rank for it.
 
-Stated rules. A table has a row for each pair, in columns query (or question), passage
+Rules. A table has a row for each pair, in columns query (or question), passage
 (or document, text, paragraph, context) and relevance (or label, score, grade): a
 number, higher is better, and above 0 is relevant. Or it has a row for each query, or
 some of its passages, in columns query, positive and negative (negative_1, negative_2,
@@ -82,8 +82,7 @@ _RANKING_SCHEMA: Final = pa.schema(
 
 
 class Pair(NamedTuple):
-    """Hold a query, a passage, its relevance, and a teacher's score of it if there is
-    one."""
+    """Hold a query, a passage, its relevance, and optionally a teacher's score."""
 
     query: str
     passage: str
@@ -243,7 +242,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Columns:
-    """Choose the requested columns of a table, or those of usual names. Raises
+    """Choose the requested columns of a table, or the columns with usual names. Raises
     DataError if that fails."""
     found = {plain(name): name for name in reversed(split.columns)}
     schema.refuse_unknown(split, [*(text or ()), *([label] if label else [])])
@@ -391,8 +390,8 @@ def _examples(pairs: Iterable[Pair], place: str) -> Examples:
 
 
 def _from_retrieval(sets: Sequence[Retrieval], name: str) -> Rankings:
-    """Rank what is judged for each query, and what BM25 finds for it; queries with the
-    same best passage are held out together."""
+    """Rank the judged passages of each query, and the passages that BM25 finds for it;
+    queries with the same best passage are held out together."""
     splits: dict[Role, Examples] = {}
     notes = [note for found in sets for note in found.notes]
     for found in sets:

@@ -9,7 +9,7 @@ BEIR (Thakur et al. 2021, arXiv:2104.08663) lays a set out as a folder:
     qrels/train.tsv       columns query-id, corpus-id and score under a header; dev.tsv
                           and test.tsv likewise
 
-Stated rules. A passage's title precedes its text, as BEIR's own models read it. In the
+Rules. A passage's title precedes its text, as BEIR's own models read it. In the
 json of SQuAD the passages are the paragraphs, and a question's relevant passage is its
 paragraph; questions without an answer are left out. Passages without text are left out
 if no judgement needs them."""
@@ -65,7 +65,7 @@ def read_beir(folder: Path) -> Retrieval:
     qrels: dict[Role, Judgements] = {}
     files = sorted((folder / "qrels").glob("*.tsv"))
     notes += [
-        f"skipped qrels/{path.name}: its name names no split"
+        f"skipped qrels/{path.name}: its name is not that of a split"
         for path in files
         if split_word(path.stem) is None
     ]

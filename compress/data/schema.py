@@ -114,7 +114,7 @@ def number(cell: str) -> float | None:
 
 
 def split_names(label: str | None) -> tuple[str, ...]:
-    """Return the names of columns that are joined by commas; none for None."""
+    """Split the names of columns at commas; return () for None."""
     return () if label is None else tuple(map(str.strip, label.split(",")))
 
 
@@ -167,7 +167,8 @@ def choose(
         labels = _prefer_top_level(
             [name for name in rest if not _is_row_number(split.sample[name])]
         )
-        # a constant column is no label, such as CoLA's mark of what linguists reject
+        # a constant column is not a label, such as CoLA's mark of sentences that
+        # linguists reject
         if len(labels) > 1:
             labels = tuple(
                 name
@@ -178,7 +179,7 @@ def choose(
         if len(labels) > 1 and all(_has_flags(split.sample[name]) for name in labels):
             notes = (
                 *notes,
-                f"took {named} as labels, several of which a text may have, because "
+                f"took {named} as labels, of which a text may have several, because "
                 "all are 0 or 1",
             )
         elif len(labels) == 1:
@@ -298,7 +299,8 @@ def _nested_column(split: Table, name: str) -> DataError:
 
 
 def _prefer_top_level(names: Sequence[str]) -> tuple[str, ...]:
-    """Leave out the fields of objects, `meta.source`, if there are other columns."""
+    """Leave out the fields of objects, such as `meta.source`, if there are other
+    columns."""
     return tuple(name for name in names if "." not in name) or tuple(names)
 
 

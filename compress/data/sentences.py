@@ -46,9 +46,10 @@ CHECKED_CHARACTERS: Final = 50_000
 
 _SENTENCE_END = re.compile(r"[.!?。！？](?:(?<=[。！？])|[\"')\]”’]?(?=\s+(?![a-z])))")
 _BERT_MARKS: Final = frozenset(".!?。！？\"')]”’")
-"""Characters before a bound, all of which BERT's tokenizer takes as words."""
+"""Characters that may come before a bound; BERT's tokenizer splits off each as a
+word."""
 _JOINING: Final = re.compile(r"\s|[。！？]")
-"""Characters that no added token contains if no token crosses a bound."""
+"""Characters next to bounds: an added token that contains one may cross a bound."""
 
 
 def split_sentences(document: str) -> Iterator[str]:
@@ -92,10 +93,10 @@ EndsTokens = Callable[[str, int], bool]
 
 @dataclass(frozen=True)
 class RunningText:
-    """Hold a text of a document, and the characters between which its sentences are.
+    """Hold a text of a document, and the character positions that bound its sentences.
 
-    A sentence begins where the one before it ends, so with the white space between
-    them.
+    A sentence begins where the previous one ends, so it includes the white space
+    between them.
     """
 
     document: int
@@ -158,8 +159,8 @@ class RunningText:
 
 @dataclass(frozen=True, eq=False)
 class SentenceTokens:
-    """Hold the tokens of sentences, without special tokens, and the number of the
-    document of each."""
+    """Hold the tokens of sentences, without special tokens, and for each sentence the
+    number of its document."""
 
     documents: NDArray[np.int64]
     tokens: TokenArrays
@@ -193,14 +194,17 @@ class RunningTextEncoder:
         encoder: Encoder,
         texts: list[RunningText],
     ) -> RunningTextEncoder:
-        """Choose which bounds end tokens as the tokenizer's settings show it, if it is
-        so in the first of these texts."""
+        """Choose the rule for bounds that no token crosses from the tokenizer's
+        settings, if it holds for the first of these texts."""
         found = cls(encoder, _find_rule(encoder))
         checked = list(_take_first(texts))
         whole = found.encode_whole(checked)
         if _equal(found.encode(checked), whole):
             return found
-        note(f"{encoder.name}: its tokens cross sentences, so that encoding is slower")
+        note(
+            f"{encoder.name}: its tokens cross sentence boundaries, so encoding is "
+            "slower"
+        )
         return cls(encoder, _refuse)
 
     def encode(self, texts: list[RunningText]) -> TokenArrays:
@@ -224,7 +228,7 @@ class RunningTextEncoder:
         if not joined:
             return encoded
         together = self.encode_whole(joined)
-        # the place of each row after those of the sentences that are encoded alone
+        # the place of each row, with the sentences that are encoded alone first
         places = np.argsort(np.argsort(order, kind="stable"), kind="stable")
         return TokenArrays.concatenate([encoded, together]).take(places)
 
@@ -292,8 +296,8 @@ def _take_first(texts: Iterable[RunningText]) -> Iterator[RunningText]:
 
 
 def _find_rule(encoder: Encoder) -> EndsTokens:
-    """Return which bounds no token crosses, as far as the tokenizer's settings show
-    it."""
+    """Return the rule for bounds that no token crosses, as far as the tokenizer's
+    settings show one."""
     if not isinstance(encoder, TextEncoder):
         return _refuse
     backend = encoder.backend
@@ -340,6 +344,6 @@ def _token_bounds(encoding: Encoding, passage: RunningText) -> list[int]:
 
 
 def _is_space_after(span: tuple[int, int] | None, begin: int) -> bool:
-    """Return True for a token that covers no character from `begin` on: a space, of
-    which no offset is kept."""
+    """Return True for a token that covers no character from `begin` on: a space whose
+    offset is not kept."""
     return span is not None and begin <= span[0] == span[1]

@@ -5,8 +5,8 @@ writes them.
      "probabilities": {"negative": 0.1, "positive": 0.9}}
 
 A table has a column for each: probabilities.negative, probabilities.positive. A row
-without a label has the likeliest; one without label and probabilities, which the
-teacher did not answer, is left out. Shapes: N rows, C labels.
+without a label gets the most probable one; a row with neither label nor probabilities,
+which the teacher did not answer, is left out. Shapes: N rows, C labels.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class SoftLabelColumns:
             )
 
     def read(self, table: pa.Table, label: str, split: Table) -> tuple[pa.Table, int]:
-        """Return the rows with a label for each and the column `teacher`, logarithms of
-        the probabilities; and the number of rows that were left out.
+        """Return the labelled rows with the column `teacher` (log-probabilities), and
+        the number of rows that were left out.
 
-        Raises DataError for rows that are labelled without probabilities, or whose
-        probabilities are none.
+        Raises DataError for rows that are labelled without probabilities, or with
+        invalid ones.
         """
         shares_NC = np.stack([_numbers(table[name]) for name in self.columns], axis=1)
         absent_N = np.isnan(shares_NC).all(axis=1)
@@ -92,8 +92,8 @@ class SoftLabelColumns:
         right_N = whole_N & (shares_NC >= 0).all(axis=1)
         wrong_N = ~absent_N & ~right_N
         for mask_N, problem in (
-            (wrong_N, "expected a number from 0 to 1 for each label, with the sum 1"),
-            (absent_N & ~unlabelled_N, "there is a label, but none of a teacher"),
+            (wrong_N, "expected a number from 0 to 1 for each label, summing to 1"),
+            (absent_N & ~unlabelled_N, "there is a label, but no probabilities"),
         ):
             if mask_N.any():
                 rows = np.flatnonzero(mask_N) + split.first
@@ -119,7 +119,7 @@ class SoftLabelColumns:
 
 
 def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """Parse a column of numbers; nan for an empty cell, infinity for no number."""
+    """Parse a column of numbers; nan for an empty cell, infinity for any other text."""
     try:
         cells = pc.cast(pc.utf8_trim_whitespace(column), pa.float64())
     except pa.ArrowInvalid:

@@ -6,7 +6,7 @@ generated from templates (benchmarks/intents) that the splits do not share, and 
 a bag of words. Scores on it compare models; they do not estimate how well a model
 understands people.
 
-Stated rules. A file of a folder belongs to the split that its name contains as a word:
+Rules. A file of a folder belongs to the split that its name contains as a word:
 train; validation, valid, val or dev; test; the last such word counts. If no file of a
 folder has one, its subfolders are searched, and their names count too
 (`data/train-00000.parquet`, `train/rows.csv`); a subfolder for each split with a folder
@@ -98,8 +98,8 @@ def check(
 
 
 def check_columns(source: str, text: Sequence[str] | None, label: str | None) -> None:
-    """Refuse columns that no table of a local source has. What else is wrong with it is
-    told when it is read."""
+    """Refuse columns that no table of a local source has. Other faults are reported
+    when it is read."""
     names = [*(text or ()), *([] if label is None else [label])]
     if not names or local_files(source) is None:
         return
@@ -203,8 +203,8 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
 
 
 def _below(folder: Path) -> dict[Role, list[Path]]:
-    """Find the splits of a folder whose own files name none, by the rules above; empty
-    without a training split."""
+    """Find the splits of a folder whose own files name no split, by the rules above;
+    empty without a training split."""
     below = [
         file
         for file in sorted(folder.glob("[!.]*/[!.]*"))
@@ -406,7 +406,7 @@ def hub_id(name: str) -> tuple[str, str] | None:
     """Return the hub's id and the configuration of a data set `owner/name:part` or
     `suite/task`.
 
-    None for other names: one without an owner may also be a folder's.
+    None for other names: one without an owner may also be a folder.
     """
     path, _, configuration = name.partition(":")
     suite, slash, task = path.partition("/")
@@ -446,8 +446,8 @@ def _is_hub_id(source: str) -> bool:
 
 
 def _is_cached(source: str) -> bool:
-    """Check whether the hub's caches have a folder of this data set, whose name they
-    write in their own ways."""
+    """Check whether one of the hub's caches has a folder of this data set; each cache
+    spells its name differently."""
     from huggingface_hub import constants
 
     name = source.partition(":")[0]
@@ -501,7 +501,7 @@ def _list_entries(folder: Path) -> str:
 
 
 def neighbours(path: Path, *, close: bool = False) -> str:
-    """Return a hint for a path that does not exist: a similar name beside it; without
+    """Return a hint for a path that does not exist: a similar name next to it; without
     `close` also what else is there, or that the folder is missing."""
     if not path.parent.is_dir():
         return "" if close else f" The folder {path.parent} does not exist either."

@@ -1,12 +1,12 @@
 """Read questions on texts, in the json of SQuAD 1.1 and 2.0 (and of MLQA, XQuAD, TyDi's
-gold passages and many more), or in tables, as the hub has the same sets: columns
-question, context, answers.text and answers.answer_start (lists).
+gold passages and many more), or in tables, as on the hub: columns question, context,
+answers.text and answers.answer_start (lists).
 
     {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "is_impossible": false,
          "answers": [{"text": ..., "answer_start": 159}]}]}]}]}
 
-Stated rules. A question marked as impossible has no answer, whatever else it lists; nor
+Rules. A question marked as impossible has no answer, whatever else it lists; nor
 has a question without answers in a file where others have some. A file in which none
 has an answer, and none is marked, is unlabelled. An answer that is not at its stated
 position is searched in its context, the nearest match counts; a question none of whose
@@ -245,8 +245,8 @@ def _nearest(context: str, text: str, start: int) -> int:
 
 
 def count_unanswerable(tables: Mapping[Any, pa.Table], notes: list[str]) -> bool | None:
-    """Return whether some training questions have no answer, None if none has one; note
-    evaluation questions that none teaches."""
+    """Return whether some training questions have no answer (None if all lack one), and
+    note evaluation questions without an answer if every training question has one."""
     none = {
         role: pc.sum(pc.equal(pc.list_value_length(table["answers"]), 0)).as_py()
         for role, table in tables.items()

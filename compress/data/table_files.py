@@ -40,12 +40,13 @@ SUFFIXES: Final = (".tsv", ".csv", ".txt", ".jsonl", ".ndjson", ".json", ".parqu
 UNLABELLED: Final = "unsup"
 """IMDb's folder of texts without a class."""
 LARGEST_LIST: Final = 64 * 2**20
-"""Bytes of a json list, which is read as a whole and takes up to twenty times as much
-memory."""
+"""The most bytes of a JSON list, which is read as a whole and takes up to twenty times
+as much memory."""
 
 
 class NumberedRecord(NamedTuple):
-    """Hold an object of a file and its number, or the error why it cannot be read."""
+    """Hold an object of a file and its number, or the error that says why it cannot be
+    read."""
 
     number: int
     record: Record
@@ -169,8 +170,8 @@ def _items(path: Path) -> Iterator[NumberedRecord]:
 
 
 def _rows_of(table: Record) -> Iterable[Any]:
-    """Return the rows of an object: its only list of objects; those of its columns;
-    those by name; or itself.
+    """Return the rows of an object: its only list of objects, its columns put together,
+    its objects by row name, or itself.
 
     pandas writes `{"text": {"0": "a text", "1": "another"}, "label": {"0": 1, "1":
     0}}`, and with orient="index" `{"0": {"text": "a text", "label": 1}, "1": {"text":
@@ -207,8 +208,8 @@ def from_records(
     records: Callable[[Position | None], Iterator[NumberedRecord]],
     unit: str = "row",
 ) -> Table:
-    """Make a table of records; every reading calls `records` again, which yields errors
-    in the place of some."""
+    """Make a table of records. Every reading calls `records` again, which yields an
+    error in place of a record that cannot be read."""
     first = take_first_rows(records(None), _size)
     refusal = next(
         (each.error for each in first if each.error),

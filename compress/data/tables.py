@@ -4,7 +4,7 @@ Arrow batches for training.
 This module and those it imports read text files without Arrow, so that `predict` starts
 fast.
 
-Stated rules. A cell is a string, a list of strings, or None. Labels keep the spelling
+Rules. A cell is a string, a list of strings, or None. Labels keep the spelling
 of the file; whether a column has numbers or strings is known from its type, or in JSON
 from its first rows, and unknown in csv, tsv and txt. The fields of an object are
 columns: `meta.stars`. JSON is an object per line; a list of objects, perhaps the only
@@ -267,7 +267,7 @@ def to_cell(value: object) -> CellValue:
 
 
 def kind_of(values: Iterable[object]) -> CellKind | None:
-    """Return whether all values, or items of lists, are numbers or all are strings;
+    """Return whether all values, or items of lists, are numbers or all are strings, or
     None if there are both or none."""
     items = [
         item

@@ -33,9 +33,9 @@ class Task:
     """Describe a prediction task over a text, a pair of texts, the words of a sentence,
     or a question and its context.
 
-    This is the base of the kinds of task, one class each in `compress/tasks/`: what
-    differs between them is a method or a class variable here, and nobody else compares
-    kinds. `Task("ranking", ...)` makes an object of the class of rankings.
+    This is the base of the kinds of task, one class each in `compress/tasks/`: whatever
+    differs between them is a method or a class variable here, and no other code
+    compares kinds. `Task("ranking", ...)` makes an object of the class of rankings.
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression
             (a number), tagging (one of `labels` for every word), qa (a span of the
@@ -113,20 +113,21 @@ class Task:
     shares_texts: ClassVar[bool] = False
     """Whether splits may have texts in common."""
     longest_row: ClassVar[int] = 512
-    """The longest length in tokens that is chosen, if not BERT's positions."""
+    """The longest length in tokens that `max_length: auto` chooses."""
     usual_length: ClassVar[int | None] = None
-    """The tokens that a model reads if its checkpoint does not say; None if its rows
-    decide."""
+    """The tokens that a model reads if its checkpoint does not say; None if the lengths
+    of the rows decide."""
 
     @classmethod
     def read_files(cls, request: Any) -> UnsavedTask | None:
-        """Read the files of a source that can only be of this kind, or that were
-        requested as it; None for others."""
+        """Read the files of a source that can only be of this kind, or was requested as
+        this kind; None for others."""
         return None
 
     @classmethod
     def read_tables(cls, request: Any) -> UnsavedTask | None:
-        """Read the tables of a source, likewise; None for texts with labels."""
+        """Read the tables of a source that can only be of this kind, or was requested
+        as this kind; None for texts with labels."""
         return None
 
     @classmethod
@@ -146,7 +147,7 @@ class Task:
         labels = split.data.table[self.label_column]
         return np.bincount(labels.to_numpy(), minlength=len(self.labels))
 
-    # Heads, losses and rows. Class methods, for only the kind may be known.
+    # Heads, losses and rows. Class methods, because sometimes only the kind is known.
 
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     """The Auto class of models for the task."""
@@ -161,13 +162,13 @@ class Task:
     one_word: ClassVar[bool] = False
     """Whether a word, or a number, is the whole answer."""
     writes: ClassVar[bool] = False
-    """Whether a text is the answer, which `label` has as it is."""
+    """Whether the answer is a text, which the column `label` has unchanged."""
     takes_texts: ClassVar[bool] = True
     """Whether a single text that a teacher labels can be a row."""
     scaled: ClassVar[bool] = False
-    """Whether labels are numbers of any size, in whose unit a new head begins."""
+    """Whether labels are numbers on any scale, to which a new head is initialised."""
     own_loss: ClassVar[str] = "bert.labels"
-    """The loss that stands for `bert.labels`, the task's own."""
+    """The task's own loss, which `bert.labels` stands for in a recipe."""
 
     @classmethod
     def auto_class(cls) -> Any:
@@ -189,13 +190,13 @@ class Task:
 
     @classmethod
     def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
-        """Write the labels of a checkpoint, or of a file, as `labels` are."""
+        """Convert the labels of a checkpoint or of a file to the form of `labels`."""
         return tuple(names)
 
     @classmethod
     def spread(cls, values: Any, mask_BL: Any) -> Any:
-        """Reshape the logits of a batch, or the labels, to those of which a loss per
-        example takes the mean."""
+        """Reshape the logits or labels of a batch, so that a loss per example can
+        average over them."""
         return values
 
     @classmethod
@@ -205,8 +206,8 @@ class Task:
         return logits[mask_BL.bool()] if logits.dim() == 3 else logits
 
     def explain_errors(self, exam: Any, logits: Array) -> str:
-        """Say what is wrong with a teacher that teaches nothing, if its answers show
-        it."""
+        """Explain what is wrong with a teacher that fails `check_teacher`, if its
+        answers show it."""
         return ""
 
     # What a bundle writes and answers. `predictor` is an
@@ -215,13 +216,13 @@ class Task:
     graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """The outputs of an exported file that hold the answer."""
     graph_spans: ClassVar[tuple[str, ...]] = ()
-    """The outputs of a text file on characters, beside the answer."""
+    """The outputs of a text file on characters, besides the answer."""
     form: ClassVar[str] = "number"
     """The function of `exporters.tokenizer.forms` that adds the answer to a graph."""
     columns: ClassVar[tuple[str, ...]] = ()
-    """The columns that a file of answers has beside `prediction`."""
+    """The columns of a file of answers besides `prediction`."""
     json_columns: ClassVar[tuple[str, ...]] = ()
-    """Further columns, with objects, that only jsonl has room for."""
+    """Further columns, of objects, which only jsonl can hold."""
     shows: ClassVar[bool] = True
     """Whether the rows of a source show this kind."""
     pipeline: ClassVar[str] = "text-classification"
@@ -248,8 +249,8 @@ class Task:
 
     @property
     def answer_outputs(self) -> tuple[str, ...] | None:
-        """Return the outputs of a file to compute if it has others too; None for all of
-        them."""
+        """Return the outputs of a file that are needed if it has others too, or None
+        for all of them."""
         return self.graph_outputs if self.vectors else None
 
     @property
@@ -328,8 +329,8 @@ class Task:
 
     @classmethod
     def graph_row(cls, encoder: Any, frame: Any, text: Any) -> Mapping[str, Any]:
-        """Encode a text as the row of a text file (`exporters.tokenizer.build`): if it
-        takes several rows, as the one that a truncated text would have."""
+        """Encode a text as the row of a text file (`exporters.tokenizer.build`). A text
+        that takes several rows is truncated to one."""
         (row,) = encoder.encode([text], frame.max_length)
         found: Mapping[str, Any] = row
         return found
@@ -364,7 +365,7 @@ class Task:
 
     @classmethod
     def averages_classes(cls, metric: str, labels: int) -> bool:
-        """Check whether a metric is the mean F1 of these many classes."""
+        """Check whether a metric is the mean F1 over `count` classes."""
         return False
 
     def count_rows(self, split: Dataset) -> int:
@@ -420,14 +421,14 @@ class Task:
 
     def decide(self, exam: Any, logits: Array, threshold: float | None) -> Array | None:
         """Return what the model decides for each example, or each part of one: (N,) or
-        (N, parts); None if every answer differs slightly."""
+        (N, parts), or None if every answer differs slightly."""
         return None
 
     def agreement(
         self, exam: Any, student: Array, teacher: Array, thresholds: Thresholds
     ) -> float:
-        """Measure how much the student predicts what the teacher predicts: by default
-        the share of decisions that are the same."""
+        """Measure how often the student predicts what the teacher predicts: by default
+        the share of equal decisions."""
         one = self.decide(exam, student, thresholds[0])
         same: Any = one == self.decide(exam, teacher, thresholds[1])
         return float(same.mean())
@@ -444,8 +445,8 @@ class Task:
         return int((one != other).reshape(len(one), -1).any(axis=1).sum())
 
     def distance(self, exam: Any, student: Array, teacher: Array) -> float:
-        """Measure how far the student's logits are from the teacher's; smooth, where
-        `agreement` counts. By default the mean squared difference."""
+        """Measure how far the student's logits are from the teacher's, by default as
+        mean squared difference. It is smooth; `agreement` is a count."""
         return float(((student - teacher) ** 2).mean())
 
     def list_answers(
@@ -464,8 +465,8 @@ class Task:
     def metric_of_examples(
         self, exam: Any, logits: Array
     ) -> tuple[Callable[[Array], float], int]:
-        """Return a function that computes the metric over the examples of these
-        numbers, which may repeat, and the number of examples."""
+        """Return a function that computes the metric over examples, given by their
+        numbers (which may repeat), and the number of examples."""
 
         def score(drawn: Array) -> float:
             return self.score_rows(logits[drawn], exam.labels[drawn])[self.metric]
@@ -501,8 +502,8 @@ class Task:
     def lead(
         self, data: TaskData, exam: Any, logits: Array
     ) -> tuple[float, float] | None:
-        """Return by how much the logits score above `majority`, and the standard error
-        of that; None if it is found by leaving examples out."""
+        """Return by how much the logits score above `majority`, and its standard error,
+        or None if it has to be estimated by leaving examples out."""
         return None
 
 

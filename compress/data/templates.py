@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Template:
     """Hold the special tokens before, between and after texts, and the token types of
-    both, None if there are none."""
+    both; None if rows have no token types."""
 
     ids: tuple[list[int], ...]
     types: tuple[list[int], ...] | None

@@ -22,15 +22,15 @@ from typing import Any, Final
 from compress.errors import DataError
 
 LONGEST_LINE: Final = 16 * 2**20
-"""Characters of a line, a cell or a document; a longer one is a file without line ends,
-or an attack."""
+"""The most characters of a line, a cell or a document; a longer one is a file without
+line ends, or an attack."""
 LARGEST_FILE: Final = 256 * 2**20
-"""Bytes of a file that is read as a whole; SQuAD 2.0 has 42 million."""
+"""The most bytes of a file that is read as a whole; SQuAD 2.0 has 42 million."""
 
 SMALL_FILE: Final = 16 * 2**20
 MOST_EXPANSION: Final = 100
-"""Larger compressed texts never unpack to this many times their size: prose to 4, the
-most repetitive log to 50."""
+"""The most that a compressed text above SMALL_FILE may unpack to, as a multiple of its
+size: prose has 4, the most repetitive log 50."""
 TOO_EXPANSIVE: Final = (
     f"unpacks to more than {MOST_EXPANSION} times its size, which no text does. Unpack "
     "it yourself if you trust it."
@@ -183,14 +183,14 @@ def decode_lines(
                 )
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{place}, line {number} or soon after: is not valid {encoding}, as "
-                f"which it begins: {error.reason}. Download it again, or save it as "
-                "UTF-8."
+                f"{place}, line {number} or soon after: begins as {encoding}, but is "
+                f"not valid: {error.reason}. Download it again, or save it as UTF-8."
             ) from None
 
 
 def encoding_of(start: bytes) -> str:
-    """Return the encoding of a text that begins so: UTF-8 without a mark."""
+    """Return the encoding by the first bytes of a text: UTF-8 without a byte order
+    mark."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
 
 
@@ -257,8 +257,7 @@ def head(path: Path) -> str:
 
 
 class _DuplicateKeyError(Exception):
-    """An object of JSON has two values of one name, of which Python would keep the
-    last."""
+    """A JSON object has two values of one name, of which Python would keep the last."""
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

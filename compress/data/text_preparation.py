@@ -81,8 +81,7 @@ class TextPreparation:
 
     @property
     def changes_texts(self) -> bool:
-        """Check whether any prompt that is chosen without its name is more than
-        nothing."""
+        """Check whether any prompt that texts get without naming it is not empty."""
         return any(self.in_turn)
 
 
@@ -103,9 +102,9 @@ def prompts_of_rows(
     passages   whether the text is one that queries retrieve
     judged     whether the text is compared with others
 
-    Where there are passages, they get the prompt of documents and all other texts that
-    of queries. Texts that are compared in pairs get the default. Texts alone get each
-    of these prompts in turn, since nobody knows what they will be used for.
+    If there are passages, they get the document prompt and all other texts the query
+    prompt. Texts that are compared in pairs get the default prompt. Texts alone get
+    each of these prompts in turn, since their later use is unknown.
     """
     if any(passages):
         document = preparation.prompt(DOCUMENT_PROMPT)

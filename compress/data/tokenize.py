@@ -165,8 +165,8 @@ def select_rows(rows: Dataset, chosen: NDArray[np.int64]) -> Dataset:
 
 
 def limit_rows(rows: Dataset, count: int | None) -> Dataset:
-    """Draw about `count` encoded rows, whole queries where rows have one; all of them
-    if there are no more, or if `count` is None. The same ones are drawn every time."""
+    """Draw about `count` encoded rows, as whole queries if rows have one; all rows if
+    there are no more, or if `count` is None. Every call draws the same rows."""
     if count is None or len(rows) <= count:
         return rows
     query_R = np.asarray(
@@ -234,7 +234,7 @@ def _array_batch(tokens: TokenArrays, first: int) -> pa.RecordBatch:
 def _complete(
     arrays: dict[str, pa.Array], sizes: NDArray[np.int32], first: int
 ) -> pa.RecordBatch:
-    """Add attention_mask, length and index to the columns of rows of these sizes."""
+    """Add attention_mask, length and index to the columns of rows with these sizes."""
     arrays["attention_mask"] = _lists(sizes, np.ones(sizes.sum(), np.int8))
     arrays["length"] = (
         arrays["length"].cast(pa.int32()) if "length" in arrays else pa.array(sizes)

@@ -55,8 +55,8 @@ def pack(vectors_NE: Array, form: StoredForm) -> Array:
 
 
 def unpack(packed_NP: Array, width: int) -> NDArray[np.float32]:
-    """Return packed vectors as (N, E) numbers whose cosines are those of the vectors,
-    nearly: signs are 1 and -1."""
+    """Unpack vectors to (N, E) numbers with nearly the cosines of the original vectors;
+    signs become 1 and -1."""
     if packed_NP.dtype == VECTOR_TYPES["binary"]:
         return 2 * np.unpackbits(packed_NP, axis=1, count=width).astype(np.float32) - 1
     return packed_NP.astype(np.float32, copy=False)
@@ -120,7 +120,7 @@ def read_index(path: Path, width: int) -> Array:
     ):
         raise DataError(
             f"{path}: holds {packed.dtype} of shape {packed.shape}; expected vectors "
-            f"of {width} numbers as this bundle gives them: float32, int8, or uint8 "
+            f"of {width} numbers as this bundle writes them: float32, int8, or uint8 "
             "with eight signs in a byte. Write them with: compress predict BUNDLE "
             f"--input {path.with_suffix('.txt').name} --output {path.name}"
         )
@@ -141,11 +141,11 @@ def load_array(path: Path) -> Array:
 def load_texts(
     path: Path, count: int, beside: Path, read: Callable[[Path], list[Each]]
 ) -> list[Each]:
-    """Read the texts of the `count` vectors of an .npy file from a file beside it.
-    Raises DataError if not as many."""
+    """Read the texts of the `count` vectors of an .npy file from a file next to it.
+    Raises DataError if there are not as many."""
     if not beside.is_file():
         raise DataError(
-            f"{path}: its texts are missing; expected {beside.name} beside it, with a "
+            f"{path}: its texts are missing; expected {beside.name} next to it, with a "
             f"line for each of its {count:,} rows"
         )
     texts = read(beside)

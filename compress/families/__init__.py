@@ -1,5 +1,5 @@
-"""Families of models: one file a family, found by its name, which holds what is known
-of it and imports no library.
+"""Families of models: one file per family, found by its name, which holds the facts of
+the family and imports no library.
 
 from compress import families
 

@@ -1,4 +1,4 @@
-"""Data2Vec's model of texts."""
+"""Data2Vec for text."""
 
 from compress.families.family import Family
 

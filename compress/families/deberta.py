@@ -8,13 +8,13 @@ from compress.families.family import Family
 
 @dataclass(frozen=True)
 class DeBERTa(Family):
-    """A family whose code takes the lesser of the tokens and of its largest
+    """A family whose code takes the smaller of the number of tokens and its largest
     distance."""
 
     def traced_distance(self, config: Any) -> int | None:
-        """Return the largest distance: a graph of it is right for shorter texts too, as
-        their distances are the same rows of its table; traced at fewer tokens, it takes
-        these for the largest distance at all lengths."""
+        """Return the largest distance. A graph traced at that many tokens is right for
+        shorter texts too, since their distances are the same rows of its table; traced
+        at fewer, it uses their number as the largest distance at all lengths."""
         distance: int | None = getattr(config, "max_relative_positions", None)
         if distance is None or distance > 0:
             return distance

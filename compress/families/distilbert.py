@@ -1,4 +1,4 @@
-"""DistilBERT, with BERT's blocks under names of its own."""
+"""DistilBERT, with BERT's blocks under other names."""
 
 from dataclasses import replace
 

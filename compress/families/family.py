@@ -50,9 +50,9 @@ SENTENCE_MODULES: Final[Mapping[str, str]] = {
     r"sentence_modules\.\d+_\w+\.(?:linear|residual)": r"\g<0>: . .",
     r"sentence_modules\.\d+_\w+\.norm": r"\g<0>: .",
 }
-"""The modules of a sentence encoder of any family. The width of its vectors stays: only
-the map that reads the pooled tokens, of one way of pooling or of several ones joined,
-is cut. Every other module is a role of its own."""
+"""The modules of a sentence encoder of any family. The width of its vectors is never
+cut: only the map that reads the pooled tokens, from one pooling or several joined ones,
+is cut. Every other module has its own role."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class LayerWork:
     """A layer's work per token: multiply-adds with weights, features of attention,
     elementwise operations.
 
-    context    multiply-adds of keys and values, needed of all tokens in every layer
-    answer     multiply-adds of queries, output and bottlenecks, needed of the tokens
-               that are read
+    context    multiply-adds of keys and values, for all tokens in every layer
+    answer     multiply-adds of queries, output and bottlenecks, for the tokens that are
+               read
     width      features of the queries, and of the values, over all heads
     mask       inputs of the feature that carries the mask in every head of the exported
                graph; 0 if there is none
@@ -80,7 +80,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Family:
-    """Hold what is known of a family; the defaults are the facts of a family without a
+    """Hold the facts of a family; the defaults are the facts of a family without a
     file.
 
     Weights
@@ -97,8 +97,8 @@ class Family:
                            widths
 
     Attention
-    own_width              it can have another width than the residual stream, to which
-                           H K = D else ties it
+    own_width              attention can have another width than the residual stream;
+                           otherwise H K = D
     rotary                 row i of a head of K rows turns with row i + K / 2, at a
                            speed set by i / K, so that the size of heads only changes by
                            whole factors (in `grouped` families it stays)
@@ -114,8 +114,8 @@ class Family:
     kin                    families of one kin have the same blocks under different
                            names: a student of one can be cut out of a teacher of
                            another. "": students only take whole layers of a teacher
-    copied_by_name         a student's weights have the names of its teacher's, so they
-                           are not told by their roles
+    copied_by_name         weights of a student have the same names as its teacher's, so
+                           they are copied by name, not by role
     bert_embedding         embeds as BERT does: the norm of the sum of words, positions
                            and types
     pair_labels            the head for pairs of segments has as many outputs as the
@@ -127,36 +127,37 @@ class Family:
     successor              the family of later models of this kind, for a message
 
     Texts
-    first_row              the row of the first token's position, where nothing in the
-                           table says so
+    first_row              the row of the first token's position, if the table does not
+                           show it
     after_padding          ... counted from the padding token's id
-    length_setting         the setting that limits positions, where they have no table
-                           that is a module
-    summary                the place where a classifier reads a text, where
-                           `summary_type` does not say so
+    length_setting         the setting that limits positions, if their table is not a
+                           module
+    summary                the token at which a classifier reads a text, unless
+                           `summary_type` says so
     segments_uncounted     reads token types without a `type_vocab_size` in its config
-    shortest_text          tokens from which on torch traces all texts alike
+    shortest_text          the fewest tokens from which torch traces the same graph for
+                           all lengths
 
     Computing
     layered                has layers; else it only looks up tokens
     float32_only           its code fails under bfloat16 autocast
     reads_values           its code reads values, so it does not run on the meta device
     gates                  units can be gated in training (`pruning.l0`)
-    prepared_mask          takes the mask that is added to the scores; others are given
-                           (batch, tokens)
+    prepared_mask          takes the mask that is added to the scores; other families
+                           take a mask (batch, tokens)
     looks_back             attention is causal, so that a prepared mask is causal too
     all_windowed           all layers attend within `sliding_window`, if it is set
     generates              how a language model is exported: "decoder",
                            "encoder-decoder"; "": it is not
 
     Work in the exported graph
-    counted                counts match it, and a classifier's last layer computes only
-                           the token that is read; other families count as plain layers
-                           of their shape, all of them complete
+    counted                counts of work match the graph, and a classifier's last layer
+                           computes only the token that is read; other families are
+                           counted as plain, complete layers of their shape
     masked_by_feature      in every head, queries and keys carry the mask as one more
                            feature
-    gated_neurons          each neuron has a gate, with a product of its own
-    always_pools           a head has a dense layer whatever tokens it reads
+    gated_neurons          each neuron has a gate, with a separate matrix product
+    always_pools           a head has a dense layer, whatever tokens it reads
     """
 
     name: str
@@ -199,7 +200,7 @@ class Family:
 
     @property
     def has_roles(self) -> bool:
-        """Check whether the roles of weights in layers are those of other families of
+        """Check whether weights in layers have the same roles as in other families of
         its kin."""
         return bool(self.kin) and not self.copied_by_name
 
@@ -250,8 +251,8 @@ class Family:
         return self.first_row + (config.pad_token_id if self.after_padding else 0)
 
     def traced_distance(self, config: Any) -> int | None:
-        """Return the tokens up to which a graph is right that is traced at fewer; None
-        if it is right at any length."""
+        """Return the number of tokens up to which a graph is right that was traced at
+        fewer, or None if it is right at any length."""
         return None
 
     def without_kernels(self, config: Any) -> str:

@@ -1,4 +1,4 @@
-"""Jina's third embeddings."""
+"""Jina embeddings v3."""
 
 from compress.families.family import Family
 

@@ -11,8 +11,8 @@ FAMILIES_PACKAGE = "compress.families"
 
 @cache
 def find(model_type: str) -> Family:
-    """Return the facts of a family by transformers' name for it; of one without a file,
-    those of any other model.
+    """Return the facts of a family by its name in transformers; the defaults if it has
+    no file.
 
     The file of `deberta-v2` is `deberta_v2.py`.
     """
@@ -41,7 +41,7 @@ def _modules() -> list[str]:
 
 
 def _read(module: str) -> Family | None:
-    """Return what a module defines as FAMILY; None if it is no family's."""
+    """Return the FAMILY that a module defines, or None if it defines none."""
     found = import_module(f"{FAMILIES_PACKAGE}.{module}")
     family: Family | None = getattr(found, "FAMILY", None)
     return family

@@ -11,10 +11,7 @@ class MRA(Family):
     """A family that computes zeros without CUDA."""
 
     def without_kernels(self, config: Any) -> str:
-        return (
-            "MRA's attention runs on CUDA alone, and elsewhere transformers gives "
-            "zeros in its place"
-        )
+        return "MRA's attention runs only on CUDA; elsewhere transformers returns zeros"
 
 
 FAMILY = MRA("mra", first_row=2)

@@ -1,4 +1,4 @@
-"""RoBERTa, whose positions are counted from behind the padding token's."""
+"""RoBERTa, whose positions are counted from after the padding token's."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""T5's encoder, and the whole of it as a language model."""
+"""T5: its encoder, and the full model as a language model."""
 
 from compress.families.family import Family
 

@@ -1,4 +1,4 @@
-"""The reader of texts of TIPS v2."""
+"""The text encoder of TIPS v2."""
 
 from compress.families.family import Family
 

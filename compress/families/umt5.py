@@ -1,4 +1,4 @@
-"""UMT5, T5 with biases of its own in every layer."""
+"""UMT5: T5 with separate biases in every layer."""
 
 from compress.families.family import Family
 

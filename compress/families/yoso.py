@@ -14,8 +14,8 @@ class YOSO(Family):
         if config.use_expectation:
             return ""
         return (
-            "use_expectation: false in its config.json runs on CUDA alone; set it to "
-            "true to export it here"
+            "use_expectation: false in its config.json runs only on CUDA; set it to "
+            "true to export the model here"
         )
 
 

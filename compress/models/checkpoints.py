@@ -107,8 +107,8 @@ def check(name: str, *, allow_pickle: bool = False) -> None:
 
 
 def read_config(name: str) -> Mapping[str, Any]:
-    """Return the config.json of a local checkpoint; empty for one that has none, is on
-    the hub, or is a cross-encoder, whose student is cut out of another model. Raises
+    """Return the config.json of a local checkpoint, or {} if it has none, is on the
+    hub, or is a cross-encoder, whose student is cut out of another model. Raises
     TeacherError."""
     place = _locate(name)
     if not isinstance(place, Path) or not (place / CONFIG).is_file():
@@ -138,8 +138,8 @@ def config_folder(name: str) -> Path:
 
 
 def describe_origin(name: str, folder: Path) -> dict[str, str]:
-    """Read `license`, `language` and `base_model` of the checkpoint `name` in `folder`,
-    as far as they are known.
+    """Read the known ones of `license`, `language` and `base_model` of the checkpoint
+    `name` in `folder`.
 
     They come from its model card, except that the base model of a checkpoint on the hub
     is the checkpoint itself.
@@ -164,8 +164,8 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
 
 
 def find_place(name: str) -> Path | str:
-    """Return the folder or the hub id that a name stands for. Raises TeacherError if
-    there is none, as far as the hub can be asked."""
+    """Return the folder or the hub id that a name stands for. Raises TeacherError if it
+    does not exist; if the hub cannot be asked, that is not checked."""
     place = _locate(name)
     if isinstance(place, str):
         _check_hub(place)
@@ -253,13 +253,13 @@ def _absent(hub_id: str, reason: str) -> TeacherError:
     hint = neighbours(Path(hub_id), close=True)
     return TeacherError(
         f"teacher {hub_id}: no such folder.{hint} As a model of the hub: {reason}. "
-        "Give a folder instead, copy it into the hub's cache (HF_HOME), or use the "
-        "embedded teacher: --teacher minilm"
+        "Use a folder instead, copy the model into the hub's cache (HF_HOME), or use "
+        "the embedded teacher: --teacher minilm"
     )
 
 
 def _check(folder: Path, allow_pickle: bool) -> Path:
-    """Return the folder. Raises TeacherError for what its files alone show to be no
+    """Return the folder. Raises TeacherError if its files already show that it is not a
     checkpoint that can be loaded."""
     source = ModelFolder(folder)
     source.check()
@@ -326,8 +326,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
 
 
 def save_tokenizer(folder: Path, tokenizer: Any, max_length: int | None = None) -> None:
-    """Save a tokenizer, unchanged, to the same bytes whatever it was called with
-    before."""
+    """Save a tokenizer, unchanged, to the same bytes regardless of earlier calls."""
     plain = copy.deepcopy(tokenizer)
     # its backend writes the padding and truncation of its last call into the file
     if plain.is_fast:

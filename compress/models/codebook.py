@@ -1,10 +1,10 @@
-"""The codebook of a table of words: 256 parts of four numbers for each place of a row,
-so that a byte stands for four numbers.
+"""Quantise a table of word embeddings with a codebook: 256 parts of four numbers for
+each position in a row, so that one byte stands for four numbers.
 
 Product quantisation of Jegou et al. 2011 (doi:10.1109/TPAMI.2010.57): rows are cut into
-parts, and the parts in one place of all rows are clustered by k-means. Fan et al. 2021
-(arXiv:2004.07320, Sec. 3.2) quantise embeddings this way, in parts of eight, of which
-too much is lost here (docs/LOG.md).
+parts, and the parts at one position of all rows are clustered by k-means. Fan et al.
+2021 (arXiv:2004.07320, Sec. 3.2) quantise embeddings this way, in parts of eight, which
+lose too much here (docs/LOG.md).
 
 Shapes: V vocabulary, D width, P parts of a row, C codes, N numbers of a part.
 """
@@ -21,14 +21,14 @@ CODES = 256
 ROUNDS = 10
 """Iterations of k-means."""
 CLUSTERED = 8_192
-"""Rows that are clustered: those of the tokens that occur most, and others."""
+"""Rows that are clustered: the rows of the most frequent tokens, and random ones."""
 OCCURRENCE = 3.0
-"""The weight of a row is 1, and for a token that occurs n times sqrt(n) times this
-more."""
+"""A row has the weight 1 + OCCURRENCE sqrt(n) if its token occurs n times."""
 
 
 def saved_bytes(rows: int, width: int) -> int:
-    """Return how much smaller a codebook makes a table of bytes; 0: it has none."""
+    """Return the bytes that a codebook saves of an int8 table; 0 if it does not
+    apply."""
     if width % PART:
         return 0
     return max(0, rows * (width - width // PART) - CODES * width)
@@ -36,7 +36,8 @@ def saved_bytes(rows: int, width: int) -> int:
 
 def find_codebook(table_VD: Array) -> tuple[Array, Array] | None:
     """Return the numbers (V, D / PART) of the parts of each row of bytes, and the parts
-    (D / PART, CODES, PART); None if there are more parts, or if this saves nothing."""
+    (D / PART, CODES, PART), or None if a position has more than CODES different parts,
+    or if this saves nothing."""
     if not saved_bytes(*table_VD.shape):
         return None
     words_VP = np.ascontiguousarray(table_VD).view(np.uint32)
@@ -52,8 +53,8 @@ def find_codebook(table_VD: Array) -> tuple[Array, Array] | None:
 
 
 def round_table(table_VD: Floats, counts_V: Array) -> Floats:
-    """Round the parts of a table's rows to CODES of them in each place; those that are
-    no more stay as they are.
+    """Round the parts of a table's rows to CODES different ones per position; a
+    position with no more than that is unchanged.
 
     counts_V: how often each token occurs.
     """

@@ -30,16 +30,16 @@ from compress.models.tensors import (
 )
 
 New = Literal["nothing", "pooler", "head"]
-"""What of a model may be new, that is, drawn at random because the files lack it."""
+"""The part of a model that the files may lack; it is then drawn at random."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in eval mode, without gradients.
 
-    new      its tensors that no file has: a new head, or a pooler
-    dropped  tensors of the files that it has no use for, all of them of heads and
-             poolers of the family
+    new      tensors of the model that no file has: a new head, or a pooler
+    dropped  tensors of the files that the model has no use for: heads and poolers of
+             the family
     """
 
     model: Any
@@ -52,7 +52,7 @@ class LoadedModel:
 
     @property
     def dropped_heads(self) -> list[str]:
-        """List the dropped tensors that are not of a pooler."""
+        """List the dropped tensors that do not belong to a pooler."""
         return [name for name in self.dropped if not _POOLER.search(name)]
 
     def remove_new_pooler(self) -> None:
@@ -94,8 +94,8 @@ def _explain_quantised(folder: Path, name: str, number_format: str, count: int) 
 def account(
     model: PreTrainedModel, saved: SavedTensors, info: Mapping[str, Any]
 ) -> TensorFit:
-    """Compare the loaded model with its files; what transformers reports as well is
-    kept."""
+    """Compare the loaded model with its files; misfits that only transformers reports
+    are included."""
     fit = compare(model, saved.infos)
     missing = fit.missing
     if isinstance(model, SentenceEncoder):  # its other modules have files of their own
@@ -149,19 +149,19 @@ def judge(
     if wrong:
         shapes = write_names(map(write_shapes, wrong.items()))
         problems.append(
-            f"{len(wrong)} have another shape than config.json describes: {shapes}"
+            f"{len(wrong)} have a different shape than config.json describes: {shapes}"
         )
     if twice:
         pairs = write_names(" and ".join(names) for names in twice)
-        problems.append(f"{len(twice)} are there twice, with other values: {pairs}")
+        problems.append(f"{len(twice)} are there twice, with different values: {pairs}")
     remedy = (
         "weights and config do not belong together, or the files are incomplete; "
         "download both again"
     )
     if extra and not missing:
         remedy = (
-            "without them it would compute something else than it was trained to. "
-            "Choose a checkpoint whose tensors are those of transformers' "
+            "without them the model would not compute what it was trained to. Choose "
+            "a checkpoint whose tensors are those of transformers' "
             f"{model.config.model_type} models{suggest_class(folder, model, saved)}"
         )
     raise TeacherError(f"{folder}: {'; '.join(problems)}: {remedy}")
@@ -184,7 +184,7 @@ def _are_equal(names: Collection[str], saved: SavedTensors) -> bool:
 def _check_quantised(
     folder: Path, model: PreTrainedModel, fit: TensorFit, saved: SavedTensors
 ) -> None:
-    """Raise TeacherError for whole numbers in the place of weights."""
+    """Raise TeacherError for weights that are whole numbers."""
     state = model.state_dict()
     whole = sorted(
         name

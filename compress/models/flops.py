@@ -1,5 +1,5 @@
-"""Count the parameters and floating-point operations of a model, by torch on its graph
-rather than by a formula."""
+"""Count the parameters and floating-point operations of a model, with torch on its
+graph rather than by a formula."""
 
 import copy
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ FEW = 8
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
     """Count FLOPs (a multiply-add is two) per token of a forward pass over `length`
-    tokens, or as many as the model has positions.
+    tokens, or as many tokens as the model has positions.
 
     Matrix products count, attention included; embedding look-ups, norms and activations
     do not. Attention within a window (ModernBERT) counts all pairs: torch and ONNX
@@ -67,7 +67,7 @@ def _attention(
 
 
 _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
-"""Attention on a CPU, which is missing in torch's own table of operations."""
+"""FLOPs of attention on a CPU, which is missing in torch's own table of operations."""
 
 
 @contextmanager
@@ -93,15 +93,15 @@ def _frozen(model: Any) -> Iterator[None]:
 
 
 FLOPS_ALIKE = 1.05
-"""A student is larger beyond this many times its teacher's FLOPs: a factorised
-embedding adds half a percent."""
+"""A student counts as larger above this multiple of its teacher's FLOPs: a factorised
+embedding alone adds half a percent."""
 
 
 def warn_if_larger(
     stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig
 ) -> list[str]:
     """Warn about a student that has more parameters or clearly more FLOPs than its
-    teacher, or as many of both."""
+    teacher, or equal numbers of both."""
     with torch.device("meta"):
         mine = measure_size(heads.create(copy.deepcopy(student), "encoder", None))
         theirs = measure_size(heads.create(copy.deepcopy(teacher), "encoder", None))
@@ -123,7 +123,7 @@ def warn_if_larger(
     return [
         f"stage {stage}: the student ({one}) is {compared} its teacher ({other}), so "
         f"nothing is compressed; --set student.layers={max(1, theirs.layers // 2)} "
-        "makes a smaller one, `compress students` lists them"
+        "makes a smaller one, and `compress students` lists more"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Say what the folder of a saved model holds, and which of its files are read. Imports
+"""Describe the folder of a saved model, and which of its files are read. Imports
 neither torch nor transformers.
 
 Which weights are read is decided as transformers decides it: model.safetensors, else
@@ -59,11 +59,11 @@ IGNORED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
     ),
     "use_conv": (False, "convolutions that no class of transformers computes", ()),
 }
-"""Settings that change what a model computes and that transformers 5 ignores: the value
-that changes nothing, what others mean, and the families that honour it."""
+"""Settings that change what a model computes and that transformers 5 ignores: name ->
+(the value without effect, what other values mean, the families that honour them)."""
 RISING: Final = ("Identity", "Sigmoid", "Softmax", "Tanh")
-"""The classes of torch.nn that give the scores of a cross-encoder the order of its
-logits."""
+"""The classes of torch.nn that keep the order of a cross-encoder's logits in its
+scores."""
 MOST_LAYERS: Final = 1000
 MOST_OUTPUTS: Final = 100_000
 
@@ -99,8 +99,8 @@ class WeightFiles:
 
 
 def identify_kind(folder: Path) -> FolderKind:
-    """Say what a folder is, from the types of its modules rather than from the presence
-    of modules.json.
+    """Find out what a folder is, from the types of its modules rather than from the
+    presence of modules.json.
 
     Raises TeacherError for folders that no command can read: adapters without their
     base model, SetFit classifiers, sparse and late-interaction encoders, and
@@ -109,16 +109,16 @@ def identify_kind(folder: Path) -> FolderKind:
     if (folder / ADAPTER).is_file():
         raise TeacherError(
             f"{folder / ADAPTER}: the folder holds adapters (LoRA, PEFT), which are "
-            "not applied here; expected whole weights. Merge them into their base "
-            "model (merge_and_unload of peft), save it, and give that folder"
+            "not applied here; expected the full weights. Merge them into their base "
+            "model (merge_and_unload of peft), save it, and pass that folder"
         )
     for name in ("config_setfit.json", "model_head.pkl", "model_head.joblib"):
         if (folder / name).is_file():
             raise TeacherError(
                 f"{folder / name}: the folder is a SetFit classifier, whose head is "
-                "pickled Python code and is never loaded; without it the folder only "
-                "returns vectors. To use those, copy the folder without model_head.pkl "
-                "and config_setfit.json"
+                "pickled Python code and is never loaded; without it the model only "
+                "returns vectors. To use those, copy the folder without "
+                "model_head.pkl and config_setfit.json"
             )
     if not (folder / MODULES).is_file():
         return "transformers"
@@ -152,8 +152,8 @@ def identify_kind(folder: Path) -> FolderKind:
 
 
 def _check_scores(keys: JsonKeys) -> None:
-    """Raise TeacherError for settings of a cross-encoder under which its scores are
-    more than its logits in order."""
+    """Raise TeacherError for settings of a cross-encoder that change the order of its
+    logits, or its texts."""
     keys.take("__version__", dict, {})
     keys.take("model_type", str)
     keys.take("keep_in_fp32_modules", list, None)  # everything is float32
@@ -203,7 +203,7 @@ def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:
         keys.refuse(
             "kwargs",
             [],
-            "they are arguments that nobody passes to the modules that are read here",
+            "the modules that are read here are never called with further arguments",
         )
         keys.finish()
         windows = PureWindowsPath(place)
@@ -218,15 +218,15 @@ def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise TeacherError(
-            f"{path}: has two modules of the name {twice!r}, of which only one would "
-            "be read; rename it"
+            f"{path}: has two modules named {twice!r}, of which only one would be "
+            "read; rename one"
         )
     return tuple(entries)
 
 
 @contextmanager
 def explain_load_errors(folder: Path) -> Iterator[None]:
-    """Raise what libraries raise for a broken folder as TeacherError."""
+    """Re-raise as TeacherError what libraries raise for a broken folder."""
     from safetensors import SafetensorError
 
     try:
@@ -248,9 +248,9 @@ def explain_load_errors(folder: Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:400] or type(error).__name__
         if "custom code" in reason:
             raise TeacherError(
-                f"{folder}: its model or tokenizer needs code of its own, which does "
-                "not run here; expected a family that is part of transformers. Choose "
-                "another checkpoint"
+                f"{folder}: its model or tokenizer needs its own code, which is never "
+                "run; expected a family that is part of transformers. Choose another "
+                "checkpoint"
             ) from error
         raise TeacherError(
             f"{folder}: cannot be loaded: {reason}. Its config, tokenizer or weights "
@@ -259,7 +259,7 @@ def explain_load_errors(folder: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises TeacherError for a file that holds none."""
+    """Read a JSON object. Raises TeacherError for a file that holds anything else."""
     content = _parse(path)
     if not isinstance(content, dict):
         raise TeacherError(
@@ -270,7 +270,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def open_keys(path: Path) -> JsonKeys:
-    """Open a JSON object to take its keys; of a missing file, an empty one. Raises
+    """Open a JSON object to take its keys; a missing file counts as {}. Raises
     TeacherError."""
     return JsonKeys(path, read_json(path) if path.is_file() else {})
 
@@ -289,7 +289,7 @@ def find_weights(folder: Path, *, allow_pickle: bool = False) -> WeightFiles:
     """Find the weight files that transformers reads. Raises TeacherError if there are
     none, or if shards are missing.
 
-    allow_pickle: also find pytorch_model.bin, where there is no safetensors file.
+    allow_pickle: also find pytorch_model.bin, if there is no safetensors file.
     """
     chosen = _explicit_weights(folder)
     names = [chosen] if chosen else [SAFETENSORS, f"{SAFETENSORS}.index.json"]
@@ -304,7 +304,8 @@ def find_weights(folder: Path, *, allow_pickle: bool = False) -> WeightFiles:
 
 
 def _explicit_weights(folder: Path) -> str | None:
-    """Return the weight file that config.json names, which is rare."""
+    """Return the weight file that config.json names in the rare setting
+    `transformers_weights`."""
     if not (folder / CONFIG).is_file():
         return None
     name = read_json(folder / CONFIG).get("transformers_weights")
@@ -317,13 +318,13 @@ def _explicit_weights(folder: Path) -> str | None:
     ):
         raise TeacherError(
             f"{folder / CONFIG}: transformers_weights is {name!r}; expected the name "
-            "of a safetensors file beside it"
+            "of a safetensors file in the same folder"
         )
     return name
 
 
 def _explain_no_weights(folder: Path) -> str:
-    """Say what is there in the place of weights that can be read."""
+    """Describe what the folder has instead of readable weights."""
     if list(folder.glob("pytorch_model*.bin")):
         return (
             f"{folder}: has only pickled weights, which can run code when loaded. Save "
@@ -343,8 +344,8 @@ def _explain_no_weights(folder: Path) -> str:
     )
     beside = f"; {others[0]} is not read" if others else ""
     return (
-        f"{folder}: has no {SAFETENSORS}: the weights are missing; expected them "
-        f"beside config.json{beside}. Download all files of the checkpoint"
+        f"{folder}: has no {SAFETENSORS}: the weights are missing; expected them next "
+        f"to config.json{beside}. Download all files of the checkpoint"
     )
 
 
@@ -412,10 +413,9 @@ class ModelFolder:
 
     @property
     def architecture(self) -> str:
-        """Return the name of the saved class, or an empty text if config.json names
-        none.
+        """Return the name of the saved class, or '' if config.json names none.
 
-        Raises TeacherError for what is no list of names.
+        Raises TeacherError if `architectures` is not a list of names.
         """
         names = self.config.get("architectures") or []
         if not isinstance(names, list) or not all(
@@ -428,8 +428,8 @@ class ModelFolder:
         return (names[0] or "") if names else ""
 
     def tokenizer_settings(self) -> dict[str, Any]:
-        """Return tokenizer_config.json as written, empty if there is none. Raises
-        TeacherError for no object."""
+        """Return tokenizer_config.json as written, {} if it is missing. Raises
+        TeacherError if it is not an object."""
         return open_keys(self.encoder / "tokenizer_config.json").left
 
     def check(self) -> None:
@@ -441,22 +441,22 @@ class ModelFolder:
         where = self.where
         if config.get("auto_map"):
             raise TeacherError(
-                f"{where}: the model has code of its own (auto_map), which is never "
-                "run. Choose another checkpoint; or, if transformers' own class of "
-                "this family is meant, remove auto_map"
+                f"{where}: the model has its own code (auto_map), which is never run. "
+                "Choose another checkpoint; or, if transformers' own class of this "
+                "family is meant, remove auto_map"
             )
         for key in ("quantization_config", "compression_config"):
             if config.get(key) is not None:
                 raise TeacherError(
                     f"{self.path}: its config.json has a {key}; expected float "
-                    "weights, which are quantised at the end. Give the checkpoint that "
-                    "this one was quantised from"
+                    "weights, which compress quantises at the end. Use the checkpoint "
+                    "that this one was quantised from"
                 )
         for name in ("quantize_config.json", "quant_config.json"):
             if (self.encoder / name).is_file():
                 raise TeacherError(
                     f"{self.encoder / name}: the weights are quantised (GPTQ, AWQ); "
-                    "expected float weights. Give the checkpoint that this one was "
+                    "expected float weights. Use the checkpoint that this one was "
                     "quantised from"
                 )
         problem = config.get("problem_type")
@@ -496,8 +496,8 @@ class ModelFolder:
             )
 
     def _ids(self) -> dict[int, Any] | None:
-        """Read id2label; None if config.json has none. Raises TeacherError for what is
-        no map from whole numbers."""
+        """Read id2label; None if config.json has none. Raises TeacherError unless it is
+        a map from whole numbers."""
         given = self.config.get("id2label")
         if given is None:
             return None
@@ -522,7 +522,7 @@ class ModelFolder:
 
     @property
     def outputs(self) -> int:
-        """Count the outputs that config.json states; 2 if it states none, as in
+        """Return the number of outputs that config.json states; 2 by default, as in
         transformers."""
         ids = self._ids()
         stated = self.config.get("num_labels")
@@ -534,10 +534,10 @@ class ModelFolder:
         """Return the names of the head's outputs, in their order; LABEL_0, LABEL_1, ...
         if config.json has none.
 
-        They are those of id2label, which transformers' pipelines read; label2id may
-        lack them but not contradict them. Raises TeacherError for names that cannot be
-        right: not one for each output from 0 on, two of one name, or num_labels or
-        label2id that say something else.
+        They come from id2label, which transformers' pipelines read; label2id may lack
+        them but not contradict them. Raises TeacherError for names that cannot be
+        right: not one per output from 0 on, duplicates, or a contradicting num_labels
+        or label2id.
         """
         ids = self._ids()
         where = self.where
@@ -546,8 +546,8 @@ class ModelFolder:
         stated = self.config.get("num_labels")
         if stated is not None and stated != len(ids):
             raise TeacherError(
-                f"{where}: num_labels is {stated}, and id2label names {len(ids)} "
-                "outputs; expected the same number: correct the one that is wrong"
+                f"{where}: num_labels is {stated}, but id2label names {len(ids)} "
+                "outputs; expected the same number: correct the wrong one"
             )
         if sorted(ids) != list(range(len(ids))):
             raise TeacherError(
@@ -568,15 +568,15 @@ class ModelFolder:
             if first != index:
                 raise TeacherError(
                     f"{where}: id2label gives the outputs {first} and {index} the same "
-                    f"name {label!r}; expected a name of its own for each: correct "
+                    f"name {label!r}; expected a different name for each: correct "
                     "id2label"
                 )
         self._check_reverse(labels)
         return labels
 
     def _check_reverse(self, labels: tuple[str, ...]) -> None:
-        """Raise TeacherError if label2id gives a label another number than id2label
-        does."""
+        """Raise TeacherError if label2id and id2label give a label different
+        numbers."""
         reverse = self.config.get("label2id")
         for label, number in reverse.items() if isinstance(reverse, dict) else ():
             if label in labels and str(number) != str(labels.index(label)):
@@ -594,9 +594,9 @@ class ModelFolder:
     def files(self) -> list[Path]:
         """List the files that a loader reads.
 
-        These are the weights, every module of a sentence-transformers folder, and
-        beside the weights all but other weights, documentation, and what training and
-        our own commands write beside a model.
+        These are the weights, every module of a sentence-transformers folder, and all
+        other files except other weights, documentation, and files that training and our
+        own commands write next to a model.
         """
         weights = self.weights(allow_pickle=True)
         found = {*weights.files, *self.module_files()}
@@ -665,7 +665,7 @@ UNREAD_NAMES: Final = (
     "report.json",
     "export.json",
 )
-"""Documentation, and what training and our own commands write beside a model."""
+"""Documentation, and files that training and our own commands write next to a model."""
 
 
 def _is_unread(name: str) -> bool:
@@ -675,8 +675,8 @@ def _is_unread(name: str) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    """Check whether a setting is a map of nothing, such as the adapters of a model that
-    has none."""
+    """Check whether a setting is a map without entries, such as the adapters of a model
+    that has none."""
     return isinstance(value, dict) and all(
         not each or _is_empty(each) for each in value.values()
     )
@@ -733,6 +733,6 @@ def read_tensor_infos(weights: WeightFiles) -> dict[str, TensorInfo]:
 
 
 def _shorten(numbers: Any) -> str:
-    """Write numbers, of many only the first and the last."""
+    """List numbers; of many, only the first and the last."""
     shown = [str(number) for number in numbers]
     return ", ".join(shown if len(shown) <= 6 else [*shown[:4], "...", shown[-1]])

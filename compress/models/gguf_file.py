@@ -1,9 +1,9 @@
 """Turn a GGUF file into a checkpoint folder in the hub's layout, once, in the cache, so
-that nothing else knows of GGUF.
+that no other code has to know GGUF.
 
-The package `gguf` (extra `gguf`) and transformers read the file. What they would drop
-is refused here by its name: settings that change what the model computes, tensors that
-have no place in it, and tokenizers that would cut texts in another way.
+The package `gguf` (extra `gguf`) and transformers read the file. Whatever they would
+silently drop is refused here by name: settings that change what the model computes,
+tensors without a place in it, and tokenizers that would split texts differently.
 
 Imports neither torch nor transformers until a file is converted.
 """
@@ -28,14 +28,14 @@ _TOKENIZERS: Final = ("gpt2", "llama")
 does not read from GGUF."""
 _WORDS_OF_GPT2: Final = ("gpt-2", "phi-2")
 _SINGLE_DIGITS: Final = ("refact", "smollm", "starcoder")
-"""Names of ways to cut texts into words: as GPT-2 does, and so after each digit is cut
-off."""
-_GIVE_ORIGINAL: Final = "Give the checkpoint that this file was made from"
+"""Names in GGUF of pre-tokenizers that split as GPT-2 does; _SINGLE_DIGITS: after
+splitting off each digit."""
+_GIVE_ORIGINAL: Final = "Use the checkpoint that this file was made from"
 
 
 def find(place: Path) -> Path | None:
-    """Return the GGUF file that a path stands for: the file itself, or the only one in
-    a folder without other weights.
+    """Return the GGUF file at a path: the file itself, or the only one in a folder
+    without other weights.
 
     Raises TeacherError for a folder with several, and for a file of several parts.
     """
@@ -46,30 +46,30 @@ def find(place: Path) -> Path | None:
         return None
     if re.search(r"-\d+-of-\d+\.gguf$", files[0].name):
         raise TeacherError(
-            f"{files[0]}: is one of several parts of a GGUF file; expected a whole "
-            "one: join them with `llama-gguf-split --merge` of llama.cpp"
+            f"{files[0]}: is one part of a GGUF file; expected a whole file: join the "
+            "parts with `llama-gguf-split --merge` of llama.cpp"
         )
     if len(files) > 1:
         raise TeacherError(
             f"{place}: has {len(files)} GGUF files, such as {files[0].name} and "
-            f"{files[1].name}; expected one: give the path of the file"
+            f"{files[1].name}; expected one: pass the path of the file"
         )
     return files[0]
 
 
 def check(file: Path) -> None:
     """Raise TeacherError if the package that reads GGUF is missing, or if the file does
-    not begin as one."""
+    not begin like a GGUF file."""
     if importlib.util.find_spec("gguf") is None:
         raise TeacherError(
-            f"{file}: GGUF files are read with an optional package: "
+            f"{file}: reading GGUF files needs an optional package: "
             f"{install_command('gguf')}"
         )
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise TeacherError(
-                f"{file}: does not begin with the letters GGUF: it is damaged, or "
-                "something else; download it again"
+                f"{file}: does not begin with the letters GGUF: it is damaged, or not "
+                "a GGUF file; download it again"
             )
 
 
@@ -116,8 +116,8 @@ def _write(file: Path, folder: Path) -> None:
     if weights != held:
         raise TeacherError(
             f"{file}: holds {weights:,} weights, and {type(model).__name__} of "
-            f"transformers has {held:,}: some would not be read, such as the factors "
-            f"of Llama 3's positions. {_GIVE_ORIGINAL}"
+            f"transformers has {held:,}: some weights would be ignored, such as the "
+            f"factors of Llama 3's positions. {_GIVE_ORIGINAL}"
         )
     tokenizer.model_max_length = said[f"{family}.context_length"]
     model.save_pretrained(folder)
@@ -128,7 +128,8 @@ def _write(file: Path, folder: Path) -> None:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int]:
-    """Return what a file says, without its lists of tokens, and count its weights."""
+    """Return the metadata of a file, without its lists of tokens, and the number of its
+    weights."""
     from gguf import GGUFReader
 
     with explain_load_errors(file):
@@ -167,14 +168,14 @@ def _check_settings(file: Path, said: Mapping[str, Any], config: Any) -> None:
             continue
         if value != known.get(setting, getattr(config, setting, None)):
             raise TeacherError(
-                f"{file}: {name} is {value!r}, which transformers does not read, so "
-                f"that the model would compute something else. {_GIVE_ORIGINAL}"
+                f"{file}: {name} is {value!r}, which transformers ignores, so the "
+                f"model would not compute what it was trained to. {_GIVE_ORIGINAL}"
             )
 
 
 def _check_tokenizer(file: Path, said: Mapping[str, Any], tokenizer: Any) -> None:
-    """Let a byte-level tokenizer cut texts into words as the file says. Raises
-    TeacherError for a tokenizer that would make other tokens than the file's."""
+    """Let a byte-level tokenizer split texts into words as the file says. Raises
+    TeacherError for a tokenizer that would make other tokens than the file says."""
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
     backend = tokenizer.backend_tokenizer
@@ -183,8 +184,8 @@ def _check_tokenizer(file: Path, said: Mapping[str, Any], tokenizer: Any) -> Non
     if isinstance(backend.pre_tokenizer, ByteLevel) and words not in _WORDS_OF_GPT2:
         if words not in _SINGLE_DIGITS:
             raise TeacherError(
-                f"{file}: tokenizer.ggml.pre is {words!r}, a way to cut texts into "
-                f"words that is not known here. {_GIVE_ORIGINAL}"
+                f"{file}: tokenizer.ggml.pre is {words!r}, an unknown way to split "
+                f"texts into words. {_GIVE_ORIGINAL}"
             )
         backend.pre_tokenizer = Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
@@ -200,6 +201,7 @@ def _check_tokenizer(file: Path, said: Mapping[str, Any], tokenizer: Any) -> Non
         expected = said.get(f"tokenizer.ggml.{setting}", found)
         if expected != found:
             raise TeacherError(
-                f"{file}: tokenizer.ggml.{setting} is {expected}, and the tokenizer "
-                f"that transformers makes of this file does not do so. {_GIVE_ORIGINAL}"
+                f"{file}: tokenizer.ggml.{setting} is {expected}, but the tokenizer "
+                "that transformers makes of this file behaves otherwise. "
+                f"{_GIVE_ORIGINAL}"
             )

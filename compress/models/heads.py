@@ -1,5 +1,5 @@
-"""Choose, create and exchange the heads of models: a stage names its head, and each
-kind of task has its own."""
+"""Choose, create and replace the heads of models: a stage names its head, and `head:
+task` means the head of the kind of task."""
 
 import copy
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ LANGUAGE: Final[tuple["Head", ...]] = (
 
 
 def auto(head: "Head", kind: Kind | None) -> Any:
-    """Return transformers' Auto class of a head; `task` is the head of that kind of
-    task. Raises StudentError."""
+    """Return transformers' Auto class of a head, for `task` that of the kind of task.
+    Raises StudentError."""
     import transformers
 
     if head != "task":
         return getattr(transformers, OTHER_HEADS[head])
     if kind is None:
-        raise StudentError("a stage with `head: task` needs a task: give --data")
+        raise StudentError("a stage with `head: task` needs a task: pass --data")
     return find(kind).auto_class()
 
 
@@ -61,11 +61,10 @@ def model_class(
 def find_class(
     auto_class: Any, config: "PreTrainedConfig"
 ) -> "type[PreTrainedModel] | None":
-    """Return the class that an Auto class has for the family of `config`; None if there
-    is none.
+    """Return the class that an Auto class has for the family of `config`, or None.
 
-    Of several (Funnel has two encoders), the one that `architectures` names, else the
-    first.
+    Of several (Funnel has two encoders), return the one that `architectures` names,
+    else the first.
     """
     found = auto_class._model_mapping.get(type(config), None)
     if not isinstance(found, tuple):
@@ -76,8 +75,8 @@ def find_class(
 
 
 def class_for(auto: Any, config: "PreTrainedConfig") -> "type[PreTrainedModel]":
-    """Return the class of a model: of the family of `config` by an Auto class, or the
-    class itself.
+    """Return the class of a model: the class itself, or an Auto class's for the family
+    of `config`.
 
     Raises StudentError for a family without one.
     """
@@ -89,8 +88,8 @@ def class_for(auto: Any, config: "PreTrainedConfig") -> "type[PreTrainedModel]":
     found = find_class(auto, config)
     if found is None:
         raise StudentError(
-            f"{config.model_type} models have no class in {auto.__name__}; choose "
-            "another checkpoint"
+            f"{config.model_type} models have no {auto.__name__} class; choose another "
+            "checkpoint"
         )
     return found
 
@@ -107,7 +106,7 @@ def create(
 
 
 def output_layer(model: "nn.Module") -> "nn.Linear | None":
-    """Return the layer that computes the number of a regression: the last linear one
+    """Return the layer that computes the number of a regression: the last linear layer
     with a single output."""
     from torch import nn
 
@@ -120,11 +119,10 @@ def output_layer(model: "nn.Module") -> "nn.Linear | None":
 
 
 def fit_new_output(model: "nn.Module", mean: float, unit: float) -> None:
-    """Let the new head of a regression begin at the mean of the labels, with weights in
-    their unit.
+    """Initialise the new head of a regression at the mean of the labels, with weights
+    in their unit.
 
-    A head is new if its bias is zero, as the library creates it; others stay as they
-    are.
+    A head is new if its bias is zero, as the library creates it; others are unchanged.
     """
     layer = output_layer(model)
     if layer is not None and layer.bias is not None and not layer.bias.detach().any():

@@ -87,8 +87,8 @@ class IBBertConfig(PreTrainedConfig):
 
 
 class IBBertAttention(nn.Module):
-    """Attend with queries, keys and values of the D-wide stream, I wide together; add
-    to the widened stream."""
+    """Attend with queries, keys and values of the D-wide stream, projected to width I;
+    add the result to the widened stream."""
 
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
@@ -232,7 +232,8 @@ class _WithHead(IBBertPreTrainedModel):
 
 
 class _WithLanguageModel(_WithHead):
-    """A head whose output matrix is in two parts, one of which is the embedding's."""
+    """A head whose output matrix has two parts, one of which is tied to the
+    embedding."""
 
     head_class: type[nn.Module]
     _tied_weights_keys = {  # noqa: RUF012  transformers' own form

@@ -24,7 +24,7 @@ HEAD_PREFIXES = ("score.", "classifier.", "qa_outputs.")
 _LAYER_PATTERN = re.compile(
     r"((?:.*?\.)?(?:h|block|layer|layers|attentions|layer_norm1|ffns|layer_norm2))\.(\d+)\.(.*)"
 )
-"""A weight of a layer: its stack, its number there, and its name; the last four stacks
+"""A weight of a layer: its stack, its index there, and its name; the last four stacks
 are XLM's."""
 
 _NUMBERED = re.compile(r"\.\d+\.")
@@ -45,8 +45,8 @@ class LayerWeight:
 
 
 def weight_of(name: str, family: Family) -> LayerWeight | None:
-    """Read `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3,
-    "weight"); None when unknown."""
+    """Parse `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3,
+    "weight"); None if unknown."""
     found = family.place(name)
     return (
         None
@@ -96,7 +96,7 @@ def copy_from_teacher(
     rule: str | Sequence[int],
     kept: Kept | None,
 ) -> None:
-    """Copy every weight that both models have; the others stay as they are.
+    """Copy every weight that both models have; all others are unchanged.
 
     rule   the layers to copy whole, see `select_layers`
     kept   the units of the teacher that the student consists of; None if layers of its
@@ -124,9 +124,9 @@ def copy_from_teacher(
                 strip_prefix(student, dict(student.named_parameters())),
                 strip_prefix(teacher, weights),
                 optional=HEAD_PREFIXES,
-                remedy="heads keep their size, and as many share keys and values; "
-                "leave head_dim and num_key_value_heads out of student.config, or use "
-                "init: scratch",
+                remedy="heads keep their size, and the number that share keys and "
+                "values; leave head_dim and num_key_value_heads out of "
+                "student.config, or use init: scratch",
             )
         else:
             _copy_by_role(
@@ -136,7 +136,7 @@ def copy_from_teacher(
     # vectors keep the teacher's order
     if projection is not None and getattr(teacher, "projection", None) is None:
         units = kept.indices.get(HIDDEN, torch.arange(student.config.hidden_size))
-        # ways of pooling, whose vectors are one after another
+        # poolings, whose vectors are concatenated
         joined = projection.in_features // len(units)
         places = torch.cat(
             [units + teacher.config.hidden_size * part for part in range(joined)]
@@ -180,8 +180,8 @@ def copy_whole(
     by the same `rule`.
 
     See `select_layers`. Weights that the teacher does not have, such as another head,
-    stay as they are. Raises StudentError if a weight has another shape than the
-    teacher's, or if no stack of layers is known.
+    are unchanged. Raises StudentError if a weight has another shape than the teacher's,
+    or if no stack of layers is known.
     """
     own = strip_prefix(student, dict(student.named_parameters()))
     source = strip_prefix(teacher, dict(teacher.named_parameters()))
@@ -195,8 +195,8 @@ def copy_whole(
     if lost and not chosen:
         raise StudentError(
             f"student.init: teacher: layers of {teacher.config.model_type} models "
-            f"cannot be told by the names of their weights, such as {min(lost)}: leave "
-            "out layers, or use init: scratch"
+            f"cannot be recognised by the names of their weights, such as {min(lost)}: "
+            "leave out layers, or use init: scratch"
         )
 
     def name_in_teacher(name: str) -> str:
@@ -233,8 +233,8 @@ def _copy_by_name(
         elif not name.startswith(optional):
             raise StudentError(
                 f"student.init: teacher: {name} is {tuple(own[name].shape)} in the "
-                f"student, and {tuple(source[name].shape)} in what is copied of the "
-                f"teacher: {remedy}"
+                f"student, and {tuple(source[name].shape)} in the copy of the teacher: "
+                f"{remedy}"
             )
 
 

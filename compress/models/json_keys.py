@@ -11,8 +11,8 @@ _MISSING: Final = object()
 
 
 class JsonKeys:
-    """Take the keys of a JSON object that sentence-transformers wrote one by one;
-    `finish` refuses those that nobody took."""
+    """Take the keys of a JSON object of sentence-transformers one by one; `finish`
+    refuses keys that were not taken."""
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
         self.path = path
@@ -28,13 +28,14 @@ class JsonKeys:
         expected: str = "",
     ) -> Any:
         """Take the value of a key, which may be null if the default is None. Raises
-        TeacherError if it is of another type, or missing without a default."""
+        TeacherError if the value has another type, or if it is missing and there is no
+        default."""
         self.taken.append(name)
         if name not in self.left:
             if default is _MISSING:
                 raise TeacherError(
-                    f"{self.path}: has no {name!r}; expected it. Save the model again, "
-                    "or add the key"
+                    f"{self.path}: has no {name!r}, which is required. Save the model "
+                    "again, or add the key"
                 )
             return default
         value = self.left.pop(name)
@@ -59,8 +60,8 @@ class JsonKeys:
         return int(value)
 
     def refuse(self, name: str, kept: Any, why: str) -> None:
-        """Take a key that is only read at its default. Raises TeacherError for any
-        other value."""
+        """Take a key that must have its default. Raises TeacherError for any other
+        value."""
         self.taken.append(name)
         value = self.left.pop(name, kept)
         if value != kept:
@@ -69,7 +70,7 @@ class JsonKeys:
             )
 
     def finish(self) -> None:
-        """Raise TeacherError for the keys that are left."""
+        """Raise TeacherError for keys that were not taken."""
         if not self.left:
             return
         unknown = min(self.left)

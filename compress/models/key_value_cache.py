@@ -11,7 +11,7 @@ NAMES: Final = ("cache", "past_key_values")
 
 
 def cache_name(model: nn.Module) -> str:
-    """Return the argument by which a model's forward takes the cache; '' if it takes
+    """Return the name of the forward argument for the cache, or '' if the model takes
     none, or keeps a state in it that cannot be repeated, as Mamba does."""
     if getattr(model, "_is_stateful", False):  # transformers has no public name for it
         return ""

@@ -1,16 +1,16 @@
 """Load configs, tokenizers and models of checkpoints. No other module of compress calls
 `from_pretrained`.
 
-Opening a tokenizer imports no model: what only models need is imported by the functions
+Opening a tokenizer imports no model: imports that only models need are in the functions
 that load one.
 
 A model is loaded in float32 unless asked otherwise, whatever the number format of its
 files: a bfloat16 model hardly moves at the usual learning rates, and float16 overflows.
-Under `--precision bf16` its linear layers compute in bfloat16 by autocast. Nothing that
-the files say is dropped without a word: tensors that are missing, have another shape or
-have no place in the model are named in one error, except those of
-`models.tensors.COMPUTED`, the heads and poolers of the family's own pre-training, and,
-where a new head is wanted, the heads of other tasks. docs/what-is-read.md lists them.
+Under `--precision bf16` its linear layers compute in bfloat16 by autocast. Nothing in
+the files is dropped silently: tensors that are missing, have another shape or have no
+place in the model are named in one error, except those of `models.tensors.COMPUTED`,
+the heads and poolers of the family's own pre-training, and, if a new head is wanted,
+the heads of other tasks. docs/what-is-read.md lists them.
 """
 
 from collections.abc import Collection
@@ -51,8 +51,8 @@ def load_config(folder: Path) -> Any:
     """Load a checkpoint's config, without settings that choose code to download or run.
 
     Its labels are complete: those of config.json if they can be right, else LABEL_0,
-    LABEL_1, ...; whoever shows them to a user asks `ModelFolder.labels`, which says
-    what is wrong with them.
+    LABEL_1, ...; code that shows labels to a user calls `ModelFolder.labels`, which
+    raises for wrong ones.
 
     Raises TeacherError for a config that cannot be read, describes quantised weights,
     has an impossible size, or a setting that changes what the model computes and that
@@ -71,9 +71,8 @@ def load_config(folder: Path) -> Any:
     unknown = sorted(name for name in options if not hasattr(config, name))
     if unknown:
         raise TeacherError(
-            f"{source.encoder}: {unknown[0]!r} is set for its config beside it, and "
-            f"{config.model_type} has no such setting; expected one that it has: "
-            "remove it"
+            f"{source.encoder}: {unknown[0]!r} is set for its config in a file next to "
+            f"it, but {config.model_type} has no such setting: remove it"
         )
     layers = getattr(config, "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
@@ -102,13 +101,13 @@ def set_labels(config: Any, names: Collection[str]) -> None:
 
 
 def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint; with its `config`, make it fit.
+    """Load the tokenizer of a checkpoint; with a `config`, make the two fit each other.
 
-    It has the options, and lowers its texts, as a folder of sentence-transformers says;
-    that of a cross-encoder has its limit of tokens, which for vectors is one of
-    `SentenceSettings`. A tokenizer without a padding token gets one
-    (`padding.align_padding`). One that gives a pair two token types makes none for a
-    model that knows one: such a model reads pairs without types (klue/roberta,
+    Options and lower-casing are those of the folder of sentence-transformers, and for a
+    cross-encoder its limit of tokens (for vectors, that limit is in
+    `SentenceSettings`). A tokenizer without a padding token gets one
+    (`padding.align_padding`). A tokenizer with two token types makes none for a model
+    that knows only one: such a model reads pairs without types (klue/roberta,
     AlephBERT). Raises TeacherError.
     """
     source = ModelFolder(folder)
@@ -116,8 +115,8 @@ def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
     with explain_load_errors(folder):
         if source.tokenizer_settings().get("auto_map"):
             raise TeacherError(
-                f"{source.encoder / 'tokenizer_config.json'}: the tokenizer has code "
-                "of its own (auto_map), which is never run. Choose another checkpoint; "
+                f"{source.encoder / 'tokenizer_config.json'}: the tokenizer has its "
+                "own code (auto_map), which is never run. Choose another checkpoint; "
                 "or, if transformers' own class is meant, remove auto_map"
             )
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -192,8 +191,8 @@ def check_token_types(
 def compare_tokens(
     tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
 ) -> str:
-    """Say how two tokenizers differ in their tokens, ids and special tokens; an empty
-    text if they do not."""
+    """Describe how two tokenizers differ in their tokens, ids and special tokens; '' if
+    they do not."""
     ours = tokenizer.get_vocab()
     theirs = other.get_vocab()
     every = ours.keys() | theirs.keys()
@@ -205,7 +204,7 @@ def compare_tokens(
             for each in (ours, theirs)
         )
         return (
-            f"{len(differing):,} of {len(every):,} tokens have other ids, such as "
+            f"{len(differing):,} of {len(every):,} tokens have different ids, such as "
             f"{example!r} ({first}, {second})"
         )
     for name, token in tokenizer.special_tokens_map.items():
@@ -233,13 +232,13 @@ def load_model(
 
     auto        the Auto class of its head, or the model's own class
     config      its config, if the caller has changed it
-    new         what may be drawn at random: nothing; a pooler, of an encoder whose
+    new         what may be drawn at random: nothing; the pooler of an encoder whose
                 tokens are read; a head
     drop_heads  heads of the family for other tasks may be dropped, because the caller
                 has no use for them
-    dtype       number format of the weights; None: that of the files
-    frozen      it will not be trained: if the free memory cannot hold it, its layers
-                are read from the files as they are needed (see `models.memory`)
+    dtype       number format of the weights; None: as in the files
+    frozen      the model will not be trained: if it does not fit into free memory, its
+                layers are read from the files as they are needed (see `models.memory`)
 
     Raises TeacherError for files that are damaged or missing, and for tensors that are
     missing, have another shape or have no place in the model; StudentError for a family
@@ -283,8 +282,8 @@ def load_model(
 
 
 def load_gguf(file: Path) -> tuple["PreTrainedModel", PreTrainedTokenizerBase]:
-    """Load a language model in float32, and its tokenizer, from a GGUF file alone: what
-    lies beside it is not read. Raises TeacherError."""
+    """Load a language model in float32, and its tokenizer, from a GGUF file alone; no
+    file next to it is read. Raises TeacherError."""
     with (
         explain_load_errors(file),
         TemporaryDirectory() as empty,
@@ -308,8 +307,8 @@ def load_gguf(file: Path) -> tuple["PreTrainedModel", PreTrainedTokenizerBase]:
 
 
 def load_result(folder: Path, head: "Head", kind: Kind | None) -> Any:
-    """Load the model that a stage of a run saved, with gradients, and restore what its
-    layers share."""
+    """Load the model that a stage of a run saved, with gradients, and restore the
+    sharing of its layers."""
     from compress.models.sharing import share_again
 
     config = load_config(folder)
@@ -325,8 +324,7 @@ def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> "LoadedModel":
     """Load a checkpoint in the class that saved it and in the number format of its
     files, to write it again.
 
-    Raises TeacherError for one whose class is unknown, or lacks a head that is in the
-    files.
+    Raises TeacherError if its class is unknown, or lacks a head that is in the files.
     """
     import transformers
 

@@ -1,5 +1,6 @@
-"""Place the weights of frozen models that the free memory cannot hold: accelerate keeps
-what fits, and reads the other layers from the checkpoint's files in each forward pass.
+"""Place the weights of frozen models that do not fit into free memory: accelerate keeps
+as many layers as fit, and reads the others from the checkpoint's files in each forward
+pass.
 
 Imports neither torch nor transformers until something is placed.
 """
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 USED_SHARE: Final = 0.7
-"""The share of free memory that weights fill where not all fit; the rest is for a layer
-that is read, and activations."""
+"""The share of free memory for weights if they do not all fit; the rest is for
+activations and the layer that is being read."""
 
 
 def plan_placement(size: int) -> dict[str, Any]:
@@ -45,8 +46,9 @@ def plan_placement(size: int) -> dict[str, Any]:
 
 
 def _return_freed_layers() -> None:
-    """Let glibc return the memory of every layer that is read, by a fixed threshold: it
-    raises its own to 32 MB, and memory then grows to several times a layer's."""
+    """Let glibc return the memory of every layer that is read, by a fixed mmap
+    threshold: its dynamic one rises to 32 MB, and memory then grows to several times a
+    layer."""
     threshold = -3  # M_MMAP_THRESHOLD of malloc.h
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         ctypes.CDLL(None).mallopt(threshold, 1 << 20)
@@ -72,8 +74,8 @@ def input_device(model: "nn.Module") -> "torch.device":
 
 
 def pass_on(model: "nn.Module", name: str) -> None:
-    """Let accelerate hand an argument of the model on to its layers as it is. It copies
-    lists to move their tensors, and what layers add to a copy is lost."""
+    """Let accelerate pass an argument of the model on to its layers unchanged. It
+    copies lists to move their tensors, and what layers append to a copy is lost."""
     from accelerate.hooks import AlignDevicesHook
 
     for module in model.modules():

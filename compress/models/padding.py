@@ -1,14 +1,14 @@
-"""Choose how the rows of a batch are padded, so that a row has the result that it has
-alone.
+"""Choose how the rows of a batch are padded, so that a row in a batch has the same
+result as alone.
 
 Rows are padded on the right, whatever the tokenizer says: a mask hides the padding,
 positions count from the first token, and a causal model does not look ahead. Two kinds
 of classifiers do not read the mask. XLNet, XLM and FlauBERT may summarise a text by its
-last place, padding or not: their rows are padded on the left, with position ids.
-Decoders such as GPT-2 read the last token that is not their config's padding token:
-theirs and the tokenizer's must be the same. MobileBERT embeds a token with its
-neighbours, and no mask hides the padding after the last one: its embedding becomes
-zero, as what is beyond the end of a row that is alone.
+last position, padding or not: their rows are padded on the left, with position ids.
+Decoders such as GPT-2 read the last token that is not the padding token of their
+config, so it must also be the tokenizer's. MobileBERT embeds a token with its
+neighbours, and no mask hides the padding after the last token: the padding embedding is
+set to zero, as if the row ended there.
 
 Shapes: B batch, L tokens, D hidden.
 """
@@ -23,8 +23,8 @@ from compress.errors import TeacherError
 
 
 def reads_last_place(model: nn.Module) -> bool:
-    """Check whether a model answers at the last place of a row, padding or not."""
-    # no model passes an index: it is then the last place
+    """Check whether a model answers at the last position of a row, padding or not."""
+    # no model passes an index, so it is the last position
     return _summary_of(model) in ("last", "cls_index")
 
 
@@ -57,11 +57,12 @@ def reads_last_token(model_type: str) -> bool:
 
 
 def align_padding(tokenizer: Any, config: Any) -> None:
-    """Give a tokenizer without a padding token one, and a decoder that reads it and its
-    tokenizer the same one.
+    """Give a tokenizer a padding token if it has none, and a decoder that reads it the
+    same one as its tokenizer.
 
-    The model's own counts, as it chooses the token that is read. A decoder without one
-    reads the last token: it gets one that no text ends with. Changes both in place.
+    The model's own padding token takes precedence, since it decides which token is
+    read. A decoder without one reads the last token: it gets a token that no text ends
+    with. Both are changed in place.
     """
     reads_padding = reads_last_token(config.model_type)
     own = getattr(config, "pad_token_id", None)
@@ -91,8 +92,8 @@ def _inner_tokens(tokenizer: Any) -> Iterator[str]:
 
 
 def hide_padding(model: Any) -> None:
-    """Set the embedding of the padding token to zero, in place, where its neighbours
-    are embedded with it."""
+    """Set the embedding of the padding token to zero, in place, in models that embed a
+    token with its neighbours."""
     config = model.config
     if getattr(config, "trigram_input", False) and config.pad_token_id is not None:
         with torch.no_grad():

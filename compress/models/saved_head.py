@@ -41,8 +41,9 @@ class SavedHead:
     part    encoder: no head; language: a head that predicts tokens; task: one for a
             kind of task; other: any other class of transformers; unknown: none of them
     autos   the Auto classes that the head belongs to
-    tensors the tensors of an unknown head that the family's encoder does not have
-    nearest which class comes nearest to them, and what differs
+    tensors for an unknown head, the tensors that the family's encoder does not have
+    nearest for an unknown head, the class with the most similar tensors, and what
+            differs
     """
 
     name: str
@@ -52,7 +53,7 @@ class SavedHead:
     nearest: str = ""
 
     def serves(self, kind: Kind) -> bool:
-        """Check whether it may be the head of this kind of task."""
+        """Check whether this may be the head of a kind of task."""
         return kinds.find(kind).head in self.autos
 
 
@@ -61,7 +62,7 @@ def find_head(
 ) -> SavedHead:
     """Find out which head a checkpoint was saved with.
 
-    `architectures` in config.json says it, if it names a class of transformers. If it
+    `architectures` in config.json decides, if it names a class of transformers. If it
     is null, missing or names another class, the head is the one whose tensors the files
     have exactly. Raises TeacherError for damaged files.
     """
@@ -92,7 +93,7 @@ def _class_names(auto: str, config: PreTrainedConfig) -> set[str]:
     this config."""
     auto_class = getattr(transformers, auto)
     names: set[str] = set()
-    # by config's names, as the classes themselves take seconds to import
+    # by the names of configs, since importing the classes takes seconds
     for each in auto_class._model_mapping._model_mapping.values():
         names.update([each] if isinstance(each, str) else each)
     own = heads.find_class(auto_class, config)
@@ -135,7 +136,8 @@ def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHea
 def _compare_class(
     model_class: type[PreTrainedModel], config: Any, saved: SavedTensors
 ) -> tuple[list[str], TensorFit]:
-    """Compare a class with the files; return the tensors that it has no use for too."""
+    """Compare a class with the files; also return the tensors that it has no use
+    for."""
     model = build_on_meta(model_class, config)
     fit = compare(model, saved.infos)
     return list_unread(fit, saved, model), fit
@@ -158,8 +160,8 @@ def _describe_misfit(extra: Collection[str], fit: TensorFit) -> str:
 def _language_classes(config: Any) -> list[str]:
     """List the Auto classes of the heads that the family is pre-trained with.
 
-    Masked language models can generate too, by a class of the same tensors, which is
-    left out.
+    Classes that let masked language models generate have the same tensors and are left
+    out.
     """
     if heads.find_class(transformers.AutoModelForMaskedLM, config) is None:
         return list(LANGUAGE_CLASSES)
@@ -169,10 +171,9 @@ def _language_classes(config: Any) -> list[str]:
 def drop_pretraining(
     names: Collection[str], config: Any, saved: SavedTensors
 ) -> list[str]:
-    """Return those of `names` that belong to none of the classes that the family is
-    pre-trained with.
+    """Return the `names` that belong to no class that the family is pre-trained with.
 
-    Poolers and heads of pre-training are what a model for a task has no use for.
+    A model for a task has no use for poolers and heads of pre-training.
     """
     autos = _language_classes(config)
     return _drop_taken(
@@ -183,7 +184,7 @@ def drop_pretraining(
 def drop_heads_of_tasks(
     names: Collection[str], config: Any, saved: SavedTensors
 ) -> list[str]:
-    """Return those of `names` that belong to no head of the family for another task."""
+    """Return the `names` that belong to no head of the family for another task."""
     return _drop_taken(
         names, config, saved, *_task_classes(), "AutoModelForMultipleChoice"
     )
@@ -192,8 +193,8 @@ def drop_heads_of_tasks(
 def _drop_taken(
     names: Collection[str], config: Any, saved: SavedTensors, *autos: str
 ) -> list[str]:
-    """Return those of `names` that the family's classes of these Auto classes have no
-    place for."""
+    """Return the `names` that the family's classes of these Auto classes have no place
+    for."""
     left = sorted(names)
     for auto in autos:
         model_class = heads.find_class(getattr(transformers, auto), config)
@@ -238,7 +239,7 @@ def _compare_head(
 
 
 def list_head(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """List those of a model's tensors that are in its head, not in the encoder that its
+    """List the tensors of a model that are in its head, not in the encoder that its
     family shares."""
     base = model.base_model
     if base is not model:
@@ -257,10 +258,10 @@ def list_head(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
 
 
 def explain_unknown_head(source: ModelFolder, head: SavedHead) -> str:
-    """Say that a head is of no class of transformers."""
+    """Return the error for a head that no class of transformers has."""
     named = "architectures names no class"
     if head.name:
-        named = f"architectures names {head.name}, which is no class of transformers"
+        named = f"architectures names {head.name}, which is not a class of transformers"
     family = source.config.get("model_type")
     return (
         f"{source.where}: {named}, and no class of the {family} family has exactly the "
@@ -282,8 +283,7 @@ def explain_outputs(
 
 
 def suggest_class(folder: Path, model: PreTrainedModel, saved: SavedTensors) -> str:
-    """Name the class that the files belong to, where it is another one of the
-    family."""
+    """Name the class that the files belong to, if it is another class of the family."""
     head = _fit_head(ModelFolder(folder), model.config, saved)
     if head.part == "unknown" or head.name == type(model).__name__:
         return ""
@@ -299,6 +299,6 @@ def write_shapes(item: tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> s
 
 
 def write_names(names: Iterable[str]) -> str:
-    """Write names, of many only the first three."""
+    """List names; of many, only the first three."""
     shown = list(names)
     return ", ".join(shown if len(shown) <= 3 else [*shown[:3], "..."])

@@ -1,5 +1,5 @@
-"""Define sentence encoders: any encoder of transformers, followed by modules that make
-one vector of a text's tokens.
+"""Define sentence encoders: any encoder of transformers, followed by modules that turn
+a text's tokens into one vector.
 
 They are loaded and saved as folders of sentence-transformers
 (`models.sentence_folder`), and compute the same vectors.
@@ -51,9 +51,9 @@ from compress.models.tensors import SavedTensors
 from compress.slicing.shape import positions
 
 Features = dict[str, Tensor]
-"""What is known of a batch of texts, by the names of `sentence_modules`; and `visible`
-(B, L), whether a token is part of the text, and perhaps `prompt_length` (B,) or (1,),
-the tokens of the prompt at the beginning."""
+"""The features of a batch of texts by the names in `sentence_modules`; also `visible`
+(B, L), whether a token is part of the text, and optionally `prompt_length` (B,) or
+(1,), the number of tokens of the prompt at the beginning."""
 
 
 def pool_tokens(
@@ -67,8 +67,8 @@ def pool_tokens(
 
     visible_BL      whether a token is part of the text; padding may stand on either
                     side
-    prompt_length   the tokens at the beginning of each text, (B,), or of all texts,
-                    (1,), that are left out
+    prompt_length   the number of tokens at the beginning that are left out, of each
+                    text (B,) or of all texts (1,)
     """
     place_L = torch.arange(tokens_BLD.shape[1], device=tokens_BLD.device)
     begin_B1 = visible_BL.int().argmax(1, keepdim=True)
@@ -105,8 +105,8 @@ def pool_tokens(
 
 
 def _find_visible(mask: Any) -> Tensor:
-    """Return which tokens (B, L) are visible, from a mask of 0 and 1, or from what is
-    added to attention scores, where the last token sees the most."""
+    """Return which tokens (B, L) are visible, from a mask of 0 and 1 or from an
+    additive mask of attention scores, whose last row shows the most tokens."""
     full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
     return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0
 
@@ -208,9 +208,9 @@ def make_layer(settings: SentenceModule) -> nn.Module:
 
 
 def name_layers(modules: tuple[SentenceModule, ...]) -> list[str]:
-    """Name the layers of modules by their kind, and their number from the end, which
-    stays when a map is inserted; but the map of `find_projection` as `families.family`
-    knows it."""
+    """Name the layers of modules by their kind and their number from the end, which
+    stays the same when a map is inserted; the map of `find_projection` gets the name
+    that `families.family` knows."""
     names = [
         f"{len(modules) - number}_{module.kind.lower()}"
         for number, module in enumerate(modules)
@@ -249,7 +249,7 @@ class SentenceEncoder(PreTrainedModel):
         options = {"add_pooling_layer": False} if "add_pooling_layer" in plain else {}
         encoder = self.encoder_class(config, **options)
         setattr(self, self.base_model_prefix, encoder)
-        # which have files of their own
+        # which have their own files
         self._keys_to_ignore_on_load_missing = ["sentence_modules."]
         self.sentence_modules = nn.ModuleDict()
         self.install([make_layer(module) for module in self.settings.modules])
@@ -275,7 +275,7 @@ class SentenceEncoder(PreTrainedModel):
         )
 
     def install(self, layers: list[nn.Module]) -> None:
-        """Make `layers` those of the settings' modules."""
+        """Set `layers` to the layers of the settings' modules."""
         names = name_layers(self.settings.modules)
         self.sentence_modules = nn.ModuleDict(dict(zip(names, layers, strict=True)))
 
@@ -290,8 +290,7 @@ class SentenceEncoder(PreTrainedModel):
     ) -> SentenceEmbeddingOutput:
         """Encode texts.
 
-        attention_mask   (B, L) of 0 and 1, or what is added to the scores (B, 1, 1 or
-                         L, L)
+        attention_mask   (B, L) of 0 and 1, or added to the scores (B, 1, 1 or L, L)
         prompt_length    (B,) or (1,): the tokens of the prompt, which a pooling may
                          leave out
         """
@@ -397,7 +396,7 @@ def project(model: SentenceEncoder) -> None:
 
 
 def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -> None:
-    """Append this linear map, and perhaps a normalisation, to the pooling of a model
+    """Append this linear map, and optionally a normalisation, to the pooling of a model
     that has no other modules."""
     (pooling,) = model.settings.modules
     dense = Dense(map_ED.shape[1], len(map_ED), bias=False, activation="Identity")
@@ -412,7 +411,7 @@ def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -
 
 
 def keep_pooling(model: SentenceEncoder) -> None:
-    """Remove all modules but the first pooling, and the prompts with them."""
+    """Remove all modules except the first pooling, and all prompts."""
     pooling = next(
         module for module in model.settings.modules if isinstance(module, Pooling)
     )
@@ -422,8 +421,8 @@ def keep_pooling(model: SentenceEncoder) -> None:
 
 
 def limit_length(model: SentenceEncoder, folder: Path, tokenizer: Any) -> None:
-    """Settle how many tokens of a text a model reads that was loaded from a folder
-    which lists its modules."""
+    """Set how many tokens of a text a model reads, if the folder that it was loaded
+    from lists its modules."""
     source = SentenceFolder.read(folder)
     if source.is_listed:
         length = source.encoder.choose_length(tokenizer, positions(model))

@@ -1,15 +1,15 @@
 """Read and write folders of sentence-transformers: the modules in order, with every
 setting of version 6.2.
 
-This is the only place that knows the files. Nothing in them is skipped: a setting is
-read, or refused by its name and file. Imports no torch.
+No other module knows these files. Nothing in them is skipped: a setting is read, or
+refused by its name and file. Imports no torch.
 
     modules.json                        the modules: classes and folders
     config_sentence_transformers.json   prompts, similarity, width of the answer
     sentence_bert_config.json           how the encoder reads texts; in the encoder's
                                         folder, under any of ENCODER_FILES
     1_Pooling/config.json, ...          the settings of a module; its weights are in
-                                        model.safetensors beside
+                                        model.safetensors next to it
 """
 
 import json
@@ -67,8 +67,8 @@ _MODULE_HOMES: Final[Mapping[str, tuple[str, ...]]] = {
     "LayerNorm": ("sentence_transformer.modules.layer_norm",),
     "Dropout": ("sentence_transformer.modules.dropout",),
 }
-"""The packages of version 6 in which the classes stand, besides those of
-`_is_known`."""
+"""The packages of version 6 that define the classes, besides the paths that `_is_known`
+knows."""
 
 _OTHER_MODULES: Final[Mapping[str, str]] = {
     "Asym": "it has a model for each purpose of a text; save the one that you want as "
@@ -77,7 +77,7 @@ _OTHER_MODULES: Final[Mapping[str, str]] = {
     "CLIPModel": "it embeds images too; save its text encoder as a folder of its own",
     "CNN": "its vectors depend on the other texts of a batch, through their padding",
     "LSTM": "it reads the encoder's tokens one after another; expected pooling",
-    "LogitScore": "it gives a pair of texts a score and no vector; it is a reranker",
+    "LogitScore": "it scores pairs of texts and returns no vectors; it is a reranker",
     "MLMTransformer": "it makes sparse vectors, of the size of the vocabulary",
     "MultiVectorMask": "it keeps a vector for each token (late interaction); expected "
     "one for each text",
@@ -91,7 +91,7 @@ _OTHER_MODULES: Final[Mapping[str, str]] = {
     "TokenPooling": "it keeps a vector for each token (late interaction); expected one "
     "for each text",
     "WeightedLayerPooling": "it reads the states of all layers; expected a Pooling, "
-    "which reads those of the last",
+    "which reads only the last",
     "WordEmbeddings": "it has word vectors and no encoder; --recipe static makes such "
     "a student of an encoder",
     "WordWeights": "it weights words by a table; expected pooling",
@@ -120,7 +120,7 @@ _TASKS: Final[Mapping[str, EncoderTask]] = {
     ),
     "cross_encoder": EncoderTask("sequence-classification", "logits", "scores"),
 }
-"""What the Transformer of each kind of folder must compute."""
+"""The outputs that the Transformer of each kind of folder must compute."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class EncoderSettings:
     path               the encoder's folder inside the folder, "" for the folder itself
     max_length         the most tokens of a text, special tokens included; None: as many
                        as tokenizer and model allow
-    lower_case         whether texts are lowered, whatever the tokenizer does by itself
+    lower_case         whether texts are lower-cased, whatever the tokenizer does by
+                       itself
     tokenizer_options  arguments for `AutoTokenizer.from_pretrained`
     config_options     arguments for `AutoConfig.from_pretrained`
     """
@@ -142,18 +143,19 @@ class EncoderSettings:
     config_options: Mapping[str, Any] = field(default_factory=dict)
 
     def prepare_tokenizer(self, tokenizer: Any) -> None:
-        """Let a tokenizer of transformers lower its texts, if the folder asks for it.
+        """Let a tokenizer of transformers lower-case its texts, if the folder asks for
+        it.
 
-        Special tokens in a text stay what they are, as in sentence-transformers 6.
-        Raises TeacherError for a tokenizer that cannot be changed.
+        Special tokens in a text are unchanged, as in sentence-transformers 6. Raises
+        TeacherError for a tokenizer that cannot be changed.
         """
         if not self.lower_case:
             return
         if not tokenizer.is_fast:
             raise TeacherError(
-                f"{tokenizer.name_or_path}: do_lower_case is set beside it, and "
-                f"{type(tokenizer).__name__} cannot be made to lower; expected a fast "
-                "tokenizer, with a tokenizer.json"
+                f"{tokenizer.name_or_path}: do_lower_case is set next to it, but "
+                f"{type(tokenizer).__name__} cannot be made to lower-case texts; "
+                "expected a fast tokenizer, with a tokenizer.json"
             )
         from tokenizers.normalizers import Lowercase, Sequence
 
@@ -165,9 +167,9 @@ class EncoderSettings:
             tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *steps])
 
     def choose_length(self, tokenizer: Any, positions: int | None) -> int | None:
-        """Return the most tokens of a text: what the folder says, or else the
-        tokenizer, but no more than the model has positions for; None if nothing limits
-        them."""
+        """Return the most tokens of a text: the limit of the folder, or else of the
+        tokenizer, but no more than the model has positions for; None without a
+        limit."""
         limits = [positions] if positions is not None else []
         if self.max_length is not None:
             limits.append(self.max_length)
@@ -213,9 +215,8 @@ class SentenceFolder:
         settings = _read_model(folder / MODULE_SETTINGS, modules)
         if modules and not settings.embeds:
             raise TeacherError(
-                f"{where}: no module computes {VECTOR}, so each token keeps a vector "
-                "of its own, as in a model of late interaction (ColBERT); expected a "
-                "Pooling"
+                f"{where}: no module computes {VECTOR}, so each token keeps its own "
+                "vector, as in late interaction (ColBERT); expected a Pooling"
             )
         return cls(
             folder,
@@ -246,8 +247,8 @@ class SentenceFolder:
 
 
 def read_encoder(folder: Path) -> EncoderSettings:
-    """Read how the encoder of a folder reads texts, whatever modules follow it; a
-    folder without modules.json says nothing of it.
+    """Read how the encoder of a folder reads texts, whatever modules follow it; without
+    modules.json, return the defaults.
 
     Raises TeacherError for settings that are not supported.
     """
@@ -263,8 +264,7 @@ def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
     encoder and the modules' weights.
 
     Returns the folders of the modules, in order; those with weights hold them in
-    model.safetensors. The tokenizer that belongs to the folder lowers its texts by
-    itself, if texts are lowered.
+    model.safetensors. If texts are lower-cased, the folder's tokenizer does it.
     """
     listed = [_write_entry(0, "Transformer", "")]
     places = []
@@ -304,8 +304,7 @@ def _write_entry(number: int, kind: str, path: str) -> dict[str, Any]:
 
 
 def _is_known(entry: ModuleEntry) -> bool:
-    """Check whether the path of a class is one under which sentence-transformers has
-    it."""
+    """Check whether sentence-transformers has a class under this path."""
     own = _MODULE_HOMES.get(entry.kind, ())
     homes = ("models", f"models.{entry.kind}", "sentence_transformer.modules", *own)
     return bool(own) and entry.dotted in {
@@ -326,16 +325,16 @@ def _check_encoder(where: Path, listed: Sequence[ModuleEntry]) -> None:
 
 
 def _check_class(where: Path, entry: ModuleEntry) -> None:
-    """Raise TeacherError for a class that cannot be read, with its path and what to
-    do."""
+    """Raise TeacherError, with the path and what to do, for a class that cannot be
+    read."""
     if not entry.dotted.startswith("sentence_transformers."):
         raise TeacherError(
-            f"{where}: {entry.dotted}: is a class of its own, whose code is never run; "
+            f"{where}: {entry.dotted}: is a custom class, whose code is never run; "
             "expected modules of sentence-transformers: "
             f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
     if entry.kind in _OTHER_MODULES or not _is_known(entry):
-        why = "is no module of sentence-transformers 6.2"
+        why = "is not a module of sentence-transformers 6.2"
         if entry.kind in _OTHER_MODULES:
             why = f"cannot be read: {_OTHER_MODULES[entry.kind]}"
         raise TeacherError(
@@ -379,7 +378,7 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
             name, None, "all texts have the same limit here; use max_seq_length"
         )
     keys.refuse(
-        "query_expansion", None, "it belongs to models of late interaction (ColBERT)"
+        "query_expansion", None, "it belongs to late interaction models (ColBERT)"
     )
     keys.refuse(
         "tokenizer_name_or_path",
@@ -392,23 +391,23 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
     length = next((limit for limit in limits if limit is not None), None)
     if length is not None and length < 1:
         raise TeacherError(
-            f"{keys.path}: texts of {length} tokens; expected at least 1"
+            f"{keys.path}: the limit is {length} tokens; expected at least 1"
         )
     return EncoderSettings(place, length, lower_case, tokenizer_options, config_options)
 
 
 def _take_either(keys: JsonKeys, old: str, new: str) -> Mapping[str, Any]:
-    """Take a group of arguments under its old or its new name; the old one counts, as
-    in sentence-transformers."""
+    """Take a group of arguments under its old or its new name; the old one takes
+    precedence, as in sentence-transformers."""
     older = keys.take(old, dict, None)
     newer = keys.take(new, dict, {})
     return newer if older is None else older
 
 
 def _read_model_options(keys: JsonKeys) -> None:
-    """Read the arguments of the encoder. None of those that are accepted changes a
-    vector: numbers are float32, all implementations of attention compute the same, a
-    pooler is never used, and no code of the folder runs."""
+    """Read the arguments of the encoder. None of the accepted ones changes a vector:
+    numbers are float32, all implementations of attention compute the same, a pooler is
+    never used, and no code of the folder runs."""
     accepted = (
         "add_pooling_layer",
         "attn_implementation",
@@ -459,8 +458,8 @@ def _read_tokenizer_options(keys: JsonKeys) -> dict[str, Any]:
 
 
 def _read_processing(keys: JsonKeys) -> int | None:
-    """Read the arguments with which the tokenizer is called; return the most tokens of
-    a text, if it is one of them."""
+    """Read the arguments with which the tokenizer is called; return the limit of
+    tokens, if one is given."""
     kinds = JsonKeys(keys.path, keys.take("processing_kwargs", dict, {}))
     for name in ("audio", "image", "video"):  # of which a text has none
         kinds.take(name, dict, {})
@@ -531,8 +530,8 @@ def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSett
 
 
 def _check_requirements(keys: JsonKeys) -> None:
-    """Raise TeacherError where an installed package is not of a version that the folder
-    asks for."""
+    """Raise TeacherError if an installed package does not have a version that the
+    folder asks for."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     wanted = keys.take("requirements", dict, None) or {}
@@ -548,8 +547,8 @@ def _check_requirements(keys: JsonKeys) -> None:
             fits = SpecifierSet(str(specifier))
         except (PackageNotFoundError, InvalidSpecifier):
             raise TeacherError(
-                f"{keys.path}: requires {package} {specifier}, which cannot be checked "
-                "here; install it, or remove the requirement"
+                f"{keys.path}: requires {package} {specifier}, which is not installed "
+                "or not a valid version; install it, or correct the requirement"
             ) from None
         if not fits.contains(found, prereleases=True):
             raise TeacherError(

@@ -1,10 +1,10 @@
 """Describe the modules of a sentence-transformers model that follow its encoder.
 Imports no torch.
 
-A module reads one feature of a text and writes one: `token_embeddings`, a vector for
-each token, `sentence_embedding`, the vector of the text, or a name of the folder's own.
-The keys of the configs are those of sentence-transformers 6.2; a key that is not listed
-here is refused by name, since the vectors may depend on it.
+A module reads one feature of a text and writes one: `token_embeddings` (a vector per
+token), `sentence_embedding` (the vector of the text), or a feature that the folder
+names itself. The keys of the configs are those of sentence-transformers 6.2; a key that
+is not listed here is refused by name, since the vectors may depend on it.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ _RESERVED: Final = frozenset(
         "token_weights_sum",
     }
 )
-"""Features that sentence-transformers computes itself, or gives a meaning of its own;
-no module may write them."""
+"""Features that sentence-transformers computes itself or reserves; no module may write
+them."""
 
 ELEMENTWISE_ACTIVATIONS: Final = frozenset(
     {
@@ -106,15 +106,16 @@ class SentenceModule:
         return self.reads
 
     def width(self, width: int) -> int:
-        """Return the width of what is written, given that of what is read.
+        """Return the width of the feature that is written, given the width of the one
+        that is read.
 
         Raises ValueError for another width than the module was made for.
         """
         return width
 
     def resized(self, width: int) -> Self:
-        """Return a module of this kind that reads this width, and writes the width that
-        it writes now if it can."""
+        """Return a module of this kind that reads `width` and, if possible, writes the
+        same width as now."""
         del width
         return self
 
@@ -200,8 +201,8 @@ class Pooling(SentenceModule):
 
 @dataclass(frozen=True)
 class Dense(SentenceModule):
-    """Apply a linear map and an activation of torch.nn; with `residual`, add what was
-    read, mapped if it is wider or narrower."""
+    """Apply a linear map and an activation of torch.nn; with `residual`, add the input,
+    mapped if it is wider or narrower."""
 
     kind = "Dense"
 
@@ -258,8 +259,8 @@ class Dense(SentenceModule):
 
     @property
     def is_plain(self) -> bool:
-        """Check whether the map is all that reads its input, so that the input may be
-        narrowed without a trace."""
+        """Check whether only this map reads its input, so that narrowing the input
+        changes nothing else."""
         return not self.residual and self.source == self.target
 
 
@@ -318,8 +319,8 @@ class LayerNorm(SentenceModule):
 
 @dataclass(frozen=True)
 class Dropout(SentenceModule):
-    """Drop numbers of a vector with this probability while training; a model that
-    answers drops none."""
+    """Drop numbers of a vector with this probability in training, and none in eval
+    mode."""
 
     kind = "Dropout"
 
@@ -394,7 +395,8 @@ def _read_features(config: JsonKeys) -> tuple[str, str]:
 
 
 def _write_features(source: str, target: str) -> dict[str, Any]:
-    """Write the names of the features, unless they are what every version takes."""
+    """Write the names of the features, unless they are the defaults of every
+    version."""
     if (source, target) == (VECTOR, VECTOR):
         return {}
     return {"module_input_name": source, "module_output_name": target}

@@ -122,8 +122,8 @@ def check_modules(
 ) -> Mapping[str, int]:
     """Return the width of every feature after the modules, given that of the tokens.
 
-    Raises ValueError for a module that reads what no module before it has computed, or
-    that has another width.
+    Raises ValueError for a module that reads a feature that no earlier module computes,
+    or one of another width.
     """
     widths = {TOKEN_FEATURE: hidden}
     for number, module in enumerate(modules, start=1):
@@ -140,8 +140,8 @@ def check_modules(
 
 
 def find_projection(modules: tuple[SentenceModule, ...]) -> int | None:
-    """Return the number of the linear map through which alone the encoder's width
-    reaches the vector; None without one.
+    """Return the index of the only linear map between the encoder's width and the
+    vector, or None.
 
     An encoder that loses some of its width then needs fewer columns of this map, and no
     other change.
@@ -167,10 +167,10 @@ def find_projection(modules: tuple[SentenceModule, ...]) -> int | None:
 def with_projection(
     settings: SentenceSettings, hidden: int
 ) -> tuple[SentenceSettings, int | None]:
-    """Insert a linear map that `find_projection` finds, and return its number too; None
+    """Insert a linear map that `find_projection` finds, and also return its index; None
     if there is one already.
 
-    It has neither bias nor activation: as the identity, it changes no vector.
+    It has neither bias nor activation, and as the identity it changes no vector.
     """
     if find_projection(settings.modules) is not None:
         return settings, None
@@ -193,13 +193,13 @@ def with_projection(
 
 
 def resize(settings: SentenceSettings, before: int, hidden: int) -> SentenceSettings:
-    """Fit the modules of an encoder of the width `before` to one of the width `hidden`,
-    whose vectors are as wide."""
+    """Fit the modules of an encoder of width `before` to an encoder of width `hidden`,
+    without changing the width of the vectors."""
     if before == hidden or not settings.embeds:
         return settings
     settings, _ = with_projection(settings, before)
     last = find_projection(settings.modules)
-    assert last is not None, "there is one now"
+    assert last is not None, "it exists now"
     modules = list(settings.modules)
     pooled = hidden
     for number, module in enumerate(modules[: last + 1]):
@@ -216,7 +216,7 @@ of the encoder they are for."""
 
 def settings_of(config: Any) -> SentenceSettings:
     """Return the settings of a sentence encoder of this config; by default the mean of
-    its tokens, at length 1.
+    its tokens, normalised to length 1.
 
     They fit the config's width. If it has changed since they were set, because the
     encoder was cut or a student of another width was planned, a linear map keeps the

@@ -11,8 +11,8 @@ A saved model is an ordinary checkpoint: `state_dict()` of a shared model holds 
 for each layer, and the config records what was shared (`shared_layers`), so that
 `share_again` can tie the copies after loading.
 
-A layer's two norms go with the block whose output they normalise. The paper does not
-say where they belong; they are less than 0.1 % of a base model's weights.
+Each of a layer's two norms belongs to the block whose output it normalises. The paper
+does not say where they belong; they are less than 0.1 % of a base model's weights.
 """
 
 from collections.abc import Mapping
@@ -89,8 +89,8 @@ def share(
 
 
 def share_again(model: PreTrainedModel) -> None:
-    """Restore the sharing of a loaded model; models that share nothing stay as they
-    are."""
+    """Restore the sharing of a loaded model; models that share nothing are
+    unchanged."""
     shared = getattr(model.config, "shared_layers", None)
     if shared:
         share(model, **shared)

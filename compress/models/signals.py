@@ -2,9 +2,9 @@
 
 The only file that knows how transformers exposes attention. Queries, keys and values
 come from the attention interface (`tap`), while SDPA still does the work: no hooks and
-no module names. Whatever the interface is told about the scores is part of them: their
-scale, a bias for positions, a cap. A setting that is not known here is refused. DeBERTa
-does not use the interface and is read by hooks that last for one forward pass.
+no module names. Scores include whatever the interface is told about them: their scale,
+a bias for positions, a cap. A setting that is not known here is refused. DeBERTa does
+not use the interface and is read by hooks that last for one forward pass.
 
 Shapes: B batch, L tokens, D hidden, H heads, K head size, V classes or vocabulary.
 """
@@ -44,18 +44,19 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's queries, keys and values (B, H, L, K), and how its scores are made of
-    them.
+    """One layer's queries, keys and values (B, H, L, K), and how its scores are
+    computed from them.
 
-    Queries and keys as multiplied: after their norms and rotary positions, if any. Keys
-    and values shared by a group of heads are repeated for each head.
+    Queries and keys are taken just before their product: after norms and rotary
+    positions, if any. Keys and values shared by a group of heads are repeated for each
+    head.
 
     scores_BHLL   the scores, where they have been computed already
-    seen_BLL      which tokens (last axis) each token attends to, padding excluded; None
-                  if to all real ones
-    scale         what q k^T is multiplied by; None: 1 / sqrt d_k
+    seen_BLL      which tokens (last axis) each token attends to, padding excluded;
+                  None: all real ones
+    scale         the factor of q k^T; None: 1 / sqrt d_k
     cap           the bound of a soft cap, cap tanh(score / cap), if any
-    bias_BHLL     what is added for the positions of two tokens, if anything
+    bias_BHLL     added to the scores for the positions of two tokens, if anything
     number        the number of the layer, from 0, if its attention knows it
     """
 
@@ -70,7 +71,8 @@ class LayerAttention:
     number: int | None = None
 
     def scores(self) -> Tensor:
-        """Return what the layer takes the softmax of, before the mask: (B, H, L, L)."""
+        """Return the scores that the layer takes the softmax of, before the mask: (B,
+        H, L, L)."""
         if self.scores_BHLL is not None:
             return self.scores_BHLL
         scale = self.query_BHLK.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -104,8 +106,8 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class Signals:
-    """The requested signals of a forward pass; reading any other is a bug. `mask_BL`: 1
-    for real tokens.
+    """The requested signals of a forward pass; no others may be read. `mask_BL`: 1 for
+    real tokens.
 
     logits  (B, V) of a task's head, (B, L, V) of a head per token, (B, L, 2) for starts
             and ends of spans; (R, V) if the head ran only at R chosen positions
@@ -155,8 +157,8 @@ class Signals:
         dropout: (B, H, L, L) each.
 
         They are Q K^T / sqrt d_k, unless the family has another scale, a cap, or terms
-        for positions: see `LayerAttention`. Those of padding, and of tokens that are
-        not seen, are among them.
+        for positions: see `LayerAttention`. They include the scores of padding and of
+        masked tokens.
         """
         return tuple(layer.scores() for layer in self.attention)
 
@@ -164,8 +166,8 @@ class Signals:
 _SCORED_BY = frozenset(
     {"dropout", "is_causal", "position_bias", "scaling", "sliding_window", "softcap"}
 )
-"""Settings of attention that a `LayerAttention` accounts for; of a window, the mask
-tells."""
+"""Settings of attention that a `LayerAttention` accounts for; a window is in the
+mask."""
 _WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -182,11 +184,11 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     }
 )
-"""Settings that some models pass on to their attention, and that do not change its
+"""Settings that some models pass on to their attention, without effect on its
 scores."""
 MASK_CEILING = -9_000.0
-"""A number that no bias of a position is as low as: masks add the lowest of their
-format, or -10,000 as BERT's."""
+"""Values below this are masks, not position biases: masks add the lowest number of
+their format, or -10,000 as in BERT."""
 
 
 def _tap(
@@ -203,12 +205,11 @@ def _tap(
     to the model.
 
     On a CPU torch's SDPA is slow with dropout, and for few tokens; there the formula is
-    computed explicitly, which yields the scores as well, as everywhere if the scores
-    are capped, which SDPA cannot do. What the formula does not cover is left to SDPA. A
-    model that is neither tapped nor trained uses
-    SDPA, as it would without `open_attention`, so that a resumed run has the same bits.
-    Raises ObjectiveError for a setting that changes the scores in a way that is not
-    known here.
+    computed explicitly, which yields the scores as well. Capped scores, which SDPA
+    cannot compute, always use the formula; whatever the formula does not cover is left
+    to SDPA. A model that is neither tapped nor trained uses SDPA, as it would without
+    `open_attention`, so that a resumed run has the same bits. Raises ObjectiveError for
+    a setting that changes the scores in a way that is not known here.
     """
     dropout = settings.get("dropout") or 0.0
     capped = settings.get("softcap") is not None
@@ -241,13 +242,13 @@ def _is_per_head(mask_BHLL: Tensor | None) -> bool:
 
 
 def _check_settings(module: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Raise ObjectiveError for settings under which attention is another function of
-    queries and keys."""
+    """Raise ObjectiveError for settings that make attention another function of queries
+    and keys."""
     if unknown := _list_unknown(settings):
         raise _unreadable(
             f"{type(module).__name__} computes its attention with "
-            f"{', '.join(unknown)}, so that it is not the softmax of the scores of "
-            "queries and keys"
+            f"{', '.join(unknown)}, so it is not the softmax of the scores of queries "
+            "and keys"
         )
 
 
@@ -260,7 +261,7 @@ def _record(
     *,
     settings: Mapping[str, Any],
 ) -> LayerAttention:
-    """Record what a layer's attention has been told."""
+    """Record the inputs and settings of a layer's attention."""
     bias_BHLL = settings.get("position_bias")
     seen_BLL = None
     if (
@@ -302,7 +303,7 @@ def _record(
 
 
 def _looks_back(module: nn.Module, is_causal: bool | None) -> bool:
-    """Return True if a token attends to no later one where the mask is left out."""
+    """Return True if no token attends to a later one although the mask is left out."""
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
@@ -314,8 +315,8 @@ and 8 times as slow."""
 
 
 def _whole_mask(*sizes: Any, **settings: Any) -> Tensor | None:
-    """Make the mask that SDPA could do without as well, for families that do not tell
-    it when they are causal."""
+    """Make the mask even if SDPA could do without it, for families that do not tell
+    SDPA when they are causal."""
     return sdpa_mask(
         *sizes,
         **settings
@@ -360,7 +361,7 @@ def read(
         if name in accepted and name != "labels"
     }
     reads_states = bool(wants & {"layers", "encoder_layers", "embeddings"})
-    # they tell how many layers are the encoder's
+    # they show how many layers the encoder has
     if reads_states or (two_stacks and wants & ATTENTION):
         inputs["output_hidden_states"] = True
     with _head_at(model, at_BL if "logits" in wants else None):
@@ -401,15 +402,15 @@ def _check_attention(
     layers: list[LayerAttention],
     mask_BL: Tensor,
 ) -> list[LayerAttention]:
-    """Return the attention of each layer, without masks that only leave out padding.
+    """Return the attention of each layer, without masks that only hide padding.
 
-    Raises ObjectiveError unless each layer has shown one attention among the tokens of
-    the batch.
+    Raises ObjectiveError unless each layer has recorded exactly one attention over the
+    tokens of the batch.
     """
     name = type(model).__name__
     if not layers:
         raise _unreadable(
-            f"{name} shows no attention to read: call signals.open_attention(model) "
+            f"{name} has recorded no attention: call signals.open_attention(model) "
             "first; XLNet, XLM, the first GPT and some other families do not use "
             "transformers' attention interface"
         )
@@ -430,8 +431,8 @@ def _check_attention(
     }
     if sizes != {tokens} or not in_order or mixed:
         raise _unreadable(
-            f"{name} has layers without attention, with several of it, or with "
-            f"attention to other places than the {tokens} tokens of the text"
+            f"{name} has layers with no or several attentions, or with attention to "
+            f"other positions than the {tokens} tokens of the text"
         )
     real_B1L = mask_BL[:, None, :].bool()
     all_seen = {
@@ -466,8 +467,8 @@ def logits_of(out: Any) -> Tensor:
     found = _first(out, "logits", "prediction_logits", "sentence_embedding")
     if found is None:
         raise ObjectiveError(
-            f"{type(out).__name__} has no logits; give the stage the `head` that its "
-            "losses read"
+            f"{type(out).__name__} has no logits; set the `head` of the stage to one "
+            "that its losses read"
         )
     return found
 
@@ -556,8 +557,8 @@ def open_attention(model: nn.Module) -> None:
 
 
 def has_unseen_tokens(model: nn.Module) -> bool:
-    """Return True if there are layers in which some tokens do not attend to all: with a
-    window, or to earlier ones."""
+    """Return True if in some layers tokens do not attend to all tokens, but to a window
+    or only to earlier ones."""
     config: Any = model.config
     encoder: Any = model.get_encoder() if config.is_encoder_decoder else model  # type: ignore[operator]
     windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
@@ -612,7 +613,7 @@ def _disentangled_attention(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> LayerAttention:
-    """Recompute queries, keys and values by the layer's own projections, and scores
+    """Recompute queries, keys and values with the layer's own projections, and scores
     with its position terms.
 
     Position terms are computed without dropout.

@@ -71,7 +71,7 @@ class StaticModel(StaticPreTrainedModel):
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
         vectors_BLD: Tensor = (
             self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         )

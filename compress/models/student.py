@@ -58,11 +58,11 @@ has."""
 
 
 def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
-    """Make the student's config: the teacher's, resized, or another family's with the
-    teacher's vocabulary and labels.
+    """Make the student's config: the teacher's config, resized, or another family's
+    with the teacher's vocabulary and labels.
 
-    Raises StudentError naming the size that does not fit, PruneError for layers that
-    cannot stand at their places.
+    Raises StudentError, which names the size that does not fit, and PruneError for
+    layers that cannot be at their positions.
     """
     family = teacher.model_type if spec.family == "teacher" else spec.family
     if family not in CONFIG_MAPPING:
@@ -128,8 +128,8 @@ def _set_sizes(config: Any, spec: StudentSpec, teacher: Any) -> None:
 
 
 def _count(size: str, wanted: float | None, theirs: int) -> int:
-    """Resolve a size: the teacher's by default, a count, or a share of the
-    teacher's."""
+    """Resolve a size: a count, a share of the teacher's size, or by default the
+    teacher's size."""
     if wanted is None:
         return theirs
     count = round(wanted * theirs) if wanted < 1 else wanted
@@ -162,8 +162,8 @@ def _apply_settings(config: Any, spec: StudentSpec) -> None:
 
 
 def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
-    """Keep the teacher's head size and its number of heads per key and value head; of
-    another family, one each.
+    """Keep the teacher's head size and its number of heads per key and value head; if
+    its family has no groups, every head has its own keys and values.
 
     given: the recipe sets the number of key and value heads.
     """
@@ -186,8 +186,8 @@ def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
 def _choose_layer_types(
     spec: StudentSpec, teacher: PreTrainedConfig, config: Any, shape: Shape
 ) -> list[str]:
-    """Choose the kind of attention of each layer: the copied teacher layer's, else by
-    the family's pattern."""
+    """Choose the kind of attention of each layer: as in the copied teacher layer, else
+    by the family's pattern."""
     kinds = list(config.layer_types)
     if "layer_types" in spec.config:
         if len(kinds) != shape.layers:
@@ -215,7 +215,8 @@ def _choose_layer_types(
 
 
 def _convert_config(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
-    """Make a config of another family, with what it shares with the teacher's."""
+    """Make a config of another family, with the settings that it shares with the
+    teacher's config."""
     if families.find(teacher.model_type).summary == "last":
         raise StudentError(
             f"student.family: rows of {teacher.model_type} are padded before the text "
@@ -269,13 +270,13 @@ def build(
 
     words: the tokenizer's, for init functions that take them. kept: the teacher's units
     that the student consists of, by default what `choose_units` returns. tokenizer:
-    makes the rows that it will read; a checkpoint that it begins as must have the same
-    tokens. Weights that are not copied (see StudentSpec.init) are drawn from torch's
-    global generator: seed it first. Raises StudentError.
+    makes the rows that the student will read; a checkpoint that it is initialised from
+    must have the same tokens. Weights that are not copied (see StudentSpec.init) are
+    drawn from torch's global generator: seed it first. Raises StudentError.
     """
     if head == "task" and kind is None:
         raise ArgumentError(
-            "kind", "a kind of task, for the head of one", "None", where="build"
+            "kind", "a kind of task, for `head: task`", "None", where="build"
         )
     spec = resolve_init(spec, teacher.config)
     if isinstance(spec.init, str) and spec.init not in INITS:
@@ -286,9 +287,9 @@ def build(
     student = heads.create(config, head, kind)
     if spec.init != "scratch" and is_dispatched(teacher):
         raise StudentError(
-            f"student.init: {spec.init} copies weights of the teacher, which this "
-            "machine's memory cannot hold; expected scratch, or a checkpoint to begin "
-            "as: --set student.init=FOLDER"
+            f"student.init: {spec.init} copies weights of the teacher, which does not "
+            "fit into this machine's memory; expected scratch, or a checkpoint to "
+            "initialise from: --set student.init=FOLDER"
         )
     if spec.init == "teacher":
         copy_from_teacher(
@@ -306,8 +307,8 @@ def build(
 
 
 def resolve_init(spec: StudentSpec, teacher: Any) -> StudentSpec:
-    """Resolve `init: auto` for this teacher. Raises StudentError naming the size that
-    does not fit."""
+    """Resolve `init: auto` for this teacher. Raises StudentError, which names the size
+    that does not fit."""
     if spec.init != "auto":
         return spec
     config = config_for(spec, teacher)
@@ -346,7 +347,7 @@ def choose_units(
     rate: Callable[[], Importance] | None = None,
 ) -> Kept | None:
     """Choose the units of its teacher that a student of `init: teacher` consists of;
-    None if it is not cut out of one.
+    None for any other `init`.
 
     rate: computes the importance of the teacher's units, and is called only for a
     narrower student; by default the norms of their weights decide. Raises StudentError
@@ -397,8 +398,8 @@ def choose_units(
 
 
 def plan_config(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
-    """Make the config of the student that `build` will make, also if it begins as a
-    checkpoint.
+    """Make the config of the student that `build` will make, also if it is initialised
+    from a checkpoint.
 
     Raises StudentError, and TeacherError for a checkpoint that cannot be read.
     """
@@ -420,11 +421,11 @@ def _find_checkpoint(init: str) -> Path:
 
 
 def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> Path | None:
-    """Check that a checkpoint that the student begins as has the tokens of the teacher,
+    """Check that the checkpoint that initialises the student has the teacher's tokens,
     with the same ids.
 
-    The student is trained on the teacher's rows. Returns the checkpoint's folder, None
-    if it begins as none. Raises StudentError, and TeacherError for a tokenizer that
+    The student is trained on the teacher's rows. Returns the checkpoint's folder; None
+    for any other `init`. Raises StudentError, and TeacherError for a tokenizer that
     cannot be read.
     """
     if not isinstance(spec.init, str) or spec.init in INITS:

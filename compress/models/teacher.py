@@ -1,4 +1,4 @@
-"""Load teachers: their own head, or a new one for the task."""
+"""Load teachers with their own head, or with a new one for the task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,13 +37,13 @@ from compress.models.sentence_encoder import limit_length
 
 @dataclass(frozen=True)
 class Teacher:
-    """A loaded teacher, which answers any rows.
+    """A loaded teacher, which can answer any row.
 
-    digest    of everything that is read of its folder
+    digest    the digest of everything that is read of its folder
     trained   whether it came with a head for the task; pickled: whether its weights may
               be pickled
-    other_head  the class of a head for another task that the checkpoint came with, and
-                that is dropped
+    other_head  the class of a head for another task, which the checkpoint had and which
+                is dropped
     """
 
     name: str
@@ -59,7 +59,8 @@ class Teacher:
     """Whether the model can be asked about rows that it has not answered yet."""
 
     def known_answers(self, split: Dataset) -> NDArray[Any] | None:
-        """Return the logits or vectors of a split that need not be computed."""
+        """Return the logits or vectors of a split if they are known without computing
+        them."""
         return None
 
     def with_first_answers(self, split: Dataset, count: int) -> "Teacher":
@@ -107,9 +108,9 @@ class Teacher:
 
 @dataclass(frozen=True)
 class RecordedTeacher(Teacher):
-    """A teacher that was prompted, or only returns vectors, or whose scores are in the
-    data: its answers are recorded. Model and tokenizer are those that the student
-    begins as, or is cut out of.
+    """A teacher whose answers are recorded: it was prompted, only returns vectors, or
+    its scores are in the data. Its model and tokenizer are only what students are
+    initialised from.
 
     answers     logits or vectors, by the fingerprint of the split
     files       the texts of `evidence`
@@ -140,8 +141,8 @@ class RecordedTeacher(Teacher):
 
 
 def with_scores(start: Teacher, data: TaskData) -> Teacher:
-    """Return a teacher that has recorded the scores in the data's column `teacher`;
-    `start` is what students are cut out of."""
+    """Return a teacher whose recorded answers are the data's column `teacher`; students
+    are cut out of `start`."""
     splits = [
         split for split in (data.train, data.validation, data.test) if split is not None
     ]
@@ -157,7 +158,7 @@ def with_scores(start: Teacher, data: TaskData) -> Teacher:
 def _serves(
     source: ModelFolder, head: SavedHead, config: Any, task: Task, *, allow_pickle: bool
 ) -> bool:
-    """Check whether a saved head is one for this task."""
+    """Check whether a saved head fits this task."""
     if task.vectors:
         if source.kind != "sentence_encoder" and head.part in (
             "task",
@@ -188,8 +189,8 @@ def _list_tensors(head: SavedHead) -> str:
 
 
 def is_reranker(folder: Path, *, allow_pickle: bool = False) -> bool:
-    """Check whether this is a cross-encoder: a checkpoint with a head that gives a
-    text, or two, one number."""
+    """Check whether this is a cross-encoder: a checkpoint with a head that scores a
+    text, or a pair, with one number."""
     source = ModelFolder(folder)
     if source.kind == "sentence_encoder":
         return False
@@ -285,8 +286,8 @@ def _fold(label: str) -> str:
 
 
 def _match(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
-    """Return the place of each of our labels among theirs; None unless both are the
-    same, each once."""
+    """Return the index of each of our labels among theirs, or None unless both are the
+    same labels without duplicates."""
     if sorted(theirs) != sorted(ours) or len(set(theirs)) != len(theirs):
         return None
     return [theirs.index(label) for label in ours]

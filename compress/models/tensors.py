@@ -1,8 +1,8 @@
 """Compare the tensors in weight files with those of a model, and say which may be left
 unread, each with its reason.
 
-transformers draws what is missing and drops what it does not know, and of the latter it
-hides what a class lists as ignorable. Here every tensor of a file is accounted for by
+transformers draws missing tensors at random, drops unknown ones, and does not report
+those that a class lists as ignorable. Here every tensor of a file is accounted for by
 its name, with the renaming that transformers applies.
 """
 
@@ -59,8 +59,8 @@ class SavedTensors:
 
     @cached_property
     def _pickled(self) -> Mapping[str, Tensor]:
-        """Open pickled weights without reading them into memory, where their format
-        allows it."""
+        """Open pickled weights, without reading them into memory if their format allows
+        it."""
         found: dict[str, Tensor] = {}
         for file in self.weights.files:
             try:
@@ -96,8 +96,8 @@ class SavedTensors:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the number format that all weights share, float32 if they have
-        several."""
+        """Return the number format of all weights; float32 if they have several
+        formats."""
         formats = {info.format for info in self.infos.values() if info.format in FLOATS}
         return FLOATS[formats.pop()] if len(formats) == 1 else torch.float32
 
@@ -106,12 +106,12 @@ class SavedTensors:
 class TensorFit:
     """The result of comparing the tensors of files with those of a model.
 
-    targets      the model's tensors that each tensor of the files becomes; several
-                 where it is split
+    targets      the model's tensors that each tensor of the files becomes; several if
+                 it is split
     missing      tensors of the model that no file has, besides copies that are tied to
                  others
-    mismatched   tensors of the model whose shape in the files is another: (in the
-                 files, in the model)
+    mismatched   tensors of the model with another shape in the files: (in the files, in
+                 the model)
     unexpected   tensors of the files that the model has no place for
     doubled      tensors of the model that several tensors of the files would become
     """
@@ -188,7 +188,7 @@ def _find_missing(
     state: Mapping[str, Tensor],
     sources: Mapping[str, list[str]],
 ) -> Iterable[str]:
-    """Find the tensors that are in no file, are tied to none that is, and cannot be
+    """Find the tensors that are in no file, are not tied to one that is, and cannot be
     computed from the config."""
     tied: dict[str, set[str]] = {}
     for target, source in model.all_tied_weights_keys.items():
@@ -219,7 +219,7 @@ def build_on_meta(
 
 @dataclass(frozen=True)
 class ComputedTensor:
-    """A kind of tensor in files of which the model computes its own.
+    """A kind of tensor in files that the model computes itself.
 
     pattern   how its name ends, as a regular expression
     what      what it is, and why it may be left unread

@@ -1,5 +1,5 @@
-"""Turn a trained BERT into an ALBERT: its embedding factorised, its layers shared,
-nothing trained yet.
+"""Turn a trained BERT into an ALBERT by factorising its embedding and sharing its
+layers, without training.
 
 Embedding. BERT's is LN_W(x) with x = word + position + type in R^W, ALBERT's is M
 LN_E(x') + b with x' in R^E. With the centring C = I - 11'/W, gain gamma, shift beta and
@@ -69,7 +69,7 @@ def from_bert(
     student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str | int = "average"
 ) -> None:
     """Fill an ALBERT of the teacher's width, heads and FFN with the teacher's weights;
-    it may have other layers and E.
+    its number of layers and E may differ.
 
     layer: what a shared group takes from the teacher layers that it replaces: their
     `average`, the `first`, `middle` or `last` of them, or one by its number among them

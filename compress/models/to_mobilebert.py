@@ -1,5 +1,5 @@
 """Initialise a MobileBERT: from an IB-BERT, whose embedding and heads fit, or from any
-BERT, of which little fits.
+BERT, of which only little fits.
 
 From a BERT. Word embeddings become their coordinates along the E directions in which
 the teacher's normalised embeddings are largest; the middle third of the trigram map

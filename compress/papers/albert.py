@@ -81,12 +81,12 @@ def mask(
     """Mask n-grams of whole words (Sec. 4.1), p(n) = (1/n) / sum_k (1/k), until `rate`
     of each row's tokens are chosen.
 
-    Each token then becomes the mask, another or stays as it is, 80/10/10.
+    Each token then becomes the mask, becomes a random token or is unchanged, 80/10/10.
 
     Words begin n-grams in random order. An n-gram that overlaps a chosen word is
     skipped; one that would exceed the rate loses its last words. The rate counts
-    special tokens, as in bert.mask. At least one token may be chosen, so a row with no
-    word that short stays as it is.
+    special tokens, as in bert.mask. At least one token may be chosen; a row without a
+    word that short is unchanged.
     """
     open_BL = bert.predictable(batch, words)
     inside_BL = open_BL & ~words.starts_V[batch["input_ids"]]

@@ -18,8 +18,8 @@ Deviations
   they write their data, in ten copies (roberta.static_mask does that). [UNK] is never
   predicted; theirs spares [CLS] and [SEP] only.
 - segment_pairs: the random segment comes from one of the `near` latest documents, not
-  from the whole corpus, which is never held; always from another document, while theirs
-  gives up after ten draws of the same one.
+  from the whole corpus, which is never in memory; always from another document, while
+  theirs gives up after ten draws of the same one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -181,10 +181,10 @@ def pairs(
     for a share `short` of them, a random length from 2 to that. Sentences are collected
     into a chunk until it reaches the target. The chunk is cut after a random sentence
     into A and B, and half of the chunks are changed as `other` says. A chunk of one
-    sentence always gets a random B: sentences of another document, from a random one
-    on, until they reach the target. The rest of a chunk that a random B replaces begins
-    the next chunk. The longer segment loses tokens at a random end until both fit.
-    Raises DataError if there is only one document.
+    sentence always gets a random B: sentences of another document, starting at a random
+    sentence, until they reach the target. The rest of a chunk that a random B replaces
+    begins the next chunk. The longer segment loses tokens at a random end until both
+    fit. Raises DataError if there is only one document.
     """
     room = pair_room(frame, max_length)
     for document, another in with_others(documents, near, rng):
@@ -268,8 +268,8 @@ def with_others(
     held = list(islice(stream, max(near, 2)))
     if len(held) == 1:
         raise DataError(
-            "this corpus is one document, so there is no random segment from another "
-            "one. Separate its documents by blank lines, or give more text."
+            "this corpus is one document, so no random segment can come from another "
+            "one. Separate its documents by blank lines, or add more text."
         )
 
     def draw(place: int) -> Document:

@@ -70,10 +70,12 @@ LOG_ALPHA_LIMIT = math.log(100)
 """log alpha stays within +-LOG_ALPHA_LIMIT (authors' code), so that every gate can open
 and close again."""
 CROSSINGS = 4
-"""Measured (docs/LOG.md): in 600 steps the stream's gates reach their target at the end
-with 2, halfway with 4."""
+"""Times that log alpha can cross its range in a stage. Measured in 600 steps
+(docs/LOG.md): the stream's gates reach their target at the end with 2, halfway with
+4."""
 NEAR_TARGET = 0.1
-"""The gates have reached their target within this share of what is to be cut."""
+"""The gates have reached their target if they miss it by at most this share of the
+units to be cut."""
 _FROZEN = ("words", "positions", "types", "tasks")
 
 
@@ -105,8 +107,8 @@ def matched(
     """Find for each teacher layer the nearest student layer that is alive (Eq. 5), or
     the last if none is.
 
-    ordered: from the top down, each below the previous one, or the same if there is
-    none (authors' code, version 4).
+    ordered: from the top down, each below the previous one, or the same one if none is
+    left (authors' code, version 4).
     """
     count = distance_TN.shape[1]
     found = list[int]()
@@ -140,7 +142,7 @@ def layers(
 
 @dataclass(frozen=True, kw_only=True)
 class MatchOptions(OptionGroup):
-    """Choose how layers of the student are matched with those of the teacher.
+    """Choose how layers of the student are matched with layers of the teacher.
 
     matched_layers   0-based layers of the teacher; by default four evenly spread ones
                      with the last (2 5 8 11 of 12)
@@ -156,7 +158,7 @@ class Matched(Distillation):
     """step(**batch) -> `objective` + layer_weight * L_layer, with layers of the student
     matched dynamically.
 
-    W begins as the identity, or for a student that was cut from its teacher as the map
+    W begins as the identity or, for a student that was cut from its teacher, as the map
     to the dimensions that it kept. Raises ObjectiveError if the teacher has no such
     layers.
     """

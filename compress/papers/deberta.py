@@ -84,8 +84,8 @@ def enhanced_mask_decoder(
 
 
 class MaskDecoder(nn.Module):
-    """batch -> (R, V) logits of `model` at the labelled positions, decoded with
-    positions of its own.
+    """batch -> (R, V) logits of `model` at the labelled positions, decoded with the
+    decoder's own positions.
 
     model: a DebertaV2ForMaskedLM without positions in its input. Raises StudentError.
     """
@@ -101,8 +101,8 @@ class MaskDecoder(nn.Module):
         config: Any = model.config
         if config.position_biased_input:
             raise StudentError(
-                "the enhanced mask decoder adds positions after the layers, and this "
-                "student has them in its input: student: {config: "
+                "the enhanced mask decoder adds positions after the layers, but this "
+                "student has them in its input; set student: {config: "
                 "{position_biased_input: false}}"
             )
         self.model = model
@@ -175,8 +175,8 @@ class EnhancedMaskDecoder(Step):
         return {"loss": loss, "bert.masked_lm": loss.detach()}
 
     def wrap_score(self, score: Score) -> Score:
-        """Score through the decoder: the head on the student's own last layer is not
-        what is trained."""
+        """Score through the decoder: the head is not trained on the student's own last
+        layer."""
         decoder: Any = self.decoder
         return lambda student: score(decoder)
 

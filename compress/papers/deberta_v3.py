@@ -133,7 +133,7 @@ class ReplacedTokenDetection(WrappedStep):
     The student is the encoder of the discriminator, whose head belongs to the step. The
     generator has the student's width and `layers` times its depth, starts from the
     student's tables, and is trained, saved and discarded with the step. `finish` writes
-    the student's tables. Raises StudentError if the student is no DeBERTa-v2.
+    the student's tables. Raises StudentError if the student is not a DeBERTa-v2.
     """
 
     wraps = "discriminate"

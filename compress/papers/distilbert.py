@@ -12,8 +12,8 @@ code    mask                 smoothed masking: rare tokens are predicted more of
 Shapes: B examples, L tokens, D hidden, V vocabulary.
 
 Deviations: none in the formulas; T^2 KL divided by the number of selected tokens, as
-`batchmean` over [tokens, V] does. mask: where a batch has fewer tokens to predict than
-are wanted, all of these are; theirs counts on there being enough."""
+`batchmean` over [tokens, V] does. mask: if a batch has fewer tokens to predict than
+wanted, all of them are predicted; theirs assumes that there are enough."""
 
 import math
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def masked_soft_targets(
     *,
     temperature: Temperature = 2.0,
 ) -> Tensor:
-    """L_ce restricted to the masked positions; here `mask_BL` marks those."""
+    """L_ce restricted to the masked positions; here `mask_BL` marks them."""
     return mean_over(kl_divergence(student_BLV, teacher_BLV, temperature), mask_BL)
 
 

@@ -13,8 +13,8 @@ largest, the smallest and `random` others. Yin et al. 2021, "AutoTinyBERT: Autom
 Hyper-parameter Optimization for Efficient Pre-trained Language Models",
 arXiv:2107.13686: one at random (`largest: false, smallest: false, random: 1`), another
 in every process. Cai et al. 2020, "Once-for-All: Train One Network and Specialize it
-for Efficient Deployment", arXiv:1908.09791: of many shapes; here those `among` which a
-search chooses, such as the ones within its latency budget.
+for Efficient Deployment", arXiv:1908.09791: of many shapes; here `among` lists the
+shapes that a search chooses from, such as those within its latency budget.
 
 The student should be `ordered` first (a `prune` stage with `way: 0`), so that its
 prefixes, the subnets, are good.
@@ -71,7 +71,7 @@ def first(
     batches: Iterable[Any],
     plan: SlicePlan,
 ) -> Importance:
-    """Rank the units of each group by their order, so that cutting keeps those of
+    """Rank the units of each group by their order, so that cutting keeps the units of
     `Sandwich`'s subnets."""
     return {
         group: torch.arange(count, 0, -1).float()
@@ -88,7 +88,8 @@ class SubnetOptions(OptionGroup):
                 together; or each separately:
     hidden, heads, ffn, embedding, bottleneck    counts, or shares below 1, of the
                                                  student's own
-    layers      likewise; `depth` selects them: even, or uniform, the paper's own rule
+    layers      counts, or shares below 1; `depth` selects them: even, or uniform (the
+                paper's rule)
     among       instead of these, a list of subnets: [{layers: 2, heads: 3, hidden: 96,
                 ffn: 384}, ...]
     """
@@ -154,9 +155,10 @@ class Sandwich(WrappedStep):
     Sizes are combined with each other and with the student's own (heads keep their size
     if only hidden is given); combinations that no model can have are left out. The
     subnets of a step depend on torch's seed at construction, the number of the step,
-    which `begin` sets, and the process. Each layer has the teacher layers that it has
-    in the whole student. Raises PruneError for impossible sizes, and ObjectiveError
-    without an objective or for terms that cannot compare some subnet with the teacher.
+    which `begin` sets, and the process. Each layer is compared with the same teacher
+    layers as in the whole student. Raises PruneError for impossible sizes, and
+    ObjectiveError without an objective or for terms that cannot compare some subnet
+    with the teacher.
     """
 
     only_rows = True
@@ -198,8 +200,8 @@ class Sandwich(WrappedStep):
         self.step = 0
         if not self.always and not (random and self.drawn):
             raise PruneError(
-                "dynabert.Sandwich: no subnet would be trained: give sizes, and "
-                "`random`, or `largest`"
+                "dynabert.Sandwich: no subnet would be trained: set sizes, and "
+                "`random` or `largest`"
             )
         if teacher is not None:
             shape = Shape.from_config(teacher.config)
@@ -223,7 +225,8 @@ class Sandwich(WrappedStep):
         self.step = step
 
     def wrap_score(self, score: Score) -> Score:
-        """Return the mean score of all subnets, which decides what weights are kept."""
+        """Return the mean score of all subnets, which decides which weights are
+        kept."""
         return score_subnets(
             score, [*self.always.values(), *self.drawn], depth=self.supernet.depth
         )

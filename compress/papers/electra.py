@@ -104,7 +104,7 @@ def replace(
     the original text.
 
     Each labelled position gets a token from softmax(z / temperature); a sample equal to
-    the original is no replacement.
+    the original is not a replacement.
     """
     chosen_BL = labels_BL != IGNORE_INDEX
     original_BL = torch.where(chosen_BL, labels_BL, ids_BL)
@@ -206,7 +206,7 @@ class ReplacedTokens(WrappedStep):
     authors' code; it is trained and saved with the step, and discarded at its end. Both
     share word, position and type embeddings (Sec. 3.2). width: small 1/4 (Table 6; the
     released small model used 1), base 1/3, large 1/4. Raises StudentError if the
-    student is no ELECTRA discriminator.
+    student is not an ELECTRA discriminator.
     """
 
     wraps = "discriminate"

@@ -84,9 +84,9 @@ class OnPolicy(WrappedStep):
                  `generation.sample_continuations`)
     new_tokens   the most tokens that are sampled
 
-    No gradient flows through the sampling. How many tokens will be sampled is not known
-    before, so sampled parts of a batch that is accumulated, or split over processes,
-    weigh the same. For causal models and encoder-decoders. Raises ObjectiveError
+    No gradient flows through the sampling. The number of sampled tokens is not known in
+    advance, so sampled parts of a batch that is accumulated, or split over processes,
+    have the same weight. For causal models and encoder-decoders. Raises ObjectiveError
     without an objective, or without a model as teacher."""
 
     dropout = False
@@ -119,7 +119,7 @@ class OnPolicy(WrappedStep):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         if torch.rand(()).item() < self.share:
-            # without `items`: those of the batch, not of what is sampled
+            # without `items`, which counts the batch's own tokens, not the sampled ones
             batch = sample_continuations(
                 self.student,
                 batch,

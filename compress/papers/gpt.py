@@ -2,8 +2,8 @@
 (GPT).
 
 Eq. 2  P(u) = softmax(h W_e^T), with W_e the table of words
-Eq. 5  L3(C) = L2(C) + lambda L1(C): the task's loss, and that of the language model on
-       the texts of the same rows (`next_token`)
+Eq. 5  L3(C) = L2(C) + lambda L1(C): the task's loss, and the language model's on the
+       texts of the same rows (`next_token`)
 
 Shapes: B texts, L tokens, D hidden, V vocabulary, R predicted tokens.
 
@@ -57,8 +57,8 @@ class AuxiliaryObjective(Distillation):
     """step(**batch) -> `objective` + weight * L1 (eq. 5), in one forward pass.
 
     weight    lambda (Sec. 4.1)
-    dropout   on the state that a classifier reads (Sec. 4.1), unless its head has a
-              dropout of its own
+    dropout   on the state that a classifier reads (Sec. 4.1), unless its head has its
+              own dropout
 
     Raises ObjectiveError for a student that does not predict the next token from its
     table of words.
@@ -119,13 +119,13 @@ class AuxiliaryObjective(Distillation):
 
 
 def _check_decoder(config: Any) -> None:
-    """Raise ObjectiveError for a model whose states do not give the next token by eq.
-    2."""
+    """Raise ObjectiveError for a model whose states do not predict the next token by
+    eq. 2."""
     reason = ""
     if not families.find(config.model_type).looks_back:
         reason = "is not known to predict the next token"
     elif not config.tie_word_embeddings:
-        reason = "has an output layer of its own, which a classifier does not load"
+        reason = "has a separate output layer, which a classifier does not load"
     if reason:
         raise ObjectiveError(
             f"gpt.AuxiliaryObjective: this {config.model_type} {reason}; expected a "

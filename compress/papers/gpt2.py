@@ -28,10 +28,10 @@ from compress.errors import DataError
 
 def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
     """Return the batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where
-    the next token is no real one.
+    the next token is not a real one.
 
-    If the rows have a column `prompt` (B,), that many of their first real tokens are
-    not predicted.
+    If the rows have a column `prompt` (B,), it is the number of their first real tokens
+    that are not predicted.
     """
     ids_BL = batch["input_ids"]
     real_BL = batch["attention_mask"].bool()

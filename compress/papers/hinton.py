@@ -10,8 +10,8 @@ Shapes: B examples, L tokens, V classes. For token logits (B, L, V) see
 `distilbert.soft_targets`.
 
 Deviations: soft_labels is ours; the paper has no multi-label task, its Bernoulli case
-is the two-class softmax. Others scale differently: TextBrewer has no T^2, TinyBERT also
-averages over the classes (`tinybert.prediction`)."""
+is the two-class softmax. Other implementations scale differently: TextBrewer has no
+T^2, TinyBERT also averages over the classes (`tinybert.prediction`)."""
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -29,8 +29,8 @@ def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
 
 
 def seen_pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a mask of tokens or pairs into the tokens that each one sees, (B, 1 or L,
-    L), and the real ones, (B, L)."""
+    """Split a mask of tokens or of pairs into the tokens that each token sees, (B, 1 or
+    L, L), and the real tokens, (B, L)."""
     if mask.dim() == 2:
         return mask[:, None, :].bool(), mask
     # in a window each token sees itself

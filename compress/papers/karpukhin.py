@@ -29,7 +29,7 @@ def in_batch(
     temperature: Temperature = 0.05,
 ) -> Tensor:
     """-log softmax(cos(q, p) / T) at a query's relevant passage, over its own passages
-    and those of others (Eq. 2).
+    and those of other queries (Eq. 2).
 
     relevance_B  the relevance of a passage for its own query
     answers_BB   which passages (last axis) are a query's own (1), another query's (0),

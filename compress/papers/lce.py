@@ -2,12 +2,12 @@
 Pipeline", arXiv:2101.08751.
 
 LCE  relevance  localized contrastive estimation: -log of the relevant passage's share
-                among those of its query
+                among the passages of its query
 
 Shapes: B pairs of a query and a passage, rows of a batch.
 
-Deviations: the paper's groups have one relevant passage each. Of several, each is
-wanted in proportion to its relevance; queries without one add 0."""
+Deviations: the paper's groups have one relevant passage each. Here, several are
+weighted in proportion to their relevance; queries without a relevant passage add 0."""
 
 from torch import Tensor
 

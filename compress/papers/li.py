@@ -4,8 +4,8 @@ Sec. 3.1  magnitude  units with small weights are cut first; neither gradients n
                      are needed
 
 Deviations
-- the paper sums the absolute weights that write a filter; here the norm of those that
-  write a unit is multiplied by the norm of those that read it
+- the paper sums the absolute weights that write a filter; here the norm of the weights
+  that write a unit is multiplied by the norm of the weights that read it
   (`slicing.select.magnitude`), as a transformer's next product may ignore a large unit.
 - layers are not ranked.
 """

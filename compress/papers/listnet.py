@@ -60,7 +60,7 @@ def top_one(
 
 @reads("logits", against="labels", per="query", mask="queries")
 def relevance(student_B1: Tensor, labels: Tensor, same_BB: Tensor) -> Tensor:
-    """Cross entropy of the chances by the relevance, in the data, and by the student,
+    """Cross entropy of the chances by the data's relevance and the student's chances,
     mean over queries."""
     p_BB = log_chances(labels, same_BB).exp() * same_BB
     return mean_over_queries(

@@ -19,7 +19,7 @@ from torch import Tensor
 BETA: Final = 2 / 3
 GAMMA: Final = -0.1
 ZETA: Final = 1.1
-"""Sec. 4: the values of every experiment."""
+"""The values in all of the paper's experiments (Sec. 4)."""
 _END = 1e-6
 """The least distance of u from 0 and 1, where the logarithms are infinite."""
 

@@ -11,9 +11,10 @@ dimensions of a sentence vector.
 
 Deviations: the paper has one pair of passages for each query, of which the first is
 relevant and the other is not. Here all pairs of passages of a query in a batch count,
-for `margins` only those of which one is more relevant than the other, so that the
-teacher scores each passage once. The paper's vectors (BERT-DOT) have any length, and s
-is their dot product; those of most sentence encoders have length 1, hence the scale.
+for `margins` only pairs in which one passage is more relevant than the other, so that
+the teacher scores each passage once. The paper's vectors (BERT-DOT) have any length,
+and s is their dot product; those of most sentence encoders have length 1, hence the
+scale.
 """
 
 from typing import Annotated
@@ -50,8 +51,8 @@ def vectors(
     *,
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0,
 ) -> Tensor:
-    """Compare the margins of a query's passages with those of a teacher's scores: mean
-    over pairs, then over queries.
+    """Compare the margins of a query's passages with the margins of a teacher's scores:
+    mean over pairs, then over queries.
 
     scores_B    a teacher's score of a passage for its own query
     answers_BB  which passages (last axis) are a query's own: 1
@@ -59,8 +60,8 @@ def vectors(
     own_BB = answers_BB == 1
     apart_BB = (scale * cosines(student_BD) - scores_B.float()) * own_BB
     counts_B = own_BB.sum(-1)
-    # the sum of (d_j - d_k)^2 over all pairs is 2 n times the sum of d_j^2, less 2
-    # times the square of that of d_j
+    # the sum of (d_j - d_k)^2 over all pairs is 2 n times the sum of d_j^2, minus 2
+    # times the square of the sum of d_j
     squares_B = 2 * counts_B * apart_BB.square().sum(-1) - 2 * apart_BB.sum(-1).square()
     means_B = squares_B / (counts_B * (counts_B - 1)).clamp_min(1)
     return means_B.sum() / (counts_B > 0).sum().clamp_min(1)

@@ -36,8 +36,8 @@ KIND = "embedding"
 
 
 def _find_inner(of: str | Mapping[str, Any]) -> Call:
-    """Return the nested loss. Raises ObjectiveError if it is no loss of vectors that
-    can be cut."""
+    """Return the nested loss. Raises ObjectiveError if `of` is not a loss of vectors
+    that can be cut."""
     try:
         call = parse(of)
     except ValueError as error:
@@ -49,9 +49,10 @@ def _find_inner(of: str | Mapping[str, Any]) -> Call:
         or call.by == "matryoshka.nested"
     ):
         raise ObjectiveError(
-            f"{call.by} does not compare sentence vectors, whose first dimensions mean "
-            "something alone; expected one of reimers.mse, leaf.l2, seed.similarities, "
-            "seed.own_similarities, rkd.distances, rkd.angles, oord.infonce"
+            f"{call.by} is not a loss of sentence vectors that can be cut to their "
+            "first dimensions; expected one of reimers.mse, leaf.l2, "
+            "seed.similarities, seed.own_similarities, rkd.distances, rkd.angles, "
+            "oord.infonce"
         )
     if problems := check(call, "of"):
         raise ObjectiveError("; ".join(problems))

@@ -161,9 +161,9 @@ class PolicyGradient(WrappedStep):
                  `generation.sample_continuations`)
     new_tokens   the most tokens that are sampled
 
-    How many tokens will be sampled is not known before, so the samples of the parts of
-    a batch that is accumulated, or split over processes, weigh the same. The objective
-    is the paper's language-modelling term, such as {loss: bert.masked_lm}. Raises
+    The number of sampled tokens is not known in advance, so the parts of a batch that
+    is accumulated, or split over processes, have the same weight. The objective is the
+    paper's language-modelling term, such as {loss: bert.masked_lm}. Raises
     ObjectiveError without it, without a model as teacher, or for an encoder-decoder.
     """
 

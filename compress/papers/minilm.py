@@ -31,7 +31,7 @@ def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Ten
     """1/(H |x|) sum_{h,t} KL(softmax(teacher)[h,t] || softmax(student)[h,t]) over real
     tokens, mean over examples.
 
-    Where attention is local, the softmax of a token runs over those that it sees.
+    Where attention is local, the softmax of a token runs over the tokens that it sees.
     """
     seen_BLL, real_BL = seen_pairs(mask)
     unseen_B1LL = ~seen_BLL[:, None]

@@ -24,8 +24,8 @@ lamb_optimizer.py):
 - padding is neither query nor key, nor token of a feature map; theirs counts it as
   queries and as tokens.
 - `variance` and `mean` compare a layer with the same layer; theirs compares it with all
-  of the teacher's at once, so that a student equal to its teacher has a loss. As there,
-  means have a squared and variances an absolute error.
+  layers of the teacher at once, so that a student equal to its teacher has a loss above
+  0. As there, means have a squared and variances an absolute error.
 - `masked_lm` is one of the two halves of their label q = a onehot + (1 - a)
   softmax(z_T): cross entropy is linear in q, so `bert.masked_lm` with weight a and
   `masked_lm` with 1 - a are their loss. The denominators lack their 1e-5.
@@ -57,7 +57,7 @@ from compress.training.reads import reads
 from compress.training.step import Distillation, WrappedStep
 
 EPSILON = 1e-12
-"""The epsilon of the parameter-free normalisation, that of the authors' layer norm."""
+"""The epsilon of the parameter-free normalisation, as in the authors' layer norm."""
 
 
 @reads("layers", per="token")
@@ -129,12 +129,12 @@ def base_factor(step: int, total: int, layers: int) -> float:
 
 class Progressive(WrappedStep):
     """Progressive knowledge transfer: in each of N equal parts of the stage, one layer
-    learns from the teacher's.
+    learns from the teacher's layer.
 
-    The objective consists of terms on layers, of which only those of the active layer
-    count, divided by N; student and teacher run only as far as they are compared. The
-    learning rate is multiplied by `active` bg(t) in that layer and by `lower` bg(t) in
-    all layers below; layers above are not trained yet, and embeddings, pooler and heads
+    The objective consists of terms on layers; only the terms of the active layer count,
+    divided by N; student and teacher run only as far as they are compared. The learning
+    rate is multiplied by `active` bg(t) in that layer and by `lower` bg(t) in all
+    layers below; layers above are not trained yet, and embeddings, pooler and heads
     never. The student has no dropout. Raises ObjectiveError if a term does not compare
     every layer of the student.
     """

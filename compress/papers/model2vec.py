@@ -23,10 +23,10 @@ so nothing is dropped from the vocabulary and [CLS] and [SEP] are in every text:
 vectors, like those of all special tokens but the unknown one, begin as 0. All vectors
 are scaled by one number so that the root mean square of their elements over the
 vocabulary is 1 / sqrt(E), which suits a head with default initial weights. SIF's second
-step, removing the first principal component, is left out, as it is there. Unused
-places, such as the 994 at the beginning of BERT's vocabulary, have no ranks, as there
-(counting them as words costs 5 points of Spearman on STS-B, see docs/LOG.md); single
-characters and special tokens have, so that they are taken for frequent words."""
+step, removing the first principal component, is left out, as in Model2Vec. Unused
+places, such as the 994 at the beginning of BERT's vocabulary, have no ranks, as in
+Model2Vec (counting them as words costs 5 points of Spearman on STS-B, see docs/LOG.md);
+single characters and special tokens do have ranks, so they count as frequent words."""
 
 from typing import Any
 

@@ -12,9 +12,9 @@ Shapes: B examples, U units of a group.
 
 Deviations
 - 2019 squares the gate's gradient of a minibatch, so that the batch decides what is
-  cancelled; here, as in 2017 and in Michel's Sec. 4.1, the absolute value is that of
-  each example. The code of Michel et al. takes it of each token, so that tokens of one
-  text do not cancel. The squares of examples are `theis.fisher`.
+  cancelled; here, as in 2017 and in Michel's Sec. 4.1, the absolute value is taken per
+  example. The code of Michel et al. takes it per token, so that tokens of one text do
+  not cancel. The squares of examples are `theis.fisher`.
 - scores are not normed within layers (2017, Sec. 2.3; Michel et al.), which changes no
   order within a layer: every block keeps as many units as the others, where Michel et
   al. compare the heads of all layers and take them away in steps, rating them anew.

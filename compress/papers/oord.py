@@ -43,7 +43,7 @@ def infonce(
     hardest     number of negatives of each text, the nearest according to the teacher;
                 by default all
     same_above  texts whose teacher's vectors have a cosine above this mean the same and
-                are no negatives
+                are not negatives
     """
     check_widths(student_BD, teacher_BD, "oord.infonce")
     student_BD = unit(student_BD)

@@ -2,12 +2,12 @@
 
 Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as
                               the float it stands for
-Eq. 3     activations         the same for what a layer reads, its range an exponential
-                              moving average over training
+Eq. 3     activations         the same for the inputs of a layer, with a range that is
+                              an exponential moving average over training
 Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with
                               both, and embeddings are read from rounded tables;
-                              gradients pass the rounding. `requantise: true` rounds
-                              what a layer gives too, as the authors' code does by
+                              gradients pass the rounding. `requantise: true` rounds the
+                              outputs of a layer too, as the authors' code does by
                               default (nlp_architect, nn/torch/quantization.py)
 
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
@@ -87,12 +87,12 @@ class QuantizationAware(WrappedStep):
     """step(**batch) -> `objective`, with a student that simulates int8.
 
     Every linear layer that reads tokens rounds its weights and inputs, every embedding
-    its table. `decay` is that of the moving average over steps of the least and largest
-    input, which begins with the first batch. With `requantise`, outputs are rounded
-    likewise, by their own ranges. `finish` turns the student into a plain model again,
-    whose config has `activation_ranges`, layer -> [low, high] of its inputs, and of its
-    outputs if they are rounded, from which the bundle's int8 file is made. Raises
-    ObjectiveError for a student without linear layers.
+    its table. `decay` belongs to the moving average, over steps, of the least and
+    largest input, which begins with the first batch. With `requantise`, outputs are
+    rounded likewise, by their own ranges. `finish` turns the student into a plain model
+    again, whose config has `activation_ranges`, layer -> [low, high] of its inputs, and
+    of its outputs if they are rounded, from which the bundle's int8 file is made.
+    Raises ObjectiveError for a student without linear layers.
     """
 
     wraps = "minimise"
@@ -157,8 +157,8 @@ class Int8Linear(nn.Module):
     """y = Q(x) Q(W)^T + b, or with `requantise` Q(y), with the parameters of the linear
     layer that it replaces.
 
-    ranges_R2      lowest and highest value of what it reads and, with `requantise`, of
-                   what it gives; nan before training
+    ranges_R2      lowest and highest input and, with `requantise`, output; nan before
+                   training
     round_weights  Q of the weights
     """
 

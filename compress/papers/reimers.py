@@ -40,8 +40,8 @@ def cosines(vectors_BD: Tensor) -> Tensor:
 
 
 def check_widths(student_BD: Tensor, teacher_BD: Tensor, loss: str) -> None:
-    """Raise ObjectiveError where the vectors of student and teacher differ in their
-    number of dimensions."""
+    """Raise ObjectiveError if the vectors of student and teacher differ in their number
+    of dimensions."""
     D_S = student_BD.shape[-1]
     D_T = teacher_BD.shape[-1]
     if D_S != D_T:

@@ -80,8 +80,8 @@ def full_sentences(
     separator = frame.alone.ids[-1][:1]
     if not separator:
         raise DataError(
-            "roberta.full_sentences: this tokenizer ends a text with no special token "
-            "to separate by."
+            "roberta.full_sentences: this tokenizer ends a text without a special "
+            "token, which would separate documents."
         )
     return (
         frame.single(ids)
@@ -120,7 +120,7 @@ def static_mask(
     `corrupt`.
     """
     plain = FORMATS[rows](documents, frame, max_length=max_length, rng=rng)
-    # leaves the generator of the training alone
+    # leaves the random generator of training unchanged
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**62)))
         state = torch.get_rng_state()

@@ -16,8 +16,8 @@ Deviations from the authors' code:
   padding token: T5 starts with that token, so its first prediction is dropped.
 - `normalise` layer-normalises each token's state. Theirs normalises over batch, tokens
   and width at once, so a state depends on the padding and on the other examples.
-- layers are matched by what leaves them (`layers: uniform`, or pairs); theirs by what
-  enters the copied layer.
+- layers are matched by their outputs (`layers: uniform`, or pairs); theirs by the
+  inputs of the copied layer.
 """
 
 from torch import Tensor

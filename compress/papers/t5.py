@@ -41,7 +41,7 @@ ROWS_PER_TARGET = 1000
 LENGTH_GRID = 0.2
 """STS-B's scores are rounded to this (Sec. 2.4)."""
 NO_NUMBER = -1.0
-"""The value of a text that is no number (authors' code)."""
+"""The value of a text that is not a number (authors' code)."""
 
 
 def number_text(value: float) -> str:
@@ -50,7 +50,7 @@ def number_text(value: float) -> str:
 
 
 def text_number(text: str) -> float:
-    """Read "3.8" as 3.8; -1 for what is no number."""
+    """Read "3.8" as 3.8; -1 for any other text."""
     try:
         return float(text)
     except ValueError:
@@ -187,11 +187,11 @@ def corrupt_spans(
 
     Adds decoder_input_ids that begin with the padding token, as T5 does. Special tokens
     (the end token of a row) stay. Draws from torch's global generator. Raises DataError
-    for a sentinel that is no special token.
+    for a sentinel that is not a special token.
     """
     if sentinel >= words.size or not words.special_V[sentinel]:
         raise DataError(
-            f"t5.corrupt_spans: token {sentinel} is no special token of this "
+            f"t5.corrupt_spans: token {sentinel} is not a special token of this "
             "tokenizer; expected the id of its <extra_id_0>: {by: t5.corrupt_spans, "
             "sentinel: ID}"
         )

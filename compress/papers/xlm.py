@@ -60,8 +60,8 @@ def translation_pairs(
         if not document.parallel:
             raise DataError(
                 "xlm.translation_pairs needs parallel text: a .tsv or .jsonl file with "
-                "two texts a line, or two files of aligned lines (name.en and name.fr, "
-                "given as name)."
+                "two texts a line, or two files of aligned lines (name.en and "
+                "name.fr, passed as name)."
             )
         first, second = document.sentences
         input_ids = frame.pair(first, second)["input_ids"]
@@ -93,7 +93,7 @@ def streams(
     """Build rows of `translation_pairs` from parallel text (TLM), of
     roberta.full_sentences from other text (MLM).
 
-    Those of a language that is known have `position_ids` and `langs` too.
+    Rows of a known language also have `position_ids` and `langs`.
     """
     stream = iter(documents)
     first = next(stream, None)

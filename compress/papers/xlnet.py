@@ -6,7 +6,7 @@ Sec. 2.2, 2.3  permute  a factorisation order: which token the prediction of ano
 Eq. 3, 5                the loss is bert.masked_lm over the targets, each seeing the
                         context and the targets before it
 
-Shapes: B examples, L tokens, P targets of the row that has most.
+Shapes: B examples, L tokens, P the most targets of a row.
 
 The result has the inputs of transformers' XLNetLMHeadModel: perm_mask (B, L, L), 1
 where the first token may not see the second; target_mapping (B, P, L), a one-hot row

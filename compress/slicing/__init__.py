@@ -1,5 +1,5 @@
-"""Slicing: one plan of which weights go together, for pruning, supernets and students
-that begin as their teacher.
+"""Slicing: one plan of which weights belong together, for pruning, supernets and
+students that are cut out of their teacher.
 
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import choose, magnitude

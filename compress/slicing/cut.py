@@ -1,8 +1,8 @@
 """Cut the weights of a smaller model out of a larger one, and build the smaller model.
 
-The smaller model computes what the larger one does with everything else masked, norms
-over the kept dimensions included. Scores are divided by the square root of the head
-size, so queries are scaled by the ratio of the sizes.
+The smaller model computes what the larger one would with everything else masked,
+including norms over only the kept dimensions. Scores are divided by the square root of
+the head size, so queries are scaled by the ratio of the sizes.
 """
 
 import copy
@@ -43,8 +43,8 @@ def cut(
 
 
 def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
-    """Build a plain transformers model of the same class with the kept units, weights
-    of its own, and their config.
+    """Build a plain transformers model of the same class from the kept units, with its
+    own weights and a matching config.
 
     New rows of queries and values are drawn from torch's generator, as in a new model;
     the rows they are multiplied with are zero, so that nothing changes before training.
@@ -53,8 +53,8 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     plan = SlicePlan.from_model(model)
     if getattr(model.config, "shared_layers", None):
         raise PruneError(
-            f"{type(model).__name__}: its layers share weights; prune it first, share "
-            "then"
+            f"{type(model).__name__}: its layers share weights; prune the model first, "
+            "and share weights afterwards"
         )
     for group, count in {
         **counts(plan, kept.sizes),
@@ -65,7 +65,7 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         )
         if found != count:
             raise PruneError(
-                f"{group}: {found} units are kept, and the sizes say {count}; all "
+                f"{group}: {found} units are kept, but the sizes say {count}; all "
                 f"blocks of a plain {plan.family.name} have the same number"
             )
     check_layers(plan.family, kept.layers)
@@ -93,8 +93,8 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
 
 
 def reorder_units(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
-    """Build a model that computes the same, with every group's units sorted so that the
-    first are the best."""
+    """Build an equivalent model in which the units of every group are sorted, the best
+    first."""
     return slice_model(model, rank_units(SlicePlan.from_model(model), importance))
 
 
@@ -137,7 +137,8 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _new_names(name: str, how: Cut, kept: Kept) -> list[str]:
-    """Return the smaller model's weights that come from this one."""
+    """Return the names in the smaller model of the weights that come from this
+    weight."""
     if how.layer is None:
         return [name]
     begin, end = how.span

@@ -26,8 +26,8 @@ class Group(NamedTuple):
 
 
 PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"})
-"""Axes along which every block has units of its own; along the others all blocks share
-them."""
+"""Axes along which every block has its own units; along all other axes, blocks share
+units."""
 QUERY_ROLES = frozenset({"query", "position_query", "qkv"})
 """Roles with rows of queries, which carry the scale of the scores; they are the first
 part of their dimension."""
@@ -110,8 +110,8 @@ class SlicePlan:
 
     @property
     def stack(self) -> str:
-        """The name of the list of layers, in a model whose layers have weights of their
-        own."""
+        """The name of the list of layers, in a model whose layers have their own
+        weights."""
         name, cut = next(
             (name, cut) for name, cut in self.cuts.items() if cut.layer is not None
         )

@@ -22,8 +22,8 @@ a number for each row."""
 
 @dataclass(frozen=True)
 class Kept:
-    """The source's layer of each layer, and the kept units of each group, in the order
-    of the result.
+    """The source layer that becomes each layer, and the kept units of each group, in
+    the order of the result.
 
     A group that is not in `indices` keeps all its units. -1 is a new unit that starts
     at zero, in a head that is larger than the source's.
@@ -131,7 +131,7 @@ def _check_sizes(plan: SlicePlan, sizes: Sizes) -> None:
 
 
 def check_layers(family: Family, layers: Sequence[int]) -> None:
-    """Raise PruneError if a layer would move to a place where its family has other
+    """Raise PruneError if a layer would move to a position where its family has other
     weights."""
     if family.own_first_layer and (layers[0] != 0 or 0 in layers[1:]):
         raise PruneError(
@@ -142,8 +142,8 @@ def check_layers(family: Family, layers: Sequence[int]) -> None:
 
 
 def top_units(importance: Tensor, count: int) -> Tensor:
-    """Return the indices of the most important units, ascending; the first of
-    equals."""
+    """Return the indices of the most important units, ascending; of equal ones, the
+    first."""
     return (
         importance.float()
         .cpu()
@@ -154,8 +154,8 @@ def top_units(importance: Tensor, count: int) -> Tensor:
 
 
 def head_importance(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
-    """Return the importance of heads, or if there is none the sum over their rows of
-    values in all blocks."""
+    """Return the importance of heads; if not given, the sum over their rows of values
+    in all blocks."""
     if heads in importance:
         return importance[heads]
     rows = [
@@ -174,8 +174,8 @@ def _choose_rows(
     indices: Mapping[Group, Tensor],
     importance: Importance | None,
 ) -> dict[Group, Tensor]:
-    """Choose rows of queries and values: those of the kept heads, the best (or first)
-    if heads get smaller."""
+    """Choose rows of queries and values: the rows of the kept heads, and the best (or
+    first) of them if heads get smaller."""
     if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
         return {}
     K = plan.sizes.head_size
@@ -241,11 +241,11 @@ _READ = {
 
 @torch.no_grad()
 def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importance:
-    """Compute each unit's importance: the norm of the weights that write it times that
-    of those that read it.
+    """Compute each unit's importance: the norm of the weights that write it times the
+    norm of the weights that read it.
 
-    For the width of an embedding, it is the norm of the table's columns. Layers have
-    none.
+    For the width of an embedding, it is the norm of the table's columns. Layers get no
+    importance.
     """
     plan = plan or SlicePlan.from_model(model)
     weights = parameters_of(model)

@@ -29,8 +29,8 @@ class Shape:
     """The sizes of a transformer.
 
     layers N, hidden D, heads H, head_size K, ffn, embedding E (equal to D unless
-    factorised), vocabulary V, classes. decoder_layers: of an encoder-decoder, whose
-    encoder has `layers`; None for other models.
+    factorised), vocabulary V, classes. decoder_layers: the decoder's layers in an
+    encoder-decoder, whose encoder has `layers`; None for other models.
     """
 
     family: str
@@ -106,8 +106,8 @@ _POSITIONS = (
 
 
 def positions(model: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None if they are
-    relative or computed."""
+    """Return the number of tokens that a model has positions for, or None if positions
+    are relative or computed."""
     setting = families.find(model.config.model_type).length_setting
     if setting:
         return int(getattr(model.config, setting))
@@ -124,8 +124,8 @@ def positions(model: Any) -> int | None:
 
 
 def token_rows(model: Any) -> int | None:
-    """Return the number of token ids that a model has vectors for; None for one that
-    hashes characters."""
+    """Return the number of token ids that a model has vectors for, or None for a model
+    that hashes characters."""
     try:
         weight = getattr(model.get_input_embeddings(), "weight", None)
     except NotImplementedError:  # CANINE
@@ -138,7 +138,7 @@ def _first_position(model: Any, table: Any) -> int:
     offset = getattr(table, "offset", None)
     if offset is not None:  # BART and OPT
         return int(offset)
-    # RoBERTa and similar models count from behind the padding index
+    # RoBERTa and similar models count from after the padding index
     padding = getattr(table, "padding_idx", None)
     if padding is not None:
         return int(padding) + 1
@@ -146,8 +146,8 @@ def _first_position(model: Any, table: Any) -> int:
 
 
 def find_setting(config: Any, size: str) -> str | None:
-    """Return the config's name of a size, such as DistilBERT's `dim`; None if it has
-    none."""
+    """Return the config's name of a size, such as DistilBERT's `dim`, or None if it
+    lacks the size."""
     # GPT-2 leaves `n_inner` empty where it is four times its width
     for name in _SIZE_NAMES[size]:
         if getattr(config, name, None) is not None or (
@@ -158,7 +158,7 @@ def find_setting(config: Any, size: str) -> str | None:
 
 
 def setting_name(config: Any, size: str) -> str:
-    """Return the config's name of a size. Raises KeyError if it has none."""
+    """Return the config's name of a size. Raises KeyError if it lacks the size."""
     name = find_setting(config, size)
     if name is None:
         raise KeyError(size)

@@ -18,8 +18,8 @@ class Sizes:
 
     Except in families of `own_width`, attention is as wide as the stream it writes to:
     H K = D (in MobileBERT the bottleneck). With rotary positions the size of heads can
-    only change by a whole factor (`fits_rotary`). In `grouped` families the heads are
-    those of queries; the number that shares each head of keys and values stays.
+    only change by a whole factor (`fits_rotary`). In `grouped` families, heads are
+    query heads; the number of them that share a head of keys and values stays the same.
     """
 
     layers: int
@@ -62,8 +62,8 @@ class Sizes:
 
         With hidden but without heads, heads keep their size as far as it divides
         hidden; a share of hidden is rounded to whole heads, one of heads to groups that
-        share keys and values. Raises PruneError naming the impossible size with the
-        nearest possible one.
+        share keys and values. Raises PruneError, which names the impossible size and
+        the nearest possible one.
         """
         whole = Sizes.from_config(config)
         family = families.find(config.model_type)
@@ -84,9 +84,9 @@ class Sizes:
         shares = {name for name, value in request.items() if value < 1}
         if sizes.embedding == sizes.hidden and family.projects_if_different:
             raise PruneError(
-                f"hidden {sizes.hidden}: equals the width of the embedding, and "
+                f"hidden {sizes.hidden}: equals the width of the embedding, but "
                 f"{family.name} has no projection between equal widths, as this model "
-                f"has; ask for another hidden, or an embedding below {sizes.hidden}"
+                f"has; choose another hidden, or an embedding below {sizes.hidden}"
             )
         if family.grouped:
             return _fit_groups(sizes, whole, config, shares)
@@ -113,7 +113,8 @@ class Sizes:
         }
 
     def within(self, other: "Sizes") -> bool:
-        """Return whether no size but that of heads is larger than in `other`."""
+        """Return whether no size is larger than in `other`, apart from the size of
+        heads."""
         own = self.plain()
         limits = other.plain()
         return own.keys() == limits.keys() and all(
@@ -142,8 +143,8 @@ def _count(name: str, wanted: float, whole: int | None, family: str) -> int:
 
 
 def count_size(name: str, wanted: float, whole: int) -> int:
-    """Return the count that is asked for, given as such or as a share of the model's.
-    Raises PruneError for one that is larger than the model's."""
+    """Resolve a requested count, or share of the model's. Raises PruneError for more
+    than the model has."""
     count = round(wanted * whole) if 0 < wanted < 1 else wanted
     if count != int(count) or wanted <= 0:
         raise PruneError(
@@ -195,7 +196,7 @@ def fits_rotary(config: Any, head_size: int) -> bool:
 
     Row i of K rotates at base^(-2 i / K): the rows of heads of K / n rotate like every
     n-th row of these, and heads of n K rows contain these rows. Other sizes rotate at
-    other speeds, and so do all with rescaled frequencies.
+    other speeds, and so do all sizes with rescaled frequencies.
     """
     own = Shape.from_config(config).head_size
     if head_size == own:
@@ -208,8 +209,8 @@ def fits_rotary(config: Any, head_size: int) -> bool:
 
 
 def is_whole_factor(size: int, other: int) -> bool:
-    """Return whether rotary heads of one size can contain those of the other: each row
-    turns with another one, so that sizes are even."""
+    """Return whether rotary heads of one size can contain heads of the other. Sizes are
+    even, because rows turn in pairs."""
     return size == other or (other % 2 == 0 and not (size % other and other % size))
 
 
@@ -232,7 +233,7 @@ def _fit_rotary(
     filling = [each for each in fitting if each.hidden == width]
     if not filling:
         raise PruneError(
-            f"hidden: {width} is no multiple of heads of {whole.head_size}, whose "
+            f"hidden: {width} is not a multiple of heads of {whole.head_size}, whose "
             "rotary positions let their size only change by a whole "
             f"factor{f', with {sizes.heads} heads' if given else ''}; the nearest that "
             f"are: {', '.join(map(str, sorted(nearest[:2])))}"
@@ -271,7 +272,7 @@ def _fit_groups(
 
 
 def layer_kinds(config: Any, layers: Sequence[int]) -> list[str] | None:
-    """Return the kind of attention (local or global) of these layers; None if all
+    """Return the kind of attention (local or global) of these layers, or None if all
     layers are of one kind."""
     kinds = getattr(config, "layer_types", None)
     return None if kinds is None else [kinds[layer] for layer in layers]

@@ -1,14 +1,14 @@
 """Augment a task's rows by replacing words with others that fit. Jiao et al. 2020,
 arXiv:1909.10351, Algorithm 1.
 
-A word may be replaced if it consists of letters a-z and is no stop word. A single token
-is masked, in `[CLS] masked text [SEP] text [SEP]`, and replaced by one of the model's
-most probable whole words; a word of several tokens is replaced by one of the words with
-the nearest vectors.
+A word may be replaced if it consists of letters a-z and is not a stop word. A single
+token is masked, in `[CLS] masked text [SEP] text [SEP]`, and replaced by one of the
+model's most probable whole words; a word of several tokens is replaced by one of the
+words with the nearest vectors.
 
 Deviations from the paper and from the authors' data_augmentation.py:
-- each side of a pair is varied while the other stays as it is; theirs varies the second
-  side beside the last variant of the first, because the row is changed in place.
+- each side of a pair is varied while the other is unchanged; theirs varies the second
+  side next to the last variant of the first, because the row is changed in place.
 - unless a GloVe file is given, word vectors are the means of the model's input
   embeddings over a word's tokens, for the words of the texts and of the vocabulary; a
   word is not its own neighbour.
@@ -23,7 +23,7 @@ Deviations from the paper and from the authors' data_augmentation.py:
   neighbours.
 - questions about a text, and tagged words, which the authors' code does not support,
   are varied like pairs and texts.
-- words after the 128th token of a text stay as they are.
+- words after the 128th token of a text are unchanged.
 """
 
 import inspect
@@ -62,15 +62,15 @@ Slots = list[tuple[int, int, list[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class VariantOptions(OptionGroup):
-    """Choose which rows get variants, and how many words of these are replaced.
+    """Choose which rows get variants, and how many of their words are replaced.
 
     copies       the most variants of each text of a row
     probability  of replacing a word, p_t; `candidates`: the number of words that may
                  replace it, K; both Sec. 4.2's
-    vectors      a GloVe text file, of which the first 100,000 rows are read
+    vectors      a GloVe text file; its first 100,000 rows are read
     classes_only vary tasks of classes only, no numbers, spans or tags: the paper's
                  prediction stage, which takes STS-B and SQuAD as they are
-    limit        the most rows that get variants, chosen at random
+    limit        the most rows that get variants, drawn at random
     """
 
     copies: int = 20
@@ -97,10 +97,10 @@ def augment(
     the answers, and `words`, each of which keeps its tag; the other columns are copied.
 
     lm           a model with a masked language model's head, which uses `tokenizer`
-    beside       show the original text beside the masked one (authors' code); without
-                 it half the cost
-    together     words of a text that are masked in one pass; 1 is the paper's, more is
-                 that many times cheaper
+    beside       show the original text next to the masked one (authors' code); half the
+                 cost without
+    together     words of a text that are masked in one pass: 1 in the paper; n words
+                 cost 1/n
 
     Only the texts and a batch of rows are held in memory. The same generator gives the
     same rows. Raises DataError for a model that cannot fill in masks, and for invalid
@@ -120,12 +120,12 @@ def near_words(
     variants: VariantOptions,
     partners: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Augment as `augment` does, but replace every word by words with near vectors, as
-    if it had several tokens.
+    """Augment as `augment` does, but replace every word by words with similar vectors,
+    not only words of several tokens.
 
-    partners     also pair each text of a pair with up to so many similar texts of other
-                 pairs; these rows have no label, so they are for stages in which a
-                 teacher answers
+    partners     also pair each text of a pair with up to this many similar texts of
+                 other pairs; these rows have no label, so they are for stages in which
+                 a teacher answers
 
     This is not in the paper, which asks a language model first. It takes seconds, with
     any encoder. Raises DataError."""
@@ -201,7 +201,8 @@ def _vary(
 
 
 WIDER: Final = 4
-"""Partners are drawn from this many times as many texts, the most similar ones."""
+"""Partners are drawn from the most similar texts, from this many times as many as
+needed."""
 
 
 def _pair_anew(
@@ -217,7 +218,7 @@ def _pair_anew(
 
     if "text_pair" not in split.column_names:
         raise DataError(
-            "augmentation: `partners` are for pairs of texts, and this task has none; "
+            "augmentation: `partners` needs pairs of texts, and this task has none; "
             "leave it out"
         )
     columns = {name: split[name][:] for name in ("text", "text_pair")}
@@ -310,7 +311,7 @@ FEW_ROWS_TO_LEARN: Final = 10_000
 COPIES = 20
 COPIES_BESIDE_TEXTS = 8
 QUICK_COPIES = 4
-"""Variants of a row, over all of its texts; beside the texts of a corpus; and with
+"""Variants of a row over all of its texts: usually, if a corpus is read too, and with
 `quick` effort."""
 PARTNERS = 5
 QUICK_PARTNERS = 1
@@ -320,14 +321,14 @@ QUICK_PARTNERS = 1
 def add_stages(
     recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 1
 ) -> Recipe:
-    """Let each stage with `augment: auto` and no fixed length read more rows than the
-    task's own.
+    """Let each stage with `augment: auto` and no fixed length read more than the task's
+    rows.
 
     If there are few rows, the stage reads variants of them from its first step on, and
-    new pairs of their texts where its teacher can answer for these. If there is a
-    corpus for the task, a stage is added that goes on with the corpus and variants, and
-    whose student is kept if it is better; unless the effort is `quick`, only that one
-    reads variants.
+    new pairs of their texts if its teacher can answer for them. If there is a corpus
+    for the task, a stage is added that continues with the corpus and variants, and
+    whose student is kept if it is better; unless the effort is `quick`, only the added
+    stage reads variants.
 
     rows, texts   number of training rows, and of texts of each row that may be varied
     """
@@ -418,7 +419,7 @@ def augment_split(
     lm_digest: str,
     seed: int,
 ) -> Dataset:
-    """Return the rows that `call` (split, language model, tokenizer, rng) makes of a
+    """Return the rows that `call` (split, language model, tokenizer, rng) makes from a
     split, with the split's columns.
 
     They are written to the cache once for the same split, tokenizer, model, options and
@@ -443,7 +444,7 @@ def augment_split(
             yield pa.RecordBatch.from_pylist(batch, schema=split.features.arrow_schema)
 
     return cache.rows(
-        "augmented", key, batches, empty=f"{call.by} makes no row of this split."
+        "augmented", key, batches, empty=f"{call.by} makes no rows from this split."
     )
 
 

@@ -1,5 +1,5 @@
-"""Round the table of words to a codebook before a student trains: the rest of it learns
-to do with the rounded table, and its int8 file holds a byte for four numbers
+"""Round the word embedding to a codebook before a student trains: its other weights
+adapt to the rounded table, and its int8 file holds one byte for four numbers
 (`exporters.codebook`). Fan et al. 2021 (arXiv:2004.07320) train with noise instead."""
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from compress.models.codebook import round_table, saved_bytes
 
 @contextmanager
 def rounded_table(student: PreTrainedModel, rows: Dataset) -> Iterator[None]:
-    """Round the student's table of words to a codebook, and freeze it in this context.
+    """Round the student's word embedding to a codebook, and freeze it in this context.
 
     Rows of tokens that occur in `rows` are rounded the least. A table that a codebook
-    would not make smaller stays as it is, and so does one that is also an output layer.
+    would not make smaller is unchanged, and so is one that is also an output layer.
     """
     weight = student.get_input_embeddings().weight
     assert isinstance(weight, Tensor), "a table has rows"

@@ -1,9 +1,9 @@
-"""Compile the layers of a student and its teacher on a GPU, where a stage is long
-enough to repay it.
+"""Compile the layers of a student and its teacher on a GPU, if a stage is long enough
+to repay it.
 
 Layer norms, activations, residuals and casts take more than half of a layer's time on a
 GPU, because each reads and writes all hidden states; compiled, they are fused. One
-layer is compiled for all, for every batch size and length.
+compilation serves all layers, batch sizes and lengths.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,7 @@ from compress.models.signals import ATTENTION
 from compress.training.step import Distillation, Step
 
 LEAST_COMPILED = 1000
-"""Number of steps from which a stage's layers are compiled, which takes up to a
-minute."""
+"""The fewest steps of a stage whose layers are compiled, which takes up to a minute."""
 
 
 @cache
@@ -40,9 +39,9 @@ def compile_layers(step: Step, steps: int) -> Iterator[None]:
     """Compile every layer of the step's models in this context, when it first runs, if
     the stage repays that.
 
-    It does on a GPU with a working compiler, in a distillation of many steps that reads
-    no attention. Reading attention records the inputs of each layer's attention in a
-    list, for which every layer would be compiled anew.
+    That needs a GPU with a working compiler, and a distillation of many steps that does
+    not read attention: reading it records each layer's inputs in a list, for which
+    every layer would be compiled again.
     """
     models: list[object] = []
     if isinstance(step, Distillation) and steps >= LEAST_COMPILED and can_compile():

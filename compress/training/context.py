@@ -33,11 +33,12 @@ from compress.training.sharding import Sharding
 from compress.training.unlabelled import with_texts
 
 HELD_OUT_TOKENS: Final = 200_000
-"""The most tokens of text that score a language model."""
+"""The most held-out tokens on which a language model is scored."""
 LEAST_TOKENS: Final = 8_000_000
-"""Tokens of a corpus that are encoded even if a stage reads fewer: a few seconds."""
+"""Tokens of a corpus that are encoded even if a stage reads fewer; takes a few
+seconds."""
 TOKENS_PER_SECOND: Final = {"cpu": 50_000, "cuda": 20_000_000}
-"""More tokens than a student reads in a second of training, by device."""
+"""Upper bound on the tokens that a student reads in a second of training, by device."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,20 @@ class TrainingContext:
     sharding: Sharding | None = None
 
     def seconds(self, stage: str) -> float | None:
-        """Return the seconds that the time limit leaves to this stage; None without a
-        limit."""
+        """Return the seconds that the time limit leaves to this stage, or None without
+        a limit."""
         return None if self.time_limit is None else self.time_limit.seconds(stage)
 
     def explain_short(self, steps: int, length: Length | None, seconds: float) -> str:
-        """Say how many minutes would allow the least steps of a stage, which took so
-        many seconds; '' without a time limit, or if it made half of them."""
+        """Say how many minutes the least steps of a stage need, from its `steps` in
+        `seconds`; '' without a time limit, or if it made half of the least steps."""
         limit = self.time_limit
         if limit is None or length is None or steps >= length.least / 2:
             return ""
         more = (length.least - steps) * seconds / max(1, steps) / 60
         return (
             f"--minutes {limit.minutes:g} left time for {steps:,} of {length.least:,} "
-            f"steps; give about {math.ceil(limit.minutes + more):,} minutes."
+            f"steps; allow about {math.ceil(limit.minutes + more):,} minutes."
         )
 
     @property
@@ -90,7 +91,7 @@ class TrainingContext:
     @property
     def data(self) -> TaskData:
         if self.task_data is None:
-            raise DataError("a stage on the task's examples needs them: give --data")
+            raise DataError("a stage on the task's examples needs data: pass --data")
         return self.task_data
 
     @property
@@ -145,7 +146,7 @@ class TrainingContext:
         if isinstance(stage.augment, Call):
             if self.masked_lm is None or self.base_teacher is None:
                 raise DataError(
-                    "a stage with `augment` needs a teacher: give --teacher"
+                    "a stage with `augment` needs a teacher: pass --teacher"
                 )
             # the language model may have to be trained first, by all processes together
             lm = (
@@ -158,7 +159,7 @@ class TrainingContext:
                 f"{stage.name}: augmenting the rows by {stage.augment.by}; they are "
                 "cached"
             )
-            # other machines round otherwise, and would choose other words
+            # other machines round differently, and would choose other words
             split = share_rows(
                 partial(
                     augment_split,
@@ -190,9 +191,9 @@ class TrainingContext:
         """Encode a random sample of `count` rows of the task, or of unlabelled text, to
         find out what a model needs.
 
-        The task's rows are those of the validation split, and of the training split if
-        there are fewer: a fine-tuned model knows its training rows by heart, and the
-        gradients of its loss there are noise (docs/LOG.md).
+        The task's rows come from the validation split, and also from the training split
+        if the validation split has fewer: a fine-tuned model has memorised its training
+        rows, and the gradients of its loss there are noise (docs/LOG.md).
         """
         with node_first():
             if data == "text":
@@ -246,7 +247,7 @@ class TrainingContext:
         same rows.
         """
         limits = []
-        # rare languages are read again and again, others hardly
+        # rare languages are read many times, others hardly once
         if stage.language_sampling is None:
             if stage.steps is not None:
                 limits.append(
@@ -268,14 +269,14 @@ def use_bf16(
     base_teacher: Teacher,
     console: Console,
 ) -> bool:
-    """Return True if this run computes in bfloat16; families that cannot are an
-    exception, with a note."""
+    """Return True if this run computes in bfloat16; it does not, with a note, if a
+    family of the run cannot."""
     specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
     used = {base_teacher.model.config.model_type, *(spec.family for spec in specs)}
     unfit = [name for name in sorted(used) if families.find(name).float32_only]
     if number_format == "bf16" and unfit:
         print_note(
             console,
-            f"{', '.join(unfit)} models run in float32 only: this run is slower for it",
+            f"{', '.join(unfit)} models run in float32 only, so this run is slower",
         )
     return number_format == "bf16" and not unfit

@@ -1,10 +1,9 @@
 """Train only the rows of the word embedding that occur in the training data.
 
-A step over 400 tokens computes a dense gradient of the whole table, 30,522 rows for
-BERT, of which only a few hundred are not zero; writing, clipping and applying it costs
-as much as the student's own layers. Tokens that never occur have no gradient and no
-momentum, so leaving them out only exempts them from weight decay: they keep their
-values.
+A step over 400 tokens computes a dense gradient of the whole table (30,522 rows for
+BERT), in which only a few hundred rows are not zero; writing, clipping and applying it
+costs as much as the student's own layers. Tokens that never occur have no gradient and
+no momentum, so leaving them out only exempts them from weight decay.
 
 Shapes: B batch, L tokens, D width of the embedding, V vocabulary, U tokens in use.
 """
@@ -27,7 +26,7 @@ WORTH_IT = 0.7
 
 
 class _InUse(nn.Module):
-    """An embedding whose parameter has the (U, D) rows in use only; in eval mode it
+    """An embedding whose parameter has only the (U, D) rows in use; in eval mode it
     embeds every token."""
 
     def __init__(self, whole: nn.Embedding, used: NDArray[np.int64]) -> None:
@@ -76,7 +75,7 @@ class _InUse(nn.Module):
 @contextmanager
 def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None]:
     """Train only the embedding rows of tokens in `rows` in this context; afterwards the
-    student has its whole table.
+    student has its full table.
 
     Does nothing if most tokens occur, if the table is frozen, or if it is shared with
     an output layer, whose softmax gives every row a gradient.
@@ -102,7 +101,7 @@ def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None
 
 @contextmanager
 def whole_vocabulary(student: PreTrainedModel) -> Iterator[None]:
-    """Give a student under `only_tokens_in_use` its whole table in this context."""
+    """Give a student under `only_tokens_in_use` its full table in this context."""
     in_use = student.get_input_embeddings()
     if not isinstance(in_use, _InUse):
         yield

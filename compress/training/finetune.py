@@ -41,12 +41,12 @@ SURE_ERRORS = 1.645
 """Standard errors by which a teacher must lead the majority answer: 95 %, one-sided."""
 WEAK = 0.5
 USELESS = 0.1
-"""Shares of the way from the majority's score to 1: a teacher below the first is
-compared with a bag of words, and one below the second is refused."""
+"""Shares of the distance from the majority's score to 1: a teacher below WEAK is
+compared with a bag of words, a teacher below USELESS is refused."""
 
 TRAIN_IT = (
-    "Fine-tune it on this task first (give the checkpoint without its task head, and "
-    "this tool does it), or check that teacher, tokenizer and labels belong to this "
+    "Fine-tune it on this task first (pass a checkpoint without a task head, and "
+    "compress does it), or check that teacher, tokenizer and labels belong to this "
     "data"
 )
 
@@ -80,7 +80,7 @@ def with_head(
 
 
 def _describe_start(teacher: Teacher, data: str) -> str:
-    """Say why a teacher is fine-tuned, and what is dropped."""
+    """Say why a teacher is fine-tuned, and which head is dropped."""
     if teacher.other_head:
         return (
             f"the head of {teacher.name}, {teacher.other_head}, is not for {data} and "
@@ -114,7 +114,7 @@ def _train_once(
 
     load_model   loads the model to train, with a new head that is drawn from the run's
                  seed
-    started      the message when it is trained; reused: the name of a model from the
+    started      the message when training begins; reused: the name of a model from the
                  cache
     """
     cache = cache_folder(teacher, data, stage, context, run)
@@ -146,11 +146,11 @@ def cache_folder(
     context: TrainingContext,
     run: Run,
 ) -> Path:
-    """Return the cache folder for what `stage` makes of this teacher. data: name and
-    fingerprint of what it reads.
+    """Return the cache folder for the model that `stage` makes of this teacher. data:
+    name and fingerprint of the data.
 
-    Under a time limit, a teacher that was trained without one serves as well, unless
-    one of this limit is there.
+    Under a time limit, a cached teacher that was trained without a limit is also used,
+    unless there is one for this limit.
     """
     name, fingerprint = data
     numbers = stage.model_dump(exclude_defaults=True)
@@ -214,8 +214,9 @@ def with_pretrained_head(
 ) -> Teacher:
     """Return `teacher` as it was pre-trained, with `head`.
 
-    A missing masked language model's head is trained by `stage` on the run's text, and
-    the result is cached as in `with_head`. Raises TeacherError for other missing heads.
+    If its masked language model's head is missing, `stage` trains one on the run's
+    text, and the result is cached as in `with_head`. Raises TeacherError for other
+    missing heads.
     """
     loaded = load_with_head(
         teacher.name,
@@ -260,7 +261,7 @@ def check_head(teacher: Teacher, head: Head, kind: Kind | None) -> None:
     if not has_saved_head(source, config, model_class, allow_pickle=teacher.pickled):
         raise TeacherError(
             f"teacher {teacher.name} ({config.model_type}) has no {head} head, and "
-            "only a masked language model's can be trained here; give a checkpoint "
+            "only a masked language model's can be trained here; choose a checkpoint "
             "that was saved with one, or another recipe (`compress recipes`)"
         )
 
@@ -288,10 +289,9 @@ def check_teacher(
     """Score the teacher on the validation split before a student learns from it. Raises
     TeacherError with the remedy.
 
-    A teacher is refused if its logits are not finite, or if its score does not lead
-    that of the most frequent label by more than chance, as with an untrained head or
-    permuted labels. Unless `strict`, such a score is only a warning. A small lead is a
-    warning in any case.
+    A teacher is refused if its logits are not finite, or if its score beats the most
+    frequent label by no more than chance, as with an untrained head or permuted labels.
+    Unless `strict`, such a score only leads to a warning. A small lead always does.
     """
     logits = metrics.logits(teacher.model, rows, collate, bf16=bf16)
     return check_logits(teacher.name, logits, data, rows=rows, strict=strict)
@@ -310,7 +310,7 @@ def check_logits(
 
     rows     the encoded split, from which tokenwise tasks read the position of each
              logit
-    remedy   what the user should do, if it is not fine-tuning
+    remedy   what the user should do; by default, fine-tune the teacher
     """
     if not np.isfinite(logits).all():
         bad = int((~np.isfinite(logits)).any(axis=1).sum())
@@ -335,9 +335,9 @@ def check_logits(
     if ahead > SURE_ERRORS * error and way >= USELESS:
         others = data.task.baselines(data, data.validation) if way < WEAK else {}
         notes = [
-            f"teacher {name} teaches little: {figures}, and {other}, without a model, "
-            f"{baseline[metric]:.3f}: train a better teacher, or learn from the labels "
-            "alone"
+            f"teacher {name} teaches little: {figures}, and {other}, without a neural "
+            f"model, {baseline[metric]:.3f}: train a better teacher, or learn from the "
+            "labels alone"
             for other, baseline in others.items()
             if baseline[metric] >= scores[metric]
         ]
@@ -348,7 +348,7 @@ def check_logits(
             if np.isfinite(error)
             else "any lead"
         )
-        figures += f"; on so few rows {least} is no more than chance"
+        figures += f"; on so few rows, {least} is no more than chance"
     advice = remedy or data.task.explain_errors(evaluator, logits) or TRAIN_IT
     problem = f"teacher {name} cannot teach this task: {figures}. {advice}"
     if strict:

@@ -30,19 +30,19 @@ def sample_continuations(
     temperature: float = 1.0,
     processors: Callable[[Tensor], Sequence[LogitsProcessor]] = lambda _: (),
 ) -> dict[str, Tensor]:
-    """Replace what follows the prompts of `batch` by text that `model` samples.
+    """Replace the text after the prompts of `batch` by text that `model` samples.
 
-    A causal model continues the prompt of each row: the tokens up to its first label
-    where the row begins with unlabelled tokens (an instruction), else its first
-    `prompt` real tokens. Rows are returned padded on the right: input_ids,
-    attention_mask and labels (B, L), where labels[t] is the token at t + 1 if the model
-    sampled it, else -100. For an encoder-decoder input_ids and attention_mask stay, and
-    labels and decoder_input_ids are added.
+    A causal model continues the prompt of each row: the tokens up to its first label if
+    the row begins with unlabelled tokens (an instruction), else its first `prompt` real
+    tokens. Rows are returned padded on the right: input_ids, attention_mask and labels
+    (B, L), where labels[t] is the token at t + 1 if the model sampled it, else -100.
+    For an encoder-decoder, input_ids and attention_mask are unchanged, and labels and
+    decoder_input_ids are added.
 
     At most `new_tokens` are sampled, up to and including the model's end token, from
     the whole vocabulary. `processors` makes logits processors for the attention mask of
-    the prompts. Draws from torch's global generator. Raises CompressError when the
-    model has too few positions.
+    the prompts. Draws from torch's global generator. Raises CompressError if the model
+    has too few positions.
     """
     known = (
         model.generation_config.eos_token_id

@@ -37,8 +37,8 @@ def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     if damaged := [str(number) for number, entry in entries.items() if entry is None]:
         shown = ", ".join(damaged[:10]) + (" and more" if damaged[10:] else "")
         warn(
-            f"{log}: is damaged: line {shown} cannot be read. The curves of the report "
-            "lack what was logged there."
+            f"{log}: is damaged: line {shown} cannot be read. The report's curves lack "
+            "these points."
         )
     if damaged or torn:
         write_text(
@@ -56,7 +56,7 @@ def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) 
     ]
     if step and not any(entry["stage"] == stage for entry in kept):
         warn(
-            f"{log}: holds nothing of the first {step} steps of stage {stage}: its "
+            f"{log}: has no entries of the first {step} steps of stage {stage}: its "
             "curves begin after them."
         )
     if len(kept) < len(entries):
@@ -188,8 +188,8 @@ class Journal(TrainerCallback):
 
 
 class _Scalars:
-    """Write a TensorBoard event file. Its own writer uses a thread, in which a full
-    disk ends in a traceback."""
+    """Write a TensorBoard event file. TensorBoard's own writer uses a thread, where a
+    full disk ends in a traceback."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

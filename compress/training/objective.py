@@ -30,7 +30,7 @@ from compress.values import Range
 
 @dataclass(frozen=True)
 class Loss:
-    """A formula, what it reads, and whether it takes the mask."""
+    """A loss function, the signals that it reads, and whether it takes the mask."""
 
     function: Callable[..., Tensor]
     reading: Reading
@@ -107,11 +107,12 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
 def pairs_of_subnet(
     pairs: Sequence[tuple[int, int]], layers: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the (student layer, teacher layer) pairs of a subnet that has these
-    layers, in the subnet's numbering.
+    """Return the (student layer, teacher layer) pairs of a subnet of these layers,
+    numbered within the subnet.
 
-    Each layer keeps the teacher layer that it has in the whole student. If no layer of
-    the subnet has one, its last layer takes that of the student's last compared layer.
+    Each layer keeps its teacher layer from the whole student. If no layer of the subnet
+    has one, its last layer takes the teacher layer of the student's last compared
+    layer.
     """
     own = [
         (m, teacher)
@@ -126,11 +127,11 @@ PROJECTABLE = frozenset({"embeddings", "layers", "encoder_layers"})
 
 
 def find_loss(term: Term) -> Loss:
-    """Return the loss that a term names: a paper's, or the user's own if it has been
-    imported.
+    """Return the loss that a term names: a paper's loss, or the user's own if it has
+    been imported.
 
-    Raises ObjectiveError if there is none, if it does not declare what it reads, or is
-    not called like a loss.
+    Raises ObjectiveError if it does not exist, does not declare what it reads, or does
+    not have the parameters of a loss.
     """
     if term.code is not None or not isinstance(term.loss, str):
         function: Any = term.code or term.loss
@@ -153,8 +154,8 @@ def find_loss(term: Term) -> Loss:
 
 
 def _takes_mask(function: Any, name: str, reading: Reading) -> bool:
-    """Return True if a loss takes the mask. Raises ObjectiveError if its parameters are
-    not those of a loss."""
+    """Return True if a loss takes the mask. Raises ObjectiveError if it does not have
+    the parameters of a loss."""
     expected = (
         f"expected def {name.rpartition('.')[2]}(student, {reading.against}[, mask], "
         "*, option=...)"
@@ -163,7 +164,7 @@ def _takes_mask(function: Any, name: str, reading: Reading) -> bool:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:  # not callable, or written in C
         raise ObjectiveError(
-            f"{name}: its arguments cannot be read; {expected}"
+            f"{name}: its parameters cannot be read; {expected}"
         ) from error
     places = [
         each
@@ -187,7 +188,7 @@ def check_terms(
     terms: Sequence[Term], where: str, *, absent: bool = False
 ) -> list[str]:
     """List every problem of these terms that can be found without models: unknown
-    losses, options, invalid settings.
+    losses and options, invalid settings.
 
     absent: skip the user's own functions that have not been imported.
     """
@@ -229,9 +230,9 @@ class Objective(nn.Module):
 
     `kind` selects the terms that serve this kind of task. `teacher` may be None if
     every term reads labels only. `unit` divides logits and labels before they are
-    compared: for a regression the standard deviation of the labels, so that weights of
-    terms and learning rates suit labels of any size. Raises ObjectiveError for a loss
-    that cannot compare these two shapes.
+    compared: for a regression, it is the standard deviation of the labels, so that
+    weights of terms and learning rates suit labels on any scale. Raises ObjectiveError
+    for a loss that cannot compare these two shapes.
     """
 
     def __init__(
@@ -407,7 +408,7 @@ class Objective(nn.Module):
                 target = target.float() / self.unit
 
         def project(hidden_BLD: Tensor) -> Tensor:
-            """Apply the term's linear map; a student narrower than the map uses its
+            """Apply the term's linear map; a student narrower than the map uses the
             first columns."""
             if not term.project:
                 return hidden_BLD
@@ -446,8 +447,8 @@ class Objective(nn.Module):
     def _check_layers(
         self, i: int, student: int, teacher: int, pairs: Sequence[tuple[int, int]]
     ) -> None:
-        """Raise ObjectiveError if a layer has not shown what the term reads, as one
-        without attention."""
+        """Raise ObjectiveError if a layer has not recorded the signal that the term
+        reads, such as a layer without attention."""
         deepest = (
             max((m for m, _ in pairs), default=-1),
             max((n for _, n in pairs), default=-1),
@@ -458,8 +459,8 @@ class Objective(nn.Module):
             if shown <= number:
                 raise ObjectiveError(
                     f"{self.terms[i].name} compares {self.readings[i].signal} of layer "
-                    f"{number} of the {side}, which shows those of {shown} layers: "
-                    "choose others with `layers`, or compare layers and logits"
+                    f"{number} of the {side}, which has recorded them for {shown} "
+                    "layers: choose others with `layers`, or compare layers and logits"
                 )
 
     def _mask_seen(
@@ -470,8 +471,8 @@ class Objective(nn.Module):
         mask_BL: Tensor,
         pair: tuple[int, int],
     ) -> Tensor:
-        """Return the mask of real tokens, or of the pairs seen in both layers, if one
-        has local or causal attention."""
+        """Return the mask of real tokens or, if a layer has local or causal attention,
+        of the pairs of tokens that both layers see."""
         if self.readings[i].signal not in ATTENTION:
             return mask_BL
         sides = zip((student, teacher), pair, strict=True)
@@ -532,14 +533,14 @@ class Objective(nn.Module):
         for column in needed:
             if column != "teacher" and column not in targets:
                 raise ObjectiveError(
-                    f"{name} needs {column}, and this batch has none: use it on data "
-                    "that has them"
+                    f"{name} needs {column}, but this batch has none: use it on data "
+                    "that has this column"
                 )
         value = getattr(student, reading.signal)
         if value is None or (isinstance(value, tuple) and not value):
             raise ObjectiveError(
-                f"{name} reads {reading.signal}, and this model has none: give the "
-                "stage its `head`"
+                f"{name} reads {reading.signal}, but this model has none: set the "
+                "stage's `head`"
             )
         per_example = reading.per == "example" and not self.task.tokenwise
         if reading.signal == "logits" and per_example and value.dim() != 2:
@@ -550,7 +551,7 @@ class Objective(nn.Module):
 
 
 def preferences(query_B: Tensor, labels: Tensor) -> Tensor:
-    """Mark pairs of rows of one query of which the first is more relevant than the
+    """Mark pairs of rows of one query in which the first is more relevant than the
     second, (B, B)."""
     relevance_B = labels.view(-1)
     return (query_B[:, None] == query_B) & (relevance_B[:, None] > relevance_B)
@@ -560,13 +561,13 @@ def answers(query_B: Tensor, text_B: Tensor, asker_B: Tensor) -> Tensor:
     """Mark the passages (last axis) of each query, (B, B): see `Reading.mask`; the rows
     of passages are -1.
 
-    query_B  the group of each row; text_B: the number of its text; asker_B: that of its
-             group's query
+    query_B  the group of each row; text_B: the number of its text; asker_B: the number
+             of its group's query
     """
     asks_B = text_B == asker_B
     judged_BB = (asker_B[:, None] == asker_B) & asks_B[:, None] & ~asks_B
     own_BB = judged_BB & (query_B[:, None] == query_B)
-    # of what any group of this query has
+    # over all groups of this query
     copies_BB = judged_BB.float() @ (text_B[:, None] == text_B).float() > 0
     unknown_BB = ~asks_B[:, None] | asks_B | copies_BB
     return own_BB.long() - (unknown_BB & ~own_BB).long()
@@ -582,10 +583,10 @@ def compares_queries(terms: Sequence[Term], kind: str | None) -> bool:
 
 
 def weigh_part(value: Tensor, count: Tensor | int, mean: Tensor) -> Tensor:
-    """Weigh a mean over the `count` items of one part of a batch, of which the parts
-    have `mean` items on average.
+    """Weigh a mean over the `count` items of one part of a batch, whose parts have
+    `mean` items on average.
 
-    The mean over the parts is then that over all items.
+    The mean over the parts is then the mean over all items.
     """
     return value * count / mean.where(mean > 0, 1)
 

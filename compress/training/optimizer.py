@@ -23,8 +23,8 @@ from compress.training.step import Step
 
 
 def choose_optimizer(stage: Stage) -> tuple[type[Optimizer], dict[str, Any]] | None:
-    """Return the class and settings of the stage's optimiser; None stands for the
-    library's AdamW."""
+    """Return the class and settings of the stage's optimiser; None: the library's
+    AdamW."""
     rate = {"lr": stage.lr}
     if stage.optimizer == "adafactor":
         return Adafactor, rate | {"scale_parameter": True, "relative_step": False}
@@ -69,7 +69,7 @@ class Lamb(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update every tensor that has a gradient; return the loss of the closure, if
-        there is one."""
+        given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -128,12 +128,11 @@ def group_parameters(
 def scale_rate(
     groups: list[dict[str, Any]], layer: nn.Module, *, lr: float, eps: float, by: float
 ) -> list[dict[str, Any]]:
-    """Give a layer's parameters a rate that is `by` times as high, in groups of their
-    own.
+    """Multiply the learning rate of a layer's parameters by `by`, in separate groups.
 
     AdamW's steps do not grow with the gradient: without this, a head would take `by`
-    times as many steps to predict numbers that are so much larger. Its gradients are
-    that much smaller, and so is `eps`; it decays like the others.
+    times as many steps to predict numbers that are `by` times larger. Its gradients are
+    smaller by the same factor, and so is `eps`; weight decay is unchanged.
     """
     own = {id(parameter) for parameter in layer.parameters()}
     scaled = []

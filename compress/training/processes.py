@@ -3,10 +3,10 @@ files.
 
 A process that waits in a collective for longer than the timeout of its process group is
 ended, and preparation may take longer than that. Processes therefore wait here, in a
-group of their own, and meet in collectives of the other one only once all have come.
+separate group, and enter collectives of the default group only once all have come.
 
-Nodes may have a cache and folders of their own. The first process of each node makes
-there what follows from its inputs. What was trained, bought or drawn at random is made
+Nodes may have their own cache and folders. The first process of each node makes there
+whatever its inputs determine. Whatever is trained, paid for or drawn at random is made
 by the first process of the launch, and sent to the nodes that lack it.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_LIMIT = datetime.timedelta(days=14)
-"""The time that processes wait for each other. Those of one that has ended stop at
+"""The time that processes wait for each other. If one of them ends, the others stop at
 once."""
 SENT_AT_ONCE = 1 << 26
 """Bytes of a file that are held in memory while it is sent."""
@@ -51,8 +51,8 @@ def process_rank() -> int:
 
 @cache
 def _waiting_group(_: Any) -> Any:
-    """Make the group to wait in. Every process of the default group calls this at the
-    same time."""
+    """Make the process group to wait in. Every process of the default group calls this
+    at the same time."""
     from torch import distributed
 
     return distributed.new_group(backend="gloo", timeout=WAIT_LIMIT)
@@ -65,7 +65,7 @@ def _group() -> Any:
 
 
 def wait_for_all() -> None:
-    """Return once all processes of this launch have come here, however long that takes.
+    """Wait until all processes of this launch have come here, however long that takes.
 
     Signals are handled meanwhile. Raises RunError if another process has ended.
     """
@@ -85,7 +85,7 @@ def wait_for_all() -> None:
 
 @contextmanager
 def naming_lost_processes() -> Iterator[None]:
-    """Raise RunError for what collectives raise once a process has ended."""
+    """Re-raise as RunError what collectives raise once a process has ended."""
     from torch import distributed
 
     try:
@@ -93,15 +93,15 @@ def naming_lost_processes() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, distributed.DistError) or "gloo" in str(error):
             raise RunError(
-                "another process of this launch has ended, and its own output says "
-                "why; start all of them again, and those of a run with --resume"
+                "another process of this launch has ended; its own output says why. "
+                "Start all of them again, a run with --resume"
             ) from error
         raise
 
 
 def any_process(flag: bool) -> bool:
-    """Return True if the flag is set in any process of this launch. All of them come
-    here at about the same time."""
+    """Return True if the flag is set in any process of this launch. All processes call
+    this at about the same time."""
     import torch
     from accelerate import PartialState
     from torch import distributed
@@ -116,8 +116,8 @@ def any_process(flag: bool) -> bool:
 
 @contextmanager
 def node_first() -> Iterator[None]:
-    """Let the first process of each node go first: the others find in its cache what it
-    has made or downloaded."""
+    """Let the first process of each node go first: the others then find its results and
+    downloads in the node's cache."""
     from accelerate import PartialState
 
     first = PartialState().is_local_main_process
@@ -149,8 +149,8 @@ def gather(value: T) -> list[T]:
 
 
 def check_same(facts: Mapping[str, str]) -> None:
-    """Compare facts, by what they are of, with those of the first process. Raises
-    RunError in all processes, with the rank and the host of each that differs."""
+    """Compare named facts with those of the first process. Raises RunError in all
+    processes, with the rank and the host of each process that differs."""
     everywhere = gather((socket.gethostname(), dict(facts)))
     host, expected = everywhere[0]
     problems = [
@@ -171,8 +171,8 @@ def check_same(facts: Mapping[str, str]) -> None:
 
 
 def check_given(**sources: str | None) -> None:
-    """Compare the files and the version of this package that the processes of a launch
-    have been given. Raises RunError."""
+    """Compare the version of this package and the named files between the processes of
+    a launch. Raises RunError."""
     if count_processes() == 1:
         return
     facts = {"version of compress": __version__}
@@ -182,10 +182,11 @@ def check_given(**sources: str | None) -> None:
 
 
 def glance(name: str, source: str | None) -> dict[str, str]:
-    """Return a line for each file of what a user has named, in a moment: its bytes, and
-    a hash of the first and the last ones of some files.
+    """Describe each file of a source in a line: its size in bytes and, for some files,
+    a hash of its beginning and end. Takes a moment.
 
-    name  what it is; nothing is returned for a source that is no file or folder
+    name  the name of the source in the line; there are no lines if the source is
+          neither a file nor a folder
     """
     path = Path(source or "").expanduser()
     if source is None or not path.exists():
@@ -206,10 +207,11 @@ def glance(name: str, source: str | None) -> dict[str, str]:
 
 
 def share_folder(folder: Path) -> Path:
-    """Return a sealed folder of the first process as this node has it.
+    """Return the path on this node of a sealed folder of the first process.
 
-    That is the folder itself on nodes that see the same files there. The others receive
-    it once, under $COMPRESS_HOME/received. Every process of a launch calls this.
+    That is the folder itself on nodes that see the same files there. Other nodes
+    receive it once, under $COMPRESS_HOME/received. Every process of a launch calls
+    this.
     """
     from accelerate import PartialState
 
@@ -247,7 +249,7 @@ def _has(folder: Path, sums: Mapping[str, str]) -> bool:
 
 
 def _send_file(source: Path, target: Path | None) -> None:
-    """Send a file of the first process to those that have a target."""
+    """Send a file of the first process to the processes that have a target."""
     import torch
     from accelerate import PartialState
     from torch import distributed
@@ -273,7 +275,7 @@ def _send_file(source: Path, target: Path | None) -> None:
 def share_rows(make: Callable[[], "Dataset"]) -> "Dataset":
     """Return cached rows that the first process makes, the same on every node.
 
-    make  returns a whole entry of `data.cache`
+    make  returns a complete entry of `data.cache`
     """
     from accelerate import PartialState
 
@@ -289,7 +291,7 @@ def share_rows(make: Callable[[], "Dataset"]) -> "Dataset":
 
 
 def copy_weights(model: "nn.Module") -> None:
-    """Give a model the weights that it has in the first process."""
+    """Copy the weights of a model from the first process to all processes."""
     import torch
     from accelerate import PartialState
     from torch import distributed

@@ -2,9 +2,9 @@
 
 A loss can read the fields of `models.signals.Signals`: logits, embeddings, layers,
 scores, queries, keys, values. It is a pure function (student, target, mask_BL, *,
-options) -> float32 scalar, and may leave out the mask if it needs none. A loss on
-attention gets mask_BLL for layers with local attention, such as ModernBERT's, or causal
-attention, as GPT-2's.
+options) -> float32 scalar, and may omit the mask if it does not need it. A loss on
+attention gets mask_BLL for layers with local attention (ModernBERT) or causal attention
+(GPT-2).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,12 +24,13 @@ LossFunction = TypeVar("LossFunction", bound=Callable[..., Any])
 USUAL_ITEMS: Mapping[str, CountedItem] = MappingProxyType(
     {"logits": "example", "pair": "example", "scores": "pair"}
 )
-"""Default items that a mean runs over, by signal; tokens for all others."""
+"""Signal -> the items that a mean runs over by default; tokens for all other
+signals."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Describe what a loss compares.
+    """Describe the signals that a loss compares, and how.
 
     signal    the student's signal it reads
     against   teacher: the same signal of the teacher; otherwise the column of the
@@ -41,9 +42,9 @@ class Reading:
     mask      what the mask argument marks: real tokens, or tokens with a label (labels
               != -100); in rankings, (B, B), rows of the same query (queries), or those
               where the first row (first axis) is more relevant (preferences); for
-              vectors, (B, B), which passages (last axis) answer a query (answers): 1
-              one that is judged with it, 0 one of another query, -1 no passage, or one
-              that may be judged with it in another place
+              vectors, (B, B), which passages (last axis) answer a query (answers): 1 a
+              passage judged with it, 0 a passage of another query, -1 not a passage, or
+              one that another group may judge with it
     bridges   differences between student and teacher that the formula supports
     layers    whether the values of several compared layers are summed or averaged
     windows   the formula supports a mask (B, L, L) of the tokens (last axis) that each

@@ -132,8 +132,8 @@ def _glove(path: Path) -> tuple[list[str], Tensor]:
                     rows.append(np.array(numbers, np.float32))
                     if len(rows[-1]) != len(rows[0]):
                         raise DataError(
-                            f"{path}, line {number}: {len(rows[-1])} numbers where "
-                            f"others have {len(rows[0])}"
+                            f"{path}, line {number}: {len(rows[-1])} numbers; "
+                            f"expected {len(rows[0])}, as on other lines"
                         )
     except OSError as error:
         raise DataError(
@@ -157,7 +157,7 @@ REPLACEMENTS_ENCODING: Final = "2"
 same texts."""
 
 TOKENS_READ: Final = 128
-"""Tokens of a text that are read; words after them stay as they are."""
+"""Tokens of a text that are read; words after them are unchanged."""
 TEXTS_PER_WRITE: Final = 4096
 TOKENS_PER_BATCH: Final = 8192
 
@@ -178,7 +178,7 @@ CONTRACTED: Final = frozenset(f"{verb}n" for verb in _NEGATED) | {
     "ve",
     "y",
 }
-"""The parts of contractions that are cut at their apostrophes."""
+"""The parts of contractions that are split at their apostrophes."""
 MORE_STOP_WORDS: Final = frozenset({"did", "does", "doing", "having", "just", "theirs"})
 """The rest of the authors' stop words that scikit-learn's list lacks."""
 
@@ -199,8 +199,8 @@ class CandidateOptions:
 
     most      candidates per word
     vectors   a GloVe file; None: the model's embeddings
-    masked    mask words of a single token, `together` of a text in one pass, with the
-              original text `beside` or not
+    masked    mask words of a single token, `together` of a text in one pass, with or
+              without the original text `beside` it
     """
 
     most: int
@@ -225,16 +225,16 @@ def find_candidates(
     """
     if not tokenizer.is_fast:
         raise DataError(
-            f"{type(tokenizer).__name__} gives no offsets of tokens in a text: use a "
-            "fast tokenizer"
+            f"{type(tokenizer).__name__} does not report token offsets: use a fast "
+            "tokenizer"
         )
     if options.masked and (tokenizer.mask_token_id is None or not has_lm_head(lm)):
         raise DataError(
-            f"{type(lm).__name__} fills in no masks: give a model with a masked "
+            f"{type(lm).__name__} cannot fill in masks: use a model with a masked "
             "language model's head"
         )
     if options.vectors and not Path(options.vectors).is_file():
-        raise DataError(f"{options.vectors}: there is no such file of word vectors")
+        raise DataError(f"{options.vectors}: no such file of word vectors")
     weights = hashlib.sha256()
     words = hashlib.sha256()
     for parameter in lm.parameters():
@@ -316,8 +316,8 @@ def _find(
 def _words(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
 ) -> tuple[list[list[int]], list[list[ReplacedWord]]]:
-    """Return the first `room` token ids of each text (the last, if its tokenizer cuts
-    off the beginning), and the words among them that may be replaced."""
+    """Return the first `room` token ids of each text (the last, if its tokenizer
+    truncates the beginning), and the words among them that may be replaced."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     stop_words = ENGLISH_STOP_WORDS | CONTRACTED | MORE_STOP_WORDS
@@ -398,8 +398,8 @@ class _Masks:
         """Return {(text, token): candidate words} for the given tokens of each text,
         each masked once.
 
-        Words that are masked in one pass are not neighbours if there are enough of
-        them.
+        Words that are masked in one pass are not neighbours if there are several
+        passes.
         """
         passes = [
             (at, places[first::stride])
@@ -429,7 +429,7 @@ class _Masks:
     def _best(
         self, batch: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]
     ) -> Tensor:
-        """Return token ids (R, M), most probable first; R in the order of the passes
+        """Return token ids (R, M), most probable first; R is in the order of the passes
         and of the places in each."""
         rows = []
         beside = self.options.beside

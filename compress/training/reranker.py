@@ -44,25 +44,25 @@ def score_passages(
     """Return the data with a cross-encoder's score of every passage that a training
     query is judged with.
 
-    A query without an irrelevant passage is given those that BM25 ranks highest, as
+    A query without an irrelevant passage gets the passages that BM25 ranks highest, as
     `data.ranking` does for rerankers.
 
     bf16  compute in bfloat16, unless the family of the cross-encoder cannot
 
-    Raises TeacherError for data without queries, or with scores of their own.
+    Raises TeacherError for data without queries, or data that already have scores.
     """
     split = data.train
     if not any(split["passage"][:]):
         raise TeacherError(
             f"teacher {reranker.name}: is a cross-encoder, which scores passages of "
-            f"queries, and {data.name} has no queries; expected a table with the "
+            f"queries, but {data.name} has no queries; expected a table with the "
             "columns query and positive, or query, passage and relevance"
         )
     if any(map(len, split["scores"][:])):
         raise TeacherError(
-            f"teacher {reranker.name}: is a cross-encoder, but {data.name} has a "
-            "teacher's scores already: remove their column, or name a sentence encoder "
-            "as the teacher"
+            f"teacher {reranker.name}: is a cross-encoder, but {data.name} already has "
+            "a teacher's scores: remove their column, or use a sentence encoder as "
+            "the teacher"
         )
 
     bf16 = bf16 and not families.find(reranker.model.config.model_type).float32_only
@@ -106,8 +106,8 @@ def score_passages(
 def _with_negatives(
     split: Dataset,
 ) -> tuple[list[str], list[list[int]], list[list[float]]]:
-    """Return the texts of a split, the texts that each is judged with, and their
-    relevance."""
+    """Return the texts of a split, and for each text the texts that it is judged with
+    and their relevance."""
     texts = split["text"][:]
     related = split["related"][:]
     relevance = split["relevance"][:]

@@ -4,8 +4,8 @@ moment.
     recipe.yaml   the resolved recipe (search.yaml for a search), written before
                   anything runs
     run.json      identity of the run: teacher, data, seed, precision, versions,
-                  command, number of processes, and those that continued
-                  it; when it was finished
+                  command, number of processes at the start and after each resume; when
+                  it was finished
     seconds.json  time spent by all processes until their last checkpoint or finished
                   stage
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
@@ -70,11 +70,11 @@ RESULT = "student"
 _FACTS = "run.json"
 _LOCK = ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
-"""Files that are written before anything runs: a directory with no other files may be
+"""Files that are written before anything runs: a directory with only these files may be
 used again."""
 _SPENT = "costs.json"
-"""The time that a search has spent, which is not worth keeping if the search failed at
-once."""
+"""The file of the time that a search has spent, which need not be kept if the search
+failed at once."""
 _SECONDS = "seconds.json"
 _NO_FACTS = "The run cannot be identified without it: start again in another --out"
 _LEFTOVERS = (
@@ -85,7 +85,7 @@ _LEFTOVERS = (
     ".*.retired",
     ".timing-*",
 )
-"""Files that only an unfinished run needs, or that a killed process has left."""
+"""Files that only an unfinished run needs, or that a killed process has left behind."""
 
 
 class Resolved(Protocol):
@@ -101,7 +101,7 @@ class Run:
     main: bool
     """True in the process that writes: the first one of a multi-process launch."""
     before: float = 0.0
-    """Seconds that earlier processes have worked on the run."""
+    """Seconds for which earlier processes have worked on the run."""
     track: str | None = None
     """The tracker that stages report to, besides the log."""
     note: str = ""
@@ -127,10 +127,9 @@ class Run:
 
         identity   identifies the run (teacher, data, corpus, seed, precision, columns),
                    with any facts to record
-        given      the recipe before it was resolved, which earlier versions have
-                   written
-        name       the file that the recipe is written to
-        track      a tracker, which may be another one after a resume
+        given      the recipe before it was resolved, as earlier versions wrote it
+        name       the name of the file that the recipe is written to
+        track      a tracker, which may change on resuming
 
         The directory of a run that ended before it had any results may be used again by
         another run.
@@ -194,13 +193,13 @@ class Run:
             )
         if resumable and not resume:
             raise RunError(
-                f"{path}: holds a run already; --resume continues it, another --out "
+                f"{path}: already holds a run; --resume continues it, another --out "
                 "starts a new one"
             )
         if resume and not (path / _LOCK).exists():
             raise RunError(
-                f"{path}: holds no run that --resume could continue; check --out, or "
-                "begin one there without --resume"
+                f"{path}: holds no run to resume; check --out, or start one there "
+                "without --resume"
             )
         existing = next(
             folder for folder in (path, *path.absolute().parents) if folder.exists()
@@ -295,8 +294,8 @@ class Run:
 
 
 def _record_processes(path: Path, now: int | None) -> str:
-    """Record by how many processes a run is continued; return a warning if it is not
-    always the same number, else ''."""
+    """Record the number of processes that continue a run; return a warning if it has
+    changed, else ''."""
     facts = load_json(path / _FACTS, _NO_FACTS)
     # runs of earlier versions, and searches, have not recorded it
     numbers = [facts.get("processes", now), *facts.get("continued_by", [])]
@@ -306,8 +305,8 @@ def _record_processes(path: Path, now: int | None) -> str:
     if len(numbers) == 1:
         return ""
     return (
-        f"trained by {', then '.join(map(str, numbers))} processes: the weights are "
-        "those of an uninterrupted run but for rounding, and but for dropout and other "
+        f"trained by {', then '.join(map(str, numbers))} processes: the weights differ "
+        "from an uninterrupted run only in rounding, and in dropout and other random "
         "draws, which each process makes on its own"
     )
 
@@ -320,8 +319,8 @@ def is_finished(path: Path) -> bool:
 
 
 def continuation(path: Path) -> str:
-    """Return the command that resumes the run in a folder; '' if it is not known, or
-    the run was not begun by one."""
+    """Return the command that resumes the run in a folder, or '' if it is unknown, or
+    if no command started the run."""
     try:
         return resume_command(
             path, str(load_json(path / _FACTS, _NO_FACTS).get("command", ""))
@@ -331,14 +330,14 @@ def continuation(path: Path) -> str:
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """Return the checkpoint that a finished pre-training has left in its folder; None
-    for another run."""
+    """Return the checkpoint that a finished pre-training has left in its folder, or
+    None for any other run."""
     checkpoint = path / RESULT
     return checkpoint if (checkpoint / "config.json").is_file() else None
 
 
 def advise(path: Path) -> str:
-    """Say how to go on with a run that has no bundle."""
+    """Say how to continue with a run that has no bundle."""
     if find_checkpoint(path) is not None:
         words = ["compress", "export", str(path), "--out", str(path / "bundle")]
         return f"It has left a checkpoint. Make a bundle of it: {shlex.join(words)}"
@@ -350,10 +349,10 @@ def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int
     """Remove checkpoints and the files of killed processes from a run; return the
     number of bytes freed.
 
-    Bundle, report, log and the stages' results stay. dry_run: only count. Raises
+    Bundle, report, log and the stages' results are kept. dry_run: only count. Raises
     RunError for a directory without a run, for a run that another process works on, and
-    unless `unfinished` for a run that is not finished, whose interrupted stage would
-    start from its beginning.
+    (unless `unfinished`) for a run that is not finished, whose interrupted stage would
+    restart from its beginning.
     """
     if not (path / _FACTS).is_file() or not (path / _LOCK).exists():
         raise RunError(
@@ -364,8 +363,8 @@ def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int
         if not finished and not unfinished:
             raise RunError(
                 f"{path}: is not finished, and --resume would need its checkpoints. "
-                "Finish it, or give --unfinished: the stage that was interrupted then "
-                "starts from its beginning"
+                "Finish it, or pass --unfinished: the interrupted stage then restarts "
+                "from its beginning"
             )
         leftovers = _leftovers(path)
         size = sum(
@@ -382,7 +381,7 @@ def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int
 def _seconds(file: Path) -> float:
     if not file.exists():
         return 0.0
-    remedy = "Remove it: the time that the run takes is then counted from now on"
+    remedy = "Remove it: the time of the run is then counted from now on"
     seconds = load_json(file, remedy).get("seconds")
     if not isinstance(seconds, int | float):
         raise DamagedError(file, ["it contains no number of seconds"], remedy)
@@ -436,8 +435,7 @@ def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
 def _check_same(
     path: Path, recipes: Sequence[Resolved], identity: Mapping[str, Any], name: str
 ) -> None:
-    """Raise RunError, naming every difference, if the run in the folder is not this
-    one."""
+    """Raise RunError, which names every difference, if the folder holds another run."""
     if not (path / name).is_file():
         raise RunError(
             f"{path}: is a run of another kind, without {name}; choose another --out"

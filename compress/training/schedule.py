@@ -3,8 +3,8 @@
 The rate is warmed up, held, and lowered linearly to zero (warmup-stable-decay: Hu et
 al. 2024, arXiv:2404.06395; Haegele et al. 2024, arXiv:2405.18392). It is held until
 neither the score on the validation split nor the distance to the teacher has improved
-for a while, within limits that depend on the number of rows. The decision is a function
-of the evaluations alone, which checkpoints contain: a resumed stage decides like an
+for a while, within limits that depend on the number of rows. The decision depends only
+on the evaluations, which checkpoints contain: a resumed stage decides like an
 uninterrupted one.
 """
 
@@ -31,29 +31,30 @@ from compress.io import make_folder, write_json
 from compress.training.processes import from_first
 
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
-"""Factors on the least and the most steps."""
+"""Effort -> factor of the least and the most steps."""
 LEAST_AUTO_STEPS = 400
 MOST_AUTO_STEPS = 1500
-"""The least steps, and the most unless three epochs are more; chosen from a few runs
-(docs/LOG.md), not from a grid."""
+"""The least steps of a stage, and the most unless three epochs are more; chosen from a
+few runs (docs/LOG.md), not by a grid search."""
 VARIED = 1500, 3000
-"""The same on variants of few rows, where steps that the validation split does not ask
-for are useful; the least unless three epochs are less."""
+"""The least steps (unless three epochs are fewer) and the most for variants of few
+rows, where more steps help even if the validation score no longer rises."""
 EPOCHS = 3
 EPOCHS_OF_ROWS = 40
-"""The most epochs over many rows, and over few rows, which gain nothing from more."""
+"""The most epochs over many rows (EPOCHS) and over few (EPOCHS_OF_ROWS); more gain
+nothing."""
 WARMUP = 0.05
 """Share of the least steps in which the rate rises."""
 DECAY = 0.25
 """Share of all steps in which the rate falls."""
 SCORE_PATIENCE = 0.2
 LEAST_EVALUATIONS = 2
-"""The hold ends after this share of the steps so far, and at least so many evaluations,
-without an improvement."""
+"""The hold ends when this share of the steps so far, and at least this number of
+evaluations, have passed without an improvement."""
 SCORE_GAIN = 0.1
 DISTANCE_GAIN = 0.02
-"""The least improvements: a rise of the smoothed score in units of 1 / sqrt(rows
-scored), a fifth of the largest standard error of a proportion, and a relative fall of
+"""The smallest improvements: a rise of the smoothed score, in units of 1 / sqrt(rows
+scored) (a fifth of the largest standard error of a proportion), and a relative fall of
 the smoothed distance."""
 SMOOTHED = 3
 """Number of evaluations that are averaged."""
@@ -73,8 +74,8 @@ class Length:
     """Limit an open-ended stage: its least and most optimiser steps, and the steps
     between evaluations.
 
-    gain: the least rise of the smoothed score that is an improvement; infinite if only
-    the distance decides.
+    gain: the smallest rise of the smoothed score that counts as an improvement;
+    infinite if only the distance decides.
     """
 
     least: int
@@ -94,8 +95,8 @@ class Length:
         """Plan a stage whose epoch takes `per_epoch` steps, and whose evaluations score
         `rows` rows. All texts of a corpus are seen at least once.
 
-        graded: the score is a metric of the task. per_query: rows of a query, which
-        teach hardly more than one: the least steps grow with it, up to an epoch.
+        graded: the score is a metric of the task. per_query: rows per query. They teach
+        hardly more than one row, so the least steps grow with it, up to an epoch.
         Evaluations take about a tenth of the time of training, if the forward pass of a
         row takes a third of its training step.
         """
@@ -136,11 +137,11 @@ class Length:
         return max(1, self.most - math.ceil(self.most * DECAY))
 
     def decay_start(self, history: Sequence[Mapping[str, float]]) -> int | None:
-        """Return the step after which the rate falls, given the evaluations so far;
+        """Return the step after which the rate falls, given the evaluations so far, or
         None if it does not fall yet.
 
-        `history` holds `step`, `eval_score` (higher is better) and, where there is a
-        teacher, `eval_distance` (lower is better), in the order of their steps.
+        `history` holds `step`, `eval_score` (higher is better) and, with a teacher,
+        `eval_distance` (lower is better), in the order of their steps.
         """
         first = round(self.least * (1 - DECAY))
         best_score = -math.inf
@@ -174,7 +175,7 @@ class Length:
 
     def end(self, start: int | None) -> int:
         """Return the last step of a stage whose rate falls from `start` on; the most
-        steps if that is not known."""
+        steps if `start` is None."""
         return (
             self.most
             if start is None
@@ -193,16 +194,18 @@ class Length:
 
 
 PASSES_TIMED = 4
-"""Passes of a first step that tell how long the whole step takes."""
+"""Forward passes of the first step from which the time of the whole step is
+estimated."""
 ANSWERING_SHARE = 0.15
-"""The most of a run's minutes in which a teacher answers rows before they are read."""
+"""The largest share of a run's minutes for a teacher to answer rows before they are
+read."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Tell how fast a machine is at the time of a run.
+    """Measure how fast a machine is at the time of a run.
 
-    seconds_per_row  of the teacher, in a forward of rows of the task
+    seconds_per_row  of the teacher, in a forward pass over rows of the task
     slowness         the time of plain Python, relative to a quiet machine; at least 1
     """
 
@@ -212,8 +215,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """Limit the time of a run: what is left until `ends` is split evenly over the
-    stages to come.
+    """Limit the time of a run: the time left until `ends` is split evenly over the
+    remaining stages.
 
     ends     when training must end, by `time.monotonic`
     minutes  the limit that the user gave, for the whole run
@@ -229,19 +232,19 @@ class TimeLimit:
 
     @property
     def spent(self) -> float:
-        """Return the share of the time until the end of training that is over."""
+        """Return the share of the training time that has passed."""
         return (time.monotonic() - self.began) / (self.ends - self.began)
 
     def answers_in_time(self, rows: int) -> bool:
-        """Check whether a teacher answers so many rows in a small share of the time."""
+        """Check whether a teacher answers `rows` rows in a small share of the time."""
         if self.pace is None:
             return False
         return rows * self.pace.seconds_per_row < ANSWERING_SHARE * 60 * self.minutes
 
     def seconds(self, stage: str) -> float:
-        """Return the seconds that this stage may take from now on. One that is not
-        among the stages to come, such as a language model that they need, is one
-        more."""
+        """Return the seconds that this stage may take from now on. A stage that is not
+        among the remaining ones, such as training a language model that they need,
+        counts as one more."""
         left = max(0.0, self.ends - time.monotonic())
         if stage in self.stages:
             return left / (len(self.stages) - self.stages.index(stage))
@@ -249,8 +252,8 @@ class TimeLimit:
 
 
 class AutoLength(TrainerCallback):
-    """Lower the rate and end the stage according to its evaluations, or as soon as only
-    that still fits in `seconds`.
+    """Lower the rate and end the stage according to its evaluations, or when only the
+    fall still fits into `seconds`.
 
     If the time limit decides, the step is saved in `record`, so that a resumed stage
     ends at the same step.
@@ -281,7 +284,7 @@ class AutoLength(TrainerCallback):
         return self.length.factor(step, self.start)
 
     def resume(self, state: TrainerState) -> int:
-        """Repeat the decision of a checkpoint's evaluations and its time limit; return
+        """Repeat the decision for a checkpoint's evaluations and its time limit; return
         the last step."""
         self.start = None if self.seconds is None else from_first(self._read_record)
         if self.start is None:
@@ -318,7 +321,7 @@ class AutoLength(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """Refuse a step of many passes that alone takes longer than there is time."""
+        """Refuse a step of many passes that takes longer than the time limit."""
         self.passes += 1
         if self.seconds is None or self.passes != PASSES_TIMED or state.global_step:
             return
@@ -375,8 +378,8 @@ class AutoLength(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """Discard the best weights of the hold: weights of the fall are better, even if
-        a noisy score hides it."""
+        """Discard the best weights of the hold: weights from the fall are better, even
+        if a noisy score hides it."""
         if state.global_step == (
             self.length.last_start if self.start is None else self.start
         ):

@@ -1,4 +1,4 @@
-"""Score a student during training: by the task's metric, as a language model, or by its
+"""Score a student during training: by the task's metric, by perplexity, or by its
 objective on held-out rows."""
 
 import math
@@ -34,18 +34,18 @@ from compress.training.trainer import Corrupt
 LOG_LIKELIHOOD = "log-likelihood"
 """The mean log-likelihood of a held-out token, in nats."""
 NEGATIVE_LOSS = "negative loss"
-"""Minus the stage's loss on held-out rows."""
+"""The negative of the stage's loss on held-out rows."""
 SCORED_DOCUMENTS: Final = 64
 TOKENS_OF_DOCUMENT: Final = 256
-"""The documents on which a finished language model is scored, and the most tokens of
-one: many beginnings give a smaller error than few whole documents."""
+"""The number of documents on which a finished language model is scored, and the most
+tokens of each: many beginnings have a smaller error than few whole documents."""
 TOKENS_OF_BATCH: Final = 2048
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A function that scores a student on `rows` rows. graded: by a metric of the task
-    rather than by a loss.
+    """A function that scores a student on `rows` rows. graded: the score is a metric of
+    the task, not a loss.
 
     measure: what the score is: a metric of the task, LOG_LIKELIHOOD or NEGATIVE_LOSS.
     """
@@ -57,8 +57,8 @@ class Scoring:
 
 
 def improves(new: Mapping[str, float], old: Mapping[str, float], rows: int) -> bool:
-    """Return True if a student has improved in its score, or if that is not significant
-    in its distance.
+    """Return True if a student's score has improved or, if the change of its score is
+    not significant, its distance.
 
     Changes within the largest standard error of a proportion of the `rows` that are
     scored are not significant.
@@ -157,8 +157,8 @@ def objective_scorer(
     batch: int,
     corrupt: Corrupt | None = None,
 ) -> Score:
-    """Return student -> the mean loss of `step` on held-out rows as `distance`, and
-    minus that as `score`.
+    """Return student -> the mean loss of `step` on held-out rows as `distance`, and its
+    negative as `score`.
 
     Means run over all rows together. Rows are corrupted in the same way every time.
     """
@@ -202,7 +202,7 @@ def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -
     """Return student -> perplexity on held-out text, and as `score` the mean
     log-likelihood of a token, in nats.
 
-    `distance` is minus the score.
+    `distance` is the negative of the score.
     """
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
@@ -219,7 +219,7 @@ def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -
 
 
 def writes_text(stage: Stage, context: TrainingContext) -> bool:
-    """Return True if a stage leaves a causal language model of running text in one
+    """Return True if a stage trains a causal language model on running text in one
     language."""
     return (
         stage.head == "causal_lm"
@@ -234,7 +234,7 @@ def encode_held_out(stage: Stage, context: TrainingContext, seed: int) -> Datase
     """Encode the first held-out documents, each alone: rows with `document`, its
     number.
 
-    At most SCORED_DOCUMENTS of them, and the first rows of each, of about
+    At most SCORED_DOCUMENTS documents, and of each the first rows, about
     TOKENS_OF_DOCUMENT tokens. Raises DataError if there is no text.
     """
     builder = stage.rows

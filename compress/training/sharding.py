@@ -3,9 +3,9 @@ gradients and the optimiser's state.
 
 `accelerate launch --use_fsdp --fsdp_version 2` asks for it, in environment variables.
 accelerate itself splits models on accelerators only, ignores the request on a CPU, and
-would split whatever is trained. Here the layers of a model are split by torch, once the
-model is loaded, and transformers' Trainer treats it as one that was split when it was
-loaded. Files hold whole tensors.
+would split whatever is trained. Here torch splits the layers of a loaded model, and
+transformers' Trainer treats it like a model that was split on loading. Files hold full
+tensors.
 """
 
 import os
@@ -33,7 +33,7 @@ from compress.training.processes import count_processes, from_first
 from compress.training.trainer import BEST, STEP_WEIGHTS, StepTrainer, loading
 
 REQUEST = "ACCELERATE_USE_FSDP"
-"""The variable by which a launch asks for it."""
+"""The environment variable by which a launch asks for split weights."""
 
 
 def refuse_sharding() -> None:
@@ -58,9 +58,9 @@ class Sharding:
     @staticmethod
     def take_request() -> "Sharding | None":
         """Take the request of a launch for split weights out of the environment, so
-        that no library follows it too; None if there is none.
+        that no library follows it too; None without a request.
 
-        Raises RunError for settings that are not followed.
+        Raises RunError for settings that are not supported.
         """
         if os.environ.pop(REQUEST, "").lower() != "true":
             return None
@@ -89,7 +89,7 @@ class Sharding:
         return Sharding(asked.get(reshard) != "false")
 
     def check(self, recipe: Recipe) -> None:
-        """Raise RecipeError if a teacher's stage needs whole weights."""
+        """Raise RecipeError if a teacher's stage needs full weights."""
         problems = [
             f"{recipe.name}: {stage.name}.optimizer: {stage.optimizer} reads the norms "
             "of whole tensors, which --use_fsdp splits: expected adamw"
@@ -113,7 +113,7 @@ class Sharding:
 
 
 class ShardedTrainer(StepTrainer):
-    """Train a step whose student is split; what it writes is whole."""
+    """Train a step whose student is split; its files hold full tensors."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train without wrapping the model again. Set sooner, the attribute would make
@@ -172,7 +172,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def gather_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Gather the whole tensors of a split model, tied ones once, as `_gather` does."""
+    """Gather the full tensors of a split model, tied ones once, as `_gather` does."""
     return {name: _gather(tensor) for name, tensor in _tensors(model)}
 
 
@@ -193,8 +193,8 @@ def read_weights(model: nn.Module, file: Path) -> None:
 
 
 def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state of the optimiser of a split model with whole tensors, as
-    `_gather` does."""
+    """Return the optimiser state of a split model with full tensors, as `_gather`
+    does."""
     saved = optimizer.state_dict()
     state = {
         number: {name: _gather(value) for name, value in values.items()}
@@ -204,8 +204,8 @@ def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def split_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Give the optimiser of a split model a state with whole tensors, which every
-    process has read."""
+    """Load an optimiser state with full tensors, which every process has read, into the
+    optimiser of a split model."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state = {
         number: {
@@ -226,14 +226,15 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gather(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor on the CPU of the main process, and an empty one to
-    the others. All processes call this."""
+    """Return the full tensor on the CPU of the main process, and an empty tensor in the
+    others. All processes call this."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.cpu() if PartialState().is_main_process else torch.empty(0)
 
 
 def _share(whole: Tensor, like: Tensor) -> Tensor:
-    """Return this process's share of a tensor, split as another one of its shape is."""
+    """Return this process's share of a tensor, split like another tensor of its
+    shape."""
     if not isinstance(like, DTensor) or whole.shape != like.shape:
         return whole
     return distribute_tensor(

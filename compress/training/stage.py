@@ -89,8 +89,8 @@ from compress.training.trainer import (
 )
 
 CHECKPOINT_STEPS = 200
-"""Least number of steps between checkpoints: writing, flushing and hashing one costs as
-much as several steps."""
+"""Least number of steps between checkpoints: writing, flushing and hashing a checkpoint
+takes as long as several steps."""
 MOST_CACHED = 2_000_000_000
 """Most bytes of a teacher's hidden states and attention scores, in bfloat16, that
 `cache_teacher: auto` caches."""
@@ -101,8 +101,8 @@ arXiv:2305.16264, Sec. 6."""
 
 @dataclass(frozen=True)
 class Trained:
-    """Record the cost and result of a stage, over all processes that worked on it one
-    after another.
+    """Record the cost and result of a stage, over all processes that worked on it in
+    turn.
 
     steps, examples     optimiser steps, and examples seen
     seconds             of wall time; peak_rss_mb: the most memory that one process held
@@ -130,7 +130,7 @@ class Trained:
         )
 
     def write(self, folder: Path) -> None:
-        """Write the record beside the stage's model."""
+        """Write the record next to the stage's model."""
         content = json.dumps({"trained": asdict(self)}, indent=1) + "\n"
         (folder / "training.json").write_text(content, encoding="utf-8")
 
@@ -147,10 +147,10 @@ def train(
     sharding: Sharding | None = None,
 ) -> Trained:
     """Minimise `step` over encoded `rows`; its student ends with the weights of the
-    best score, or the last ones, and split if a `sharding` is given.
+    best score, or the last ones. With a `sharding`, the student is split.
 
     Training resumes from the newest intact checkpoint of this stage, and ends with the
-    same weights as without the interruption. Raises CompressError when the loss is not
+    same weights as without the interruption. Raises CompressError if the loss is not
     finite.
     """
     folder = run.stage(stage.name)
@@ -193,7 +193,7 @@ def train(
     if note := explain_repetition(stage, per_epoch, rows):
         notify(note)
     # a corrupted batch has tokens that are not in the rows; LAMB and Adafactor average
-    # over the whole table
+    # over the full table
     partial_table = step.only_rows and corrupt is None and stage.optimizer == "adamw"
     steps = plan_steps(stage, per_epoch)
     with _prepared(step, rows, steps, partial_table, sharding) as trainer_class:
@@ -282,7 +282,7 @@ def _prepared(
     sharding: Sharding | None,
 ) -> Iterator[type[StepTrainer]]:
     """Split the student for training, or else train only the tokens in use and compile
-    its layers; yield the class of its trainer."""
+    its layers; yield the trainer class."""
     if sharding is not None:
         sharding.split(step.student)
         yield ShardedTrainer
@@ -295,15 +295,15 @@ def _prepared(
 
 
 def check_processes(stage: str, order: Order, checkpoint: Path) -> None:
-    """Raise RunError for a checkpoint of another number of processes, if the rows of a
-    batch depend on that."""
+    """Raise RunError if a checkpoint was written by another number of processes and the
+    rows of a batch depend on that number."""
     began = len(list(checkpoint.glob("rng_state*.pth")))
     now = count_processes()
     if began != now and not isinstance(order, LengthGrouped):
         raise RunError(
-            f"stage {stage}: {began} process{'es' * (began > 1)} began it and "
-            f"{now} would continue it, but which rows its batches have depends on that "
-            f"number: expected {began} until this stage is done"
+            f"stage {stage}: {began} process{'es' * (began > 1)} began it and {now} "
+            "would continue it, but its batches depend on that number: expected "
+            f"{began} until this stage is done"
         )
 
 
@@ -364,8 +364,8 @@ def rows_per_query(rows: Dataset) -> float:
 
 
 def plan_steps(stage: Stage, per_epoch: int) -> int:
-    """Count the optimiser steps of a stage, given those of an epoch; the most if its
-    length is open."""
+    """Count the optimiser steps of a stage, given the steps of an epoch; the most if
+    its length is open."""
     if stage.steps is None and stage.epochs == "auto":
         total = Length.plan(stage, per_epoch).most
     else:
@@ -390,13 +390,12 @@ def explain_repetition(stage: Stage, per_epoch: int, rows: Dataset) -> str:
     )
     if total < steps:
         return (
-            f"{text}: cut to {total:,} steps; give more text, or set steps (--set) to "
-            "keep all of them"
+            f"{text}: cut to {total:,} steps; add text, or set steps (--set) to keep "
+            "all of them"
         )
     return (
-        f"{text}, of which those beyond {EPOCHS_OF_TEXT} teach nothing; give more "
-        "text, "
-        "or fewer steps"
+        f"{text}, of which those beyond {EPOCHS_OF_TEXT} teach nothing; add text, or "
+        "set fewer steps"
     )
 
 
@@ -507,19 +506,19 @@ def run_stage(
     wrap_score: Callable[[Score], Score] | None = None,
     sharding: Sharding | None = None,
 ) -> PreTrainedModel:
-    """Train `student` on the stage's objective and save the result in the run's folder
-    of this stage.
+    """Train `student` on the stage's objective and save the result in the stage's
+    folder of the run.
 
-    teacher_logits   on the validation split; they add the agreement to each evaluation
+    teacher_logits   of the validation split; they add the agreement to each evaluation
     origin_D         of a student cut out of its teacher: the teacher's dimension that
                      each of its own came from
-    wrap_score       decorates the scoring function, for example to score subnets of
-                     a supernet; default: the step's own
+    wrap_score       decorates the scoring function, for example to score subnets of a
+                     supernet; default: `step.wrap_score`
     sharding         how to split the student over the processes; None trains it whole
 
     The seed is derived from the run's and the stage's name, so that a stage does the
-    same whether or not the ones before it ran in this process. Returns the step's
-    student, which may be another model after the step has finished."""
+    same whether or not earlier stages ran in this process. Returns the step's student,
+    which may be another model after the step has finished."""
     if stage.head == "seq2seq":
         context = replace(context, collate=Seq2SeqCollate(context.tokenizer, student))
     seed = stage_seed(stage, run)
@@ -597,8 +596,8 @@ def run_stage(
         new = from_first(partial(scoring.score, step.student))
         if not improves(new, old, scoring.rows):
             context.console.print(
-                f"{stage.name}: no better on the validation split: the student stays "
-                "as it was"
+                f"{stage.name}: no better on the validation split: the student is "
+                "unchanged"
             )
             step.student.load_state_dict(before.state_dict())
             trained = replace(trained, score=old["score"], best_step=0)
@@ -661,11 +660,11 @@ def _make_step(
             if stage.limit_rows is not None:
                 raise RecipeError(
                     [
-                        f"stage {stage.name}: has `limit_rows`, and {teacher.name} has "
-                        "answered all rows already: leave it out"
+                        f"stage {stage.name}: has `limit_rows`, but {teacher.name} has "
+                        "already answered all rows: leave it out"
                     ]
                 )
-            # what is added to the rows has been said when they were encoded
+            # additions to the rows were noted when they were encoded
             quiet = replace(context, console=Console(quiet=True))
             known = teacher.known_answers(quiet.split(stage, seed))
             assert known is not None, "they are recorded"
@@ -692,7 +691,7 @@ def _make_step(
 
 
 def _positions(student: PreTrainedModel) -> Iterable[nn.Parameter]:
-    """Return the table of absolute positions; nothing where positions are relative or
+    """Return the table of absolute positions; empty if positions are relative or
     rotary."""
     return [
         table
@@ -708,7 +707,7 @@ _NOT_TRAINED: Final[
     "head": lambda student: student.base_model.parameters(),
     "no positions": _positions,
 }
-"""What stays as it is, by what a stage trains."""
+"""The part that a stage trains -> the parameters that are frozen."""
 
 
 @contextmanager
@@ -725,8 +724,8 @@ def _without(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def load_trained(run: Run, stage: str, console: Console) -> Trained | None:
-    """Read the record of a stage; None if the stage did not run in this run, or its
-    record is damaged."""
+    """Read the record of a stage; None if the stage did not run, or if its record is
+    damaged."""
     folder = run.result(stage)
     if not folder.is_dir():
         return None

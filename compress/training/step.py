@@ -29,12 +29,12 @@ Score = Callable[[PreTrainedModel], Mapping[str, float]]
 
 
 class Step(nn.Module):
-    """Turn a batch into {"loss": ..., part: detached, ...} by `forward`: all that a
-    training loop needs. The other methods have defaults.
+    """Turn a batch into {"loss": ..., part: detached, ...} by `forward`, which is all
+    that a training loop needs. The other methods have defaults.
 
     student     the model that is kept
     ready       False while its weights must not be kept as the best
-    only_rows   True if it sees no tokens but those of its rows
+    only_rows   True if it sees only tokens of its rows
                 (`embedding_rows.only_tokens_in_use`)
     dropout     whether the student's dropout is on during training
     """
@@ -54,8 +54,8 @@ class Step(nn.Module):
         return True
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Count the items that the step's means run over, which keeps them exact when a
-        batch is split. Empty: parts of a batch weigh the same."""
+        """Count the items that the step's means run over, which keeps means exact if a
+        batch is split. Empty: all parts of a batch have the same weight."""
         return {}
 
     def begin(self, step: int, total: int) -> None:
@@ -75,8 +75,8 @@ class Step(nn.Module):
         return {}
 
     def clip_groups(self) -> Sequence[Sequence[nn.Parameter]]:
-        """Return lists of parameters whose gradients are clipped list by list. Empty:
-        all together."""
+        """Return lists of parameters; gradients are clipped for each list separately.
+        Empty: clip all gradients together."""
         return ()
 
     def finish(self) -> str | None:
@@ -84,7 +84,7 @@ class Step(nn.Module):
         return None
 
     def wrap_score(self, score: Score) -> Score:
-        """Return how to score the student, given how to score a model."""
+        """Return a function that scores the student, given one that scores a model."""
         return score
 
     def train(self, mode: bool = True) -> Self:
@@ -159,8 +159,8 @@ class Distillation(Step):
         items: Mapping[str, Tensor] | None = None,
         **more: Any,
     ) -> dict[str, Tensor]:
-        """Return the losses of a batch. A transformers.Trainer keeps the columns that
-        are named here."""
+        """Return the losses of a batch. A transformers.Trainer keeps only the columns
+        that are named here."""
         columns = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -244,8 +244,8 @@ class Distillation(Step):
 
 
 class WrappedStep(Step):
-    """Provide what steps share that put a mechanism around another step, such as a
-    `Distillation`.
+    """Wrap another step, such as a `Distillation`: the base of steps that add a
+    mechanism to it.
 
     wraps     name of the attribute that holds the other step; checkpoints contain it
     """
@@ -275,7 +275,7 @@ def fill_labels(labels: Tensor, teacher_BV: Tensor, *, tags: bool = False) -> Te
     floating labels, and for `tags` (B, L) MISSING_TAG, where the teacher's are (B, L,
     classes).
 
-    Other labels of tokens stay as they are: -100 marks tokens to ignore.
+    Other labels of tokens are unchanged: -100 marks tokens to ignore.
     """
     if tags:
         return torch.where(labels == MISSING_TAG, teacher_BV.argmax(-1), labels)

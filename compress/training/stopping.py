@@ -1,4 +1,4 @@
-"""End a stage on SIGTERM, as schedulers and torchrun send it, only once its checkpoint
+"""End a stage on SIGTERM, which schedulers and torchrun send, only once its checkpoint
 is written."""
 
 import os
@@ -30,8 +30,8 @@ class StopRequest:
         """Keep a SIGTERM for `end`. Further ones are ignored: torchrun and its
         scheduler both send it.
 
-        Where nobody handles SIGTERM, and in other threads than the main one, it ends
-        the process as before.
+        If SIGTERM has no handler, or outside the main thread, it ends the process as
+        before.
         """
         before = signal.getsignal(signal.SIGTERM)
         in_main = threading.current_thread() is threading.main_thread()
@@ -69,13 +69,13 @@ class StopRequest:
                 signal.signal(signal.SIGTERM, before)
 
     def agree(self) -> bool:
-        """Return True if any process of the launch was asked to end. All of them call
+        """Return True if any process of the launch was asked to end. All processes call
         this after the same step."""
         self.agreed = any_process(self.asked)
         return self.agreed
 
     def end(self) -> None:
-        """End the process as its SIGTERM would have, if all have agreed to."""
+        """End the process as SIGTERM would have, if all processes have agreed."""
         if self.agreed:
             self._terminate()
 

@@ -8,7 +8,7 @@ shards at the same time.
 Logits are float32, (rows, V), or (tokens, V) if the teacher answers per token; sentence
 vectors are float16, (rows, E). Hidden states are (tokens, D), the rows' real tokens
 concatenated; attention scores are the concatenated (H, n, n) of each row's n tokens.
-Both are float32, or if the teacher computes in bfloat16 bfloat16 (int16 to NumPy).
+Both are float32, or bfloat16 (int16 in NumPy) if the teacher computes in bfloat16.
 
 Shapes: B batch, L tokens, H heads, D hidden, V classes.
 """
@@ -48,16 +48,16 @@ OUTPUTS_ENCODING = "3"
 SHARD = 1 << 15
 """Rows per shard."""
 UNSEEN_REASON = (
-    "cache_teacher does not keep which tokens a layer with local or causal attention "
-    "sees, which losses on scores need"
+    "cache_teacher does not store which tokens a layer with local or causal attention "
+    "sees, but losses on scores need it"
 )
 """Why the attention scores of some families are not cached."""
 
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """Stand in for the teacher in a Distillation: it looks up the outputs of rows by
-    their `index`.
+    """Replace the teacher in a Distillation by cached outputs, which are looked up by
+    the `index` of rows.
 
     lengths   number of real tokens of each row; starts: where they begin within the
               row's shard
@@ -147,8 +147,7 @@ class TeacherCache:
 
 
 def cache_logits(logits_NV: NDArray[Any], rows: Dataset) -> TeacherCache:
-    """Make a cache of logits that are known already, one row for each of `rows` in
-    order."""
+    """Make a cache of known logits, one row for each of `rows` in order."""
     lengths = whole_numbers(rows, "length")
     assert len(lengths) == len(logits_NV), "there is one row of logits for each row"
     shards = tuple(logits_NV[at : at + SHARD] for at in range(0, len(logits_NV), SHARD))
@@ -165,8 +164,8 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def _make_progress(
     lengths: NDArray[np.int64], first: int, order: NDArray[np.int64]
 ) -> Progress:
-    """Make the progress of rows in this order, after those before `first`. All tokens
-    are taken to last as long."""
+    """Make the progress bar for rows in this order, from `first` on. All tokens are
+    assumed to take the same time."""
     tokens = lengths[:first].sum() + np.append(0, np.cumsum(lengths[order]))
 
     def share(done: float) -> float:
@@ -218,14 +217,15 @@ def teacher_cache(
         *(f"scores{layer}" for layer in scored),
     ]
     lengths = whole_numbers(rows, "length")
-    # of a row, by the dimensions of a batch: vectors, those of tokens, pairs per head
+    # the outputs of a row, by the dimensions of a batch: vectors, vectors per token,
+    # pairs per head
     counts = {2: np.ones_like(lengths), 3: lengths, 4: lengths**2}
     starts = {dimensions: _starts(count) for dimensions, count in counts.items()}
 
     @torch.inference_mode()
     def write(shard: int, entry: Path) -> None:
-        """Run the teacher over one shard in batches of similar lengths, into
-        memory-mapped parts of its entry."""
+        """Run the teacher over one shard in batches of similar lengths, and write the
+        outputs to memory-mapped parts of its entry."""
         if all((entry / f"{name}.npy").is_file() for name in names):
             return
         teacher.eval()
@@ -284,7 +284,7 @@ def teacher_cache(
     shards = list(range(-(-len(rows) // SHARD)))
     processes = PartialState()
     own = shards[processes.process_index :: processes.num_processes]
-    # other processes write theirs meanwhile
+    # meanwhile other processes write their shards
     for shard in [*own, *(other for other in shards if other not in own)]:
         load_or_create(folder / f"{shard:05d}", partial(write, shard))
 
@@ -307,7 +307,7 @@ def teacher_cache(
 
 def _scores_of_all(signals: Signals, layer: int) -> Tensor:
     """Return the scores of a layer in which every token attends to all. Raises
-    ObjectiveError for another."""
+    ObjectiveError for other layers."""
     if signals.attention[layer].seen_BLL is not None:
         raise ObjectiveError(f"{UNSEEN_REASON}; set cache_teacher: false")
     return signals.scores[layer]

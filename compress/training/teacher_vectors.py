@@ -50,15 +50,15 @@ VECTORS_LENGTH = 512
 """The most tokens of a text whose vector is compared here, unless encoder or tokenizer
 read fewer."""
 FITTED = 4096
-"""Texts that the initial linear map into the space of a source's vectors is fitted
-to."""
+"""Texts on which the initial linear map into the space of a source's vectors is
+fitted."""
 RIDGE = 1e-3
-"""The penalty on that map, as a share of the mean square of its inputs."""
+"""The ridge penalty on that linear map, relative to the mean square of its inputs."""
 
 
 class VectorSource(Protocol):
-    """A source of vectors for texts that is no checkpoint. digest: of everything that
-    the vectors depend on."""
+    """A source of vectors for texts other than a checkpoint, such as an endpoint.
+    digest: of everything that the vectors depend on."""
 
     @property
     def name(self) -> str: ...
@@ -91,14 +91,14 @@ def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
 
 
 def with_similarities(data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
-    """Give the texts of validation and test splits without gold similarities those of
-    their teacher's vectors, to the nearest and to some random texts, and add a note.
+    """Add the teacher's similarities to validation and test splits without gold ones,
+    between each text, its nearest and some random texts, and add a note.
 
-    max_length   the tokens of a text that are read when the splits are scored, so that
-                 the teacher agrees with itself
+    max_length   the tokens of a text that are read in scoring, so that the teacher
+                 agrees with itself
 
     Other data are unchanged. The data have the teacher's prompts: see `with_teacher`.
-    Texts get that of texts that are compared in pairs, as they do when they are scored.
+    Texts get the prompt for texts compared in pairs, as in scoring.
     """
     if not data.task.vectors:
         return data
@@ -112,18 +112,18 @@ def with_similarities(data: TaskData, teacher: Teacher, max_length: int) -> Task
 def with_vectors(
     data: TaskData, source: VectorSource, start: Teacher
 ) -> tuple[TaskData, Teacher]:
-    """Do what `with_teacher` does with the vectors of a source; return the data and a
-    teacher that has recorded them.
+    """Complete the data as `with_teacher` does, from the vectors of a source; also
+    return a teacher that has recorded them.
 
-    The model of this teacher, out of which students may be cut, is that of `start` with
-    a linear map into the space of the vectors, fitted to some training texts. Raises
-    TeacherError for a task without vectors, and for texts for which the source has
-    none.
+    The model of this teacher, out of which students may be cut, is the model of `start`
+    with a linear map into the space of the vectors, fitted on some training texts.
+    Raises TeacherError for a task without vectors, and for texts for which the source
+    has none.
     """
     if not data.task.vectors:
         raise TeacherError(
-            f"teacher {source.name}: gives vectors, but the data are a task of "
-            f"{data.task.kind}; with --kind embedding only their texts are read"
+            f"teacher {source.name}: returns vectors, but the task of the data is "
+            f"{data.task.kind}; pass --kind embedding to read only their texts"
         )
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     # an endpoint is asked once

@@ -30,7 +30,7 @@ from compress.io import make_folder, write_text
 from compress.training.run import Run
 
 TrackerRun = tuple[str, Callable[[bool], object], str]
-"""The id of a tracker's run, a function that ends it as a success or not, and the
+"""The id of a tracker's run, a function that ends it as a success or a failure, and the
 command or address that shows it."""
 
 
@@ -40,9 +40,9 @@ def report_to_tracker(
 ) -> Iterator[None]:
     """Report what `trainer` logs to the run's tracker in this context.
 
-    Raises CompressError if a tracker that has shown nothing of this run yet cannot
-    begin. Once it has, its failures are warned of, and training goes on without it
-    until the next stage begins.
+    Raises CompressError if a tracker that has not tracked this run before cannot start.
+    Later failures only lead to a warning, and training continues without it until the
+    next stage begins.
     """
     if run.track is None or not run.main:
         yield
@@ -73,9 +73,9 @@ def report_to_tracker(
         warn(
             console,
             f"--track {run.track}: failed at {where} of stage {stage} "
-            f"({type(error).__name__}: {error}). Training goes on without it, and "
-            f"{run.path / 'log.jsonl'} has all numbers. Mend that: the next stage, or "
-            "the same command with --resume, tries it "
+            f"({type(error).__name__}: {error}). Training continues without it, and "
+            f"{run.path / 'log.jsonl'} has all numbers. Fix the cause: the next "
+            "stage, or the same command with --resume, tries "
             f"again{f'; without {file} as a new run' if file.is_file() else ''}",
         )
 
@@ -90,8 +90,9 @@ def report_to_tracker(
     except Exception as error:  # trackers have their own classes
         if next(home.rglob(file.name), None) is None:
             raise CompressError(
-                f"--track {run.track}: cannot begin the run of stage {stage} "
-                f"({type(error).__name__}: {error}). Leave --track out, or mend that"
+                f"--track {run.track}: cannot start the run of stage {stage} "
+                f"({type(error).__name__}: {error}). Fix the cause, or leave --track "
+                "out"
             ) from error
         give_up("the beginning", error)
     finally:

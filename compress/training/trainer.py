@@ -78,7 +78,7 @@ STEP_WEIGHTS = "model.safetensors"
 
 class _Hooks(TrainerCallback):
     """Update the order of rows and the step, clip groups of gradients, log before every
-    checkpoint, and stop after one if that was asked for.
+    checkpoint, and stop after a checkpoint if asked to.
 
     accelerate does not update the order of rows in an epoch that several processes
     resume. A resumed process lacks the sum of the losses since the last line of the
@@ -126,14 +126,14 @@ class _Hooks(TrainerCallback):
 
 COSTS = "costs.json"
 KEPT_CHECKPOINTS = 2
-"""Number of checkpoints that are kept: the newest, and the one before it in case the
-newest gets damaged."""
+"""Number of checkpoints that are kept: the newest, and the previous one in case the
+newest is damaged."""
 
 
 @dataclass(frozen=True)
 class Spent:
     """Record the cost of a stage up to a checkpoint, over all processes that worked on
-    it one after another.
+    it in turn.
 
     loss   the sum over all steps; peak_rss_mb: the most memory that one process held
     """
@@ -211,8 +211,8 @@ def find_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
 
 @contextmanager
 def loading(checkpoint: Path) -> Iterator[None]:
-    """Raise DamagedError for what libraries raise on a checkpoint that another program
-    wrote or changed."""
+    """Re-raise as DamagedError what libraries raise for a checkpoint that another
+    program wrote or changed."""
     try:
         yield
     except (torch.OutOfMemoryError, DamagedError):
@@ -292,7 +292,7 @@ class StepTrainer(Trainer):
         return self.step.student
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from the start or a checkpoint. A SIGTERM ends this with another
+        """Train from the start or a checkpoint. A SIGTERM ends training with another
         checkpoint."""
         with naming_lost_processes(), self.stop.listening():
             self._train_from(checkpoint)
@@ -324,8 +324,8 @@ class StepTrainer(Trainer):
         )
 
     def get_train_dataloader(self) -> Any:
-        """Load batches of the order, which yields rows or, within a budget of tokens or
-        of queries, whole batches."""
+        """Load batches in the given order, which yields rows or, with a budget of
+        tokens or of queries, whole batches."""
         sampling: dict[str, Any] = {"batch_sampler": self.order}
         if isinstance(self.order, LengthGrouped):
             sampling = {"sampler": self.order, "batch_size": self.args.train_batch_size}
@@ -339,10 +339,10 @@ class StepTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Use the step's parameter groups as the optimiser's.
+        """Build the optimiser from the step's parameter groups.
 
-        The head of a regression has a group of its own if its labels have another unit
-        than 1.
+        The head of a regression gets a separate group if the unit of its labels is not
+        1.
         """
         chosen, options = (
             self.optimizer_cls_and_kwargs
@@ -465,7 +465,7 @@ class StepTrainer(Trainer):
         if self.score is None:
             return {}
         scores = self.score(self.student)
-        # other machines round otherwise, and all must decide alike
+        # other machines round differently, and all must decide alike
         metrics = from_first(
             lambda: {f"eval_{name}": float(value) for name, value in scores.items()}
         )
@@ -495,9 +495,9 @@ class StepTrainer(Trainer):
         """Let the library write into .partial, then seal, flush and rename the complete
         checkpoint into place.
 
-        Each checkpoint has its own copy of the best weights: damage to a shared one
-        would reach them all. The library has no public hook around its writing, whose
-        errors on a full disk name no file.
+        Each checkpoint has its own copy of the best weights: damage to a shared copy
+        would affect all of them. The library has no public hook around its writing,
+        whose errors on a full disk name no file.
         """
         with name_disk_errors(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
@@ -528,8 +528,8 @@ class StepTrainer(Trainer):
         self.on_save()
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Let the first process write the random states of all: others may not see the
-        folder, and the library has no public hook."""
+        """Let the first process write the random states of all processes: others may
+        not see the folder, and the library has no public hook."""
         if self.args.world_size == 1:
             super()._save_rng_state(output_dir)
             return

@@ -36,8 +36,8 @@ UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (
 
 
 def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
-    """Return True if there is a corpus whose texts, labelled by a teacher, are rows of
-    this task."""
+    """Return True if there is a corpus whose texts can be rows of this task once a
+    teacher labels them."""
     if corpus is None or corpus.parallel:
         return False
     return data.task.takes_texts and not data.task.pair
@@ -47,7 +47,7 @@ def add_texts(recipe: Recipe, data: TaskData, corpus: Corpus | None) -> Recipe:
     """Let stages with `augment: auto` read more rows than the task's own; see
     `augment.add_stages`. Raises DataError like `check_texts`."""
     names = data.train.column_names
-    # a variant of a passage is none of the query's candidates
+    # a variant of a passage is not a candidate of the query
     texts = 0 if data.task.ranks else sum(name in TEXT_COLUMNS for name in names)
     reads = takes_texts(data, corpus)
     recipe = add_stages(recipe, len(data.train), corpus=reads, texts=texts)
@@ -60,7 +60,7 @@ def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
     """Return the corpus. Raises DataError if its texts cannot be rows of this task."""
     if corpus is None:
         raise DataError(
-            "`corpus: true` needs unlabelled text: give --corpus, or leave it out of "
+            "`corpus: true` needs unlabelled text: pass --corpus, or leave it out of "
             "the recipe"
         )
     if not takes_texts(data, corpus):
@@ -132,8 +132,8 @@ def with_texts(
 
 
 def cut(corpus: Corpus, like: list[str]) -> Iterator[str]:
-    """Yield the texts of a corpus, split in the way that comes nearest to the length of
-    `like` (ratio of medians)."""
+    """Yield the texts of a corpus, split in the way that comes nearest to the lengths
+    of `like` (ratio of medians)."""
     target = np.log(max(1.0, median(map(len, like))))
     first = list(islice(filter(str.strip, corpus.documents()), TEXTS_COMPARED))
     sizes = [

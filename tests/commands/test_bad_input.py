@@ -83,7 +83,7 @@ def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Pat
     assert command.run(*words, "--gate", "warn").code == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for result, expected in (
-        (command.run(*words), "run: holds a run already; --resume continues it, another --out starts a new one"),
+        (command.run(*words), "run: already holds a run; --resume continues it, another --out starts a new one"),
         (
             command.run(*words, "--resume", "--seed", "3"),
             "run: is another run: seed was 0, now 3. Choose another --out",

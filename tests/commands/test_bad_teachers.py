@@ -147,7 +147,7 @@ def test_an_impossible_config_is_refused(shelf: Shelf, tmp_path: Path, changes: 
 def test_custom_code_is_not_run(shelf: Shelf, tmp_path: Path) -> None:
     own = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "model_type": "evil"}
     folder = _configured(shelf, tmp_path / "odd", **own)
-    with pytest.raises(TeacherError, match="code of its own") as error:
+    with pytest.raises(TeacherError, match="its own code") as error:
         teachers.load("odd", folder, TASK)
     assert "download them again" not in str(error.value)
 

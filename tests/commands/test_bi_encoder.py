@@ -103,7 +103,7 @@ def test_texts_without_queries_are_refused(name: str, tmp_path: Path) -> None:
     rows = [f"a film {n}" if name == "texts.txt" else f"a film {n}\tthe plot {n}\t{n % 5}" for n in range(200)]
     (tmp_path / name).write_text("\n".join(["sentence1\tsentence2\tscore"] * (name == "pairs.tsv") + rows) + "\n")
     split = load_task(str(tmp_path / name), kind="embedding").train
-    with pytest.raises(DataError, match="no query with a relevant passage"):
+    with pytest.raises(DataError, match="queries with relevant passages, but the training split has none"):
         group_rows(split, encode(split, tiny.tokenizer(), 16))
 
 
@@ -190,7 +190,10 @@ def test_a_cross_encoder_scores_every_judged_passage(reranker: Path, tmp_path: P
         assert row["scores"] == pytest.approx(model.model(**pairs).logits[:, 0].tolist(), abs=1e-5)
     (tmp_path / "dev.tsv").write_text("query\tpassage\trelevance\nother\tthe actor\t1\nanother\tso sad\t1\n")
     scored = load_task(f"train={write(tmp_path / 'train.tsv')},dev={tmp_path / 'dev.tsv'}", kind="embedding")
-    for unfit, message in ((replace(data, train=tiny_texts(tmp_path)), "has no queries"), (scored, "scores already")):
+    for unfit, message in (
+        (replace(data, train=tiny_texts(tmp_path)), "has no queries"),
+        (scored, "already has a teacher"),
+    ):
         with pytest.raises(TeacherError, match=message):
             score_passages(unfit, model)
 

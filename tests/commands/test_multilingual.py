@@ -159,7 +159,7 @@ def test_trimming_to_one_language(words: Any, head: Any, tmp_path: Path) -> None
     result = trim_checkpoint(tmp_path / "whole", ENGLISH, tmp_path / "small")
     small, fewer = head.from_pretrained(result.path).eval(), AutoTokenizer.from_pretrained(result.path)
     assert small.config.vocab_size == len(fewer) == len(result.kept) < len(words)
-    assert fewer.convert_ids_to_tokens([0, 1, 2, 3]) == list(SPECIAL), "positions are counted from behind the padding"
+    assert fewer.convert_ids_to_tokens([0, 1, 2, 3]) == list(SPECIAL), "positions are counted from after the padding"
     assert small.config.pad_token_id == small.get_input_embeddings().padding_idx == fewer.pad_token_id == 1
     assert fewer.mask_token_id == len(fewer) - 1
     assert [fewer.tokenize(text) for text in ENGLISH] == [words.tokenize(text) for text in ENGLISH]

@@ -237,7 +237,7 @@ def test_a_disk_that_fills_within_a_part(home: Path, monkeypatch: pytest.MonkeyP
         ),
         ({"a.jsonl": '{"text": "a"}\n3\n'}, "/a.jsonl", r"a\.jsonl, line 2"),
         ({"b.parquet": "text"}, "/b.parquet", r"b\.parquet: not a parquet file"),
-        ({"a.pdf": "x"}, "/a.pdf", r"a\.pdf: its name is not that of a text file\. Expected \.txt"),
+        ({"a.pdf": "x"}, "/a.pdf", r"a\.pdf: not the name of a text file\. Expected \.txt"),
         ({"books.txt": "a"}, "/boks.txt", r"no such file or folder\. Did you mean 'books\.txt'"),
         ({"a.tsv": "a\tb\nc\n"}, "/a.tsv", r"a\.tsv, line 2: expected two texts, found 'c'"),
         ({"a.tsv": "a\tb\tc\n"}, "/a.tsv", r"line 1: expected two texts"),

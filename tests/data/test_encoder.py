@@ -189,7 +189,7 @@ def test_a_tokenizer_that_does_more_than_its_files_is_not_saved(tmp_path: Path) 
     made = tiny.tokenizer()
     made.save_pretrained(tmp_path)
     check_saved(tmp_path, made)
-    for kind, problem in ((Shouting, "Shouting encodes"), (Placed, "Placed does not encode a text alone")):
+    for kind, problem in ((Shouting, "Shouting encodes"), (Placed, "Placed cannot encode a text by itself")):
         with pytest.raises(BundleError, match=problem):
             check_saved(tmp_path, kind(vocab=vocabulary))
 

@@ -82,6 +82,6 @@ def test_a_process_that_is_killed(processes: list[subprocess.Popen[bytes]]) -> N
     batches = encode_documents(enumerate(TEXTS * 50), encoder_of(tiny.tokenizer()))
     list(islice(batches, 5))
     processes[0].kill()
-    with pytest.raises(DataError, match="a process that encodes text ended with the status"):
+    with pytest.raises(DataError, match="a process that encodes text exited with status"):
         list(batches)
     assert all(process.poll() is not None for process in processes)

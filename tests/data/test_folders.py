@@ -115,7 +115,7 @@ def test_quoting(files: dict[str, str], texts: list[str], folder: Folder) -> Non
 def test_header_of_a_sibling(folder: Folder) -> None:
     data = load_task(folder({"train.tsv": tsv(), "val.tsv": tsv(header="")}))
     assert len(data.validation) == len(ROWS)
-    assert "val.tsv has no header: its columns are those of train.tsv" in data.notes
+    assert "val.tsv has no header: took the column names of train.tsv" in data.notes
 
 
 def test_columns_by_contents(folder: Folder) -> None:

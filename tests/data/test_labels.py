@@ -68,7 +68,7 @@ def test_several_columns_of_flags_are_multilabel(folder: Folder) -> None:
     assert data.train["label"][:] == [[0.0, 1.0], [1.0, 1.0]]
     found = load_task(folder({"train.tsv": f"{content}nice text\t0\t0\n", "dev.tsv": content}))
     assert (found.task.kind, found.task.label) == ("multilabel", "rude,loud")
-    assert "took 'rude', 'loud' as labels, several of which a text may have, because all are 0 or 1" in found.notes
+    assert "took 'rude', 'loud' as labels, of which a text may have several, because all are 0 or 1" in found.notes
     mixed = "text\trude\tgrade\nsome text\t1\t4\nmore text\t0\t5\n"
     with pytest.raises(DataError, match=r"which of 'rude', 'grade' is the label.*--label a,b"):
         load_task(folder({"train.tsv": mixed, "dev.tsv": mixed}))

@@ -127,7 +127,7 @@ def test_which_sentences_are_encoded_one_by_one(
     found = list(encode_documents(texts, encoder_of(KINDS[kind]())))
     assert np.array_equal(np.concatenate([each.documents for each in found]), np.repeat(np.arange(1500), 3))
     assert (len(whole) < len(texts)) == (kind in APART)
-    assert ("cross sentences" in capsys.readouterr().err) == (kind == "bytes, not split")
+    assert ("cross sentence boundaries" in capsys.readouterr().err) == (kind == "bytes, not split")
 
 
 def test_sentences_end_where_they_did() -> None:

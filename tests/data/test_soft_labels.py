@@ -109,7 +109,7 @@ def broken(probabilities: Any) -> list[dict[str, Any]]:
         (broken({"negative": -0.5, "positive": 1.5}), "row 3: probabilities: expected"),
         (broken({"negative": 1.0}), "row 3: probabilities: expected"),
         (broken({"negative": "much", "positive": 0.1}), "expected a number"),
-        (broken(None), "row 3: probabilities: there is a label, but none of a teacher"),
+        (broken(None), "row 3: probabilities: there is a label, but no probabilities"),
         ([{**line, "label": f"{line['label']}!"} for line in rows()], "negative!"),
         ([{**line, "probabilities": json.dumps(line["probabilities"])} for line in rows()], "has objects as text"),
     ],

@@ -75,7 +75,7 @@ def test_what_may_be_a_source_passes(folder: Folder, monkeypatch: pytest.MonkeyP
     ("source", "message"),
     [
         ("nowhere.txt", "no such file or folder"),
-        ("{here}/a.pdf", "its name is not that of a text file"),
+        ("{here}/a.pdf", "not the name of a text file"),
         ("{here}/pipe.txt", "pipe, socket or device"),
         ("", "is not a data source"),
     ],

@@ -219,7 +219,7 @@ def test_unsupported_sources_are_refused(tmp_path: Path) -> None:
             load_source(name, **options)
     with pytest.raises(ExportError, match="a regression of 2 numbers"):
         load_source(changed(folder, problem_type="regression", id2label={"0": "x", "1": "y"}))
-    with pytest.raises(TeacherError, match="code of its own"):
+    with pytest.raises(TeacherError, match="its own code"):
         load_source(changed(folder, auto_map={"AutoModel": "evil.Model"}))
     with pytest.raises(TeacherError, match=r"config\.json: cannot be read"):
         (folder / "config.json").write_text("[")

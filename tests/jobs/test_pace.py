@@ -123,7 +123,7 @@ def test_a_teacher_answers_first_only_what_it_can_early() -> None:
 def test_a_stage_that_was_cut_short_says_how_long_it_needs(context: TrainingContext) -> None:
     limited = replace(context, time_limit=TimeLimit(0.0, (), minutes=4, began=0.0))
     length = Length(least=1500, most=3000, every=100)
-    said = "--minutes 4 left time for 2 of 1,500 steps; give about 79 minutes."
+    said = "--minutes 4 left time for 2 of 1,500 steps; allow about 79 minutes."
     assert limited.explain_short(2, length, 6.0) == said
     assert limited.explain_short(750, length, 6.0) == ""
     assert context.explain_short(2, length, 6.0) == ""

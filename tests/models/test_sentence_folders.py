@@ -271,7 +271,7 @@ DENSE = {"in_features": HIDDEN, "out_features": 8}
         ([("Pooling", POOLING), ("Normalize", {"p": 1})], "2_Normalize.config.json: 'p'"),
         ([("Dense", {**DENSE, "module_input_name": TOKEN_FEATURE})], "no module computes sentence_embedding"),
         ([("Pooling", POOLING), ("CNN", {})], r"sentence_transformers.models.CNN: cannot be read: its vectors depend"),
-        ([("Pooling", POOLING), ("Whiten", {})], "sentence_transformers.models.Whiten: is no module of"),
+        ([("Pooling", POOLING), ("Whiten", {})], "sentence_transformers.models.Whiten: is not a module of"),
         ([("Transformer", {}), ("Pooling", POOLING)], "expected one Transformer, at the beginning"),
     ],
 )  # fmt: skip
@@ -346,7 +346,7 @@ def test_settings_that_change_no_vector_are_read(tmp_path: Path) -> None:
         ([], "has no modules"),
         ([{"name": "0", "path": "../up", "type": "sentence_transformers.models.Transformer"}], "'../up'"),
         ([{"name": "0", "path": "/etc", "type": "sentence_transformers.models.Transformer"}], "'/etc'"),
-        ([{"name": "0", "path": "", "type": "custom_st.Transformer"}], "custom_st.Transformer: is a class of its own"),
+        ([{"name": "0", "path": "", "type": "custom_st.Transformer"}], "custom_st.Transformer: is a custom class"),
         (
             [{"name": "0", "path": "x", "type": "sentence_transformers.models.Transformer"}],
             "x.config.json: no such file",
@@ -355,7 +355,7 @@ def test_settings_that_change_no_vector_are_read(tmp_path: Path) -> None:
             [{"name": "0", "path": "", "type": "sentence_transformers.models.Transformer", "kwargs": ["task"]}],
             "'kwargs' is ..task",
         ),
-        ([{"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}] * 2, "of the name '0'"),
+        ([{"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}] * 2, "two modules named '0'"),
     ],
 )
 def test_a_list_of_modules_that_is_not_read_is_named(listed: object, named: str, tmp_path: Path) -> None:

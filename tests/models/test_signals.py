@@ -351,7 +351,7 @@ def test_reentrant_checkpointing_is_refused(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "opens", "message"),
     [
-        ("xlnet", True, r"XLNetForSequenceClassification shows no attention .* leave attention"),
+        ("xlnet", True, r"XLNetForSequenceClassification has recorded no attention: .* leave attention"),
         ("bert", False, r"call signals\.open_attention\(model\) first"),
     ],
 )

@@ -134,7 +134,7 @@ def test_grouped_heads(asked: dict[str, Any], found: tuple[int, int, int]) -> No
     assert families.logits(student).isfinite().all()
     if "config" in asked:  # not a share of the teacher's
         assert resolve_init(StudentSpec(**asked, init="auto"), teacher.config).init == "scratch"
-        with pytest.raises(StudentError, match="heads keep their size, and as many share keys and values"):
+        with pytest.raises(StudentError, match="heads keep their size, and the number that share keys and values"):
             build(StudentSpec(**asked, init="teacher"), teacher, head="causal_lm", kind=None)
 
 
@@ -187,5 +187,7 @@ def test_layers_that_cannot_be_told_are_refused() -> None:
     teacher, student = (
         AutoModelForSequenceClassification.from_config(FunnelConfig(block_sizes=[count], **config)) for count in (4, 2)
     )
-    with pytest.raises(StudentError, match="layers of funnel models cannot be told by the names of their weights"):
+    with pytest.raises(
+        StudentError, match="layers of funnel models cannot be recognised by the names of their weights"
+    ):
         copy_whole(student, teacher, "even")

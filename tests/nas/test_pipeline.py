@@ -481,4 +481,4 @@ def test_another_search_in_the_same_folder_is_refused(searched: Path, shelf: Sea
     told = command.run(*shelf.words(searched, "--max-params", "9000", "--resume"))
     assert (told.code, "the search differs (compare its search.yaml)" in told.err) == (2, True)
     told = command.run(*shelf.words(searched, *BUDGET))
-    assert (told.code, "holds a run already; --resume continues it" in told.err) == (2, True)
+    assert (told.code, "already holds a run; --resume continues it" in told.err) == (2, True)

@@ -176,7 +176,7 @@ def test_documents_stream_and_no_more_than_the_nearest_are_held() -> None:
 
 
 def test_a_single_document_and_too_short_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="one document, so there is no random segment"):
+    with pytest.raises(DataError, match="one document, so no random segment"):
         pairs([THREE[0]])
     with pytest.raises(DataError, match="max_length 4: a pair needs 3 special tokens and room for two"):
         pairs(THREE, max_length=4)

@@ -189,9 +189,9 @@ def test_another_width_is_refused_with_a_remedy(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"of": "hinton.soft_targets", "sizes": [4]}, "does not compare sentence vectors"),
-        ({"of": "tinybert.hidden", "sizes": [4]}, "does not compare sentence vectors"),
-        ({"of": "matryoshka.nested", "sizes": [4]}, "does not compare sentence vectors"),
+        ({"of": "hinton.soft_targets", "sizes": [4]}, "is not a loss of sentence vectors"),
+        ({"of": "tinybert.hidden", "sizes": [4]}, "is not a loss of sentence vectors"),
+        ({"of": "matryoshka.nested", "sizes": [4]}, "is not a loss of sentence vectors"),
         ({"of": "leaf.l3", "sizes": [4]}, "no loss 'leaf.l3'. Did you mean 'leaf.l2'?"),
         ({"of": "leaf", "sizes": [4]}, "names no function"),
         ({"of": {"by": "leaf.l2", "square": True}, "sizes": [4]}, "no option 'square'. Did you mean 'squared'?"),

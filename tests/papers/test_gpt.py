@@ -108,9 +108,9 @@ def test_a_head_with_a_dropout_of_its_own_keeps_it() -> None:
     ("student", "reason"),
     [
         (tiny.model("bert"), "this bert is not known to predict the next token"),
-        (tiny.model("llama", tie_word_embeddings=False), "this llama has an output layer of its own"),
+        (tiny.model("llama", tie_word_embeddings=False), "this llama has a separate output layer"),
     ],
-    ids=["an encoder", "an output layer of its own"],
+    ids=["an encoder", "a separate output layer"],
 )
 def test_students_without_that_language_model_are_refused(student: Any, reason: str) -> None:
     with pytest.raises(ObjectiveError, match=f"gpt.AuxiliaryObjective: {reason}"):

@@ -121,7 +121,7 @@ def test_unsuitable_corpora_and_tokenizers_are_refused() -> None:
     with pytest.raises(DataError, match="one document"):
         made(roberta.sentence_pairs, documents=THREE[:1])
     bare = Frame(Template(([], []), None, None), Template(([], [], []), None, None), None, words())
-    with pytest.raises(DataError, match="no special token to separate"):
+    with pytest.raises(DataError, match="without a special token"):
         list(roberta.full_sentences(THREE, bare, max_length=8, rng=rng()))
     assert [row["input_ids"] for row in roberta.doc_sentences(THREE[1:2], bare, max_length=8, rng=rng())] == [
         [200, 201]

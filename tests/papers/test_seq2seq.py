@@ -116,7 +116,7 @@ def test_other_widths_need_a_projection_for_each_side() -> None:
 def test_a_model_without_an_encoder_is_refused() -> None:
     model = tiny.model("bert")
     distillation = Distillation(model, copy.deepcopy(model), [Term("seq2seq.encoder_hidden")])
-    with pytest.raises(ObjectiveError, match="reads encoder_layers, and this model has none"):
+    with pytest.raises(ObjectiveError, match="reads encoder_layers, but this model has none"):
         distillation(**tiny.batch())
 
 

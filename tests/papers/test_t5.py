@@ -216,7 +216,7 @@ def test_decoders_begin_with_the_padding_token_and_padding_has_no_label() -> Non
 @pytest.mark.parametrize("sentinel", [32_099, 9])
 def test_a_sentinel_is_a_special_token(sentinel: int) -> None:
     ones = torch.ones(1, 9, dtype=torch.long)
-    with pytest.raises(DataError, match=f"token {sentinel} is no special token"):
+    with pytest.raises(DataError, match=f"token {sentinel} is not a special token"):
         t5.corrupt_spans({"input_ids": ones, "attention_mask": ones}, WORDS, sentinel=sentinel)
 
 

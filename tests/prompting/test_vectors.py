@@ -202,7 +202,7 @@ def test_equal_vectors_teach_nothing(start: Path, tmp_path: Path) -> None:
 
 def test_vectors_teach_no_classes(start: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(f"{text},{len(text) % 2}" for text in TEXTS * 20))
-    with pytest.raises(TeacherError, match="gives vectors, but the data are a task of classification"):
+    with pytest.raises(TeacherError, match="returns vectors, but the task of the data is classification"):
         compress.distill(
             teacher=array(tmp_path), data=tmp_path / "rows.csv", recipe="leaf", out=tmp_path / "run",
             columns=compress.DataOptions(kind="classification"),

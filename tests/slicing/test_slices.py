@@ -282,7 +282,7 @@ def test_blocks_of_different_sizes_are_refused() -> None:
     whole = model("bert")
     plan = SlicePlan.from_model(whole)
     kept = Kept(plan.sizes, (0, 1, 2), {Group("ffn", "1"): torch.arange(8)})
-    with pytest.raises(PruneError, match=r"ffn\.1: 8 units are kept, and the sizes say 64"):
+    with pytest.raises(PruneError, match=r"ffn\.1: 8 units are kept, but the sizes say 64"):
         slice_model(whole, kept)
 
 
@@ -291,5 +291,5 @@ def test_shared_layers_are_refused() -> None:
 
     whole = model("bert")
     share(whole, ffn=1)
-    with pytest.raises(PruneError, match="prune it first, share then"):
+    with pytest.raises(PruneError, match="prune the model first, and share weights"):
         reorder_units(whole, magnitude(whole))

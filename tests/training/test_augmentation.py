@@ -345,7 +345,7 @@ def test_senseless_numbers_are_refused(options: dict[str, Any], lm: Any, tokeniz
 
 
 def test_a_model_that_fills_in_no_masks_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="BertModel fills in no masks"):
+    with pytest.raises(DataError, match="BertModel cannot fill in masks"):
         rows(SINGLE, tiny.bert().bert, tokenizer)
 
 
@@ -399,7 +399,7 @@ def test_labels_that_are_missing(label: Any, missing: Any) -> None:
 
 
 def test_single_texts_have_no_partners(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="`partners` are for pairs"):
+    with pytest.raises(DataError, match="`partners` needs pairs"):
         near_words(SINGLE, tiny.bert().bert, tokenizer, partners=1)
 
 

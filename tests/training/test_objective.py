@@ -138,7 +138,7 @@ def test_only_serves_one_kind_of_task() -> None:
 def test_labels_that_are_not_there() -> None:
     student, teacher = signals(STUDENT), signals(TEACHER)
     for term in (Term("bert.labels"), Term("distilbert.masked_soft_targets")):
-        with pytest.raises(ObjectiveError, match=f"{term.name} needs labels, and this batch has none"):
+        with pytest.raises(ObjectiveError, match=f"{term.name} needs labels, but this batch has none"):
             Objective([term], STUDENT, TEACHER)(student, teacher)
 
 

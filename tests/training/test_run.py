@@ -50,7 +50,7 @@ def test_recipe_and_identity_are_written_first(tmp_path: Path, recipe: Recipe) -
 
 def test_an_existing_run_is_resumed_not_started_again(tmp_path: Path, recipe: Recipe) -> None:
     path = start_run(tmp_path / "run", recipe)
-    with pytest.raises(RunError, match="holds a run already; --resume continues it, another --out starts a new one"):
+    with pytest.raises(RunError, match="already holds a run; --resume continues it, another --out starts a new one"):
         open_run(path, recipe)
     open_run(path, recipe, resume=True, command="typed otherwise").close()
 

@@ -132,7 +132,7 @@ def test_a_loss_on_all_pairs_refuses_causal_attention() -> None:
 def test_a_layer_that_shows_no_attention_is_named() -> None:
     step = Distillation(tiny.model("bert"), tiny.model("bert"), [Term("tinybert.attention")])
     step.objective.pairs = [[(0, 0), (2, 1)]]
-    with pytest.raises(ObjectiveError, match=r"scores of layer 2 of the student, which shows those of 2 layers"):
+    with pytest.raises(ObjectiveError, match=r"scores of layer 2 of the student, which has recorded them for 2 layers"):
         step(**tiny.batch())
 
 

@@ -219,7 +219,9 @@ def test_scores_of_tokens_that_do_not_see_each_other_are_refused(tmp_path: Path,
     """The cache would lose which they are."""
     rows, collate = learning.rows(), learning.collate()
     wants = frozenset({"scores"})
-    with pytest.raises(ObjectiveError, match=r"does not keep which tokens .* causal attention .* cache_teacher: false"):
+    with pytest.raises(
+        ObjectiveError, match=r"does not store which tokens .* causal attention .* cache_teacher: false"
+    ):
         teacher_cache(tiny.model(family), rows, collate, tmp_path, wants=wants, layers=[0, 1])
     assert not caches.explain_uncacheable(tiny.model("bert"), wants)
     assert not caches.explain_uncacheable(tiny.model(family), frozenset({"layers"}))
