@@ -20,7 +20,7 @@ COMMANDS = {
     "distill": ("train", "Distil a teacher into a student, export and measure it."),
     "pretrain": ("train", "Run a recipe's stages on text alone."),
     "label": ("train", "Label texts with a prompted language model."),
-    "prune": ("prune", "Prune what matters least, to given sizes or a budget."),
+    "prune": ("prune", "Prune a model to given sizes or a budget."),
     "search": ("search", "Find the best students under a budget on your device."),
     "export": ("export", "Export a model for another runtime, and check its answers."),
     "quantize": ("export", "Quantise a bundle to int8 again, and certify the loss."),
@@ -30,7 +30,7 @@ COMMANDS = {
         "predict",
         "Label texts, tag words, answer questions, compute vectors.",
     ),
-    "demo": ("export", "Write a page that answers in the browser what you type."),
+    "demo": ("export", "Write a page that runs the model in the browser."),
     "bench": ("bench", "Measure latency on this machine or another."),
     "gate": ("bench", "Check that a new model is not slower, worse or larger."),
     "report": ("bench", "Compare the files of several bundles on all devices."),
@@ -55,7 +55,7 @@ READS_BUNDLES = frozenset(
         "report",
     ]
 )
-"""The commands that read bundles, and have no other option that allows code."""
+"""Commands that read bundles and have no `--allow-code` of their own."""
 
 
 class CommandsOnDemand(Mapping[str, Any]):
@@ -135,11 +135,11 @@ def configure_libraries() -> None:
     the user has set are kept.
 
     Their progress bars and advice would disturb ours. Threads that wait by spinning
-    compete with other processes for the cores: beside one busy process, training fell
-    from 360 to under 20 samples/s, and to 210 with sleeping threads. oneDNN keeps a
-    product for each shape, with a buffer of its own, and every length of a batch makes
-    new ones: of the 1,024 that it keeps by default, a step uses few, and memory grows
-    for hundreds of steps.
+    compete with other processes for the cores: next to one busy process, training fell
+    from 360 to under 20 samples/s, and to 210 with sleeping threads. oneDNN caches a
+    primitive with its own buffer for each shape, and every batch length makes new ones:
+    a step uses few of the 1,024 that it caches by default, and memory grows for
+    hundreds of steps.
     """
     for name, value in {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -41,9 +41,7 @@ class TimingOptions:
     )
     sustain: Annotated[
         str,
-        opt.device_option(
-            help="Then run each without a pause for this time, such as 5m."
-        ),
+        opt.device_option(help="Then run each file nonstop for this long, such as 5m."),
     ] = ""
     visitors: Annotated[
         int,
@@ -57,17 +55,21 @@ class TimingOptions:
 def bench(
     bundles: Annotated[
         list[Path],
-        typer.Argument(help="Bundles, or files: .onnx, .ort, .xml, .tflite, .pte."),
+        typer.Argument(
+            help="Bundles or model files: .onnx, .ort, .xml, .tflite, .pte."
+        ),
     ],
     data: Annotated[
         str | None,
-        opt.data_option(help="With --formats: calibrate npu and openvino int8 on it."),
+        opt.data_option(
+            help="With --formats: data to calibrate npu and int8 openvino."
+        ),
     ] = None,
     formats: Annotated[
         str,
         opt.device_option(
-            help="Export to these and race them: all, or onnx, ort, text, openvino, "
-            "executorch, litert, npu."
+            help="Export to these formats and race them: all, or onnx, ort, text, "
+            "openvino, executorch, litert, npu."
         ),
     ] = "",
     precision: Annotated[
@@ -76,12 +78,13 @@ def bench(
     timing: TimingOptions = TimingOptions(),
     device: opt.DeviceOptions = opt.DeviceOptions(),
     out: Annotated[
-        Path | None, opt.file_output(help="Write the result to this file, for report.")
+        Path | None,
+        opt.file_output(help="Write the result here, for `compress report`."),
     ] = None,
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Measure latency on this machine or another: files in turns, warmed up, in two
-    passes, with a verdict on noise.
+    """Measure latency on this machine or another device. Files are warmed up and run in
+    turns, in two passes; noisy results are marked.
 
     All options have defaults: name a bundle, and its files are timed on this machine.
 
@@ -153,21 +156,19 @@ def _number(out: Path | None, visitors: int) -> list[Path]:
 class GateLimits:
     """Limit what a new model may lose, and the time to measure it."""
 
-    max_slower: Annotated[
-        str, opt.budget(help="Allow it to be this much slower, such as 5%.")
-    ] = "5%"
+    max_slower: Annotated[str, opt.budget(help="Maximum slowdown, such as 5%.")] = "5%"
     max_drop: Annotated[
         float | None,
         opt.budget(
             "--max-drop",
             min=0,
             max=100,
-            help="Allow it to lose this many points on --data; default: 0.5.",
+            help="Maximum points lost on --data; default: 0.5.",
         ),
     ] = None
     max_larger: Annotated[
         str | None,
-        opt.budget(help="Allow its file to be this much larger; default: any."),
+        opt.budget(help="Maximum growth of the file, such as 5%; default: any."),
     ] = None
     minutes: Annotated[
         float, opt.budget(min=0.1, help="Maximum minutes to measure latency.")
@@ -190,7 +191,7 @@ class GateFiles:
 def gate(
     old: Annotated[
         Path,
-        typer.Argument(help="The model in use: a bundle, or an .onnx file of one."),
+        typer.Argument(help="The current model: a bundle, or its .onnx file."),
     ],
     new: Annotated[Path, typer.Argument(help="The model to replace it with.")],
     limits: GateLimits = GateLimits(),
@@ -206,10 +207,10 @@ def gate(
     files: GateFiles = GateFiles(),
     as_json: opt.Json = False,
 ) -> None:
-    """Check that a new model is not slower, worse or larger than the one it is to
-    replace by more than is allowed.
+    """Check that a new model is not slower, worse or larger than the old one by more
+    than allowed.
 
-    Exit code 0: passed; 1: failed; 3: cannot be told in this time or with these rows.
+    Exit code 0: passed; 1: failed; 3: undecided in this time or with these rows.
 
     Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5%
     --max-drop 0.3 --data intents
@@ -236,7 +237,8 @@ def gate(
                 check_output_file(path, option, example, list_input_files([old, new]))
         if files.markdown is not None and files.markdown == files.junit:
             raise OutputError(
-                f"--markdown and --junit {files.junit}: are the same file; expected two"
+                f"--markdown and --junit {files.junit}: are the same file; expected "
+                "two different ones"
             )
         result = run(
             old,
@@ -290,19 +292,19 @@ def report(
     at: Annotated[
         str | None,
         opt.budget(
-            help="Compare latency there: a device, a setting, or both, such as "
-            "browser, 32 tokens."
+            help="Where to compare latency: a device, a setting, or both, such as "
+            "`browser, 32 tokens`."
         ),
     ] = None,
     budget_ms: Annotated[
         float | None,
-        opt.budget(min=0, help="Limit the median latency there, in milliseconds."),
+        opt.budget(min=0, help="Maximum median latency there, in milliseconds."),
     ] = None,
     max_mb: Annotated[
-        float | None, opt.budget(min=0, help="Limit the size of the file, in MB.")
+        float | None, opt.budget(min=0, help="Maximum size of the file, in MB.")
     ] = None,
     min_score: Annotated[
-        float | None, opt.budget(help="Require at least this score, such as 0.9.")
+        float | None, opt.budget(help="Minimum score, such as 0.9.")
     ] = None,
     show: Annotated[
         bool, opt.output("--open", help="Open the page in your browser.")
@@ -310,8 +312,8 @@ def report(
     wide: opt.Wide = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare the files of several bundles on all devices that they were measured on,
-    and say which one to ship.
+    """Compare the files of several bundles on all devices where they were measured, and
+    say which one to ship.
 
     Example: compress report runs/first runs/trimmed phone.json --html choice.html
     """

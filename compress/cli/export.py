@@ -48,7 +48,7 @@ class TuneOptions(opt.DeviceOptions):
     seq: Annotated[
         str | None,
         opt.device_option(
-            "--seq", help=f"Tokens of the race; {', '.join(FIXED_LENGTH)}: of files."
+            "--seq", help=f"Tokens in the race, or of {', '.join(FIXED_LENGTH)} files."
         ),
     ] = None
 
@@ -58,13 +58,14 @@ class TargetOptions:
     """Choose what to write, and where."""
 
     out: Annotated[
-        Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")
+        Path | None,
+        opt.output(help="New folder; by default, onnx goes into the bundle."),
     ] = None
     to: Annotated[FormatName, opt.output("--for", help="Write for this runtime")] = (
         "onnx"
     )
     precision: Annotated[
-        str, opt.output(help=f"Of the weights: {','.join(WEIGHTS)}.")
+        str, opt.output(help=f"Weight formats: {','.join(WEIGHTS)}.")
     ] = ""
     opset: Annotated[
         int | None, opt.output(help="Export ONNX again at this opset, 12 to 23.")
@@ -83,7 +84,7 @@ class HeldOutOptions(opt.ColumnOptions):
         str, opt.data_option(help="The data it was trained on, as for distill.")
     ]
     seed: Annotated[
-        int, opt.data_option(help="Seed the rows held out to validate.")
+        int, opt.data_option(help="Random seed of the rows held out for validation.")
     ] = 0
 
 
@@ -195,8 +196,8 @@ def quantize(
     ] = None,
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Quantise a bundle to int8 again, and certify the loss. Exit code 3: more than
-    --max-drop; the best file is kept.
+    """Quantise a bundle to int8 again, and certify the loss. Exit code 3: the loss
+    exceeds --max-drop; the best file is kept.
 
     Example: compress quantize runs/first/bundle --data intents --max-drop 0.3
     """
@@ -247,7 +248,7 @@ def quantize(
 def push(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     repo: Annotated[
-        str, typer.Argument(help="On the hub, as owner/name; created if missing.")
+        str, typer.Argument(help="Hub repository, as owner/name; created if missing.")
     ],
     public: Annotated[
         bool, opt.output("--public", help="Make a new repository public.")
@@ -299,7 +300,7 @@ def demo(
         opt.output("--serve", help="Serve the page here and open it, until Ctrl-C."),
     ] = False,
     no_open: Annotated[
-        bool, opt.output("--no-open", help="Do not open the page that is served.")
+        bool, opt.output("--no-open", help="Do not open the served page.")
     ] = False,
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"],
@@ -310,14 +311,14 @@ def demo(
         opt.data_option(help="Offer rows of this data to try; show its label names."),
     ] = None,
     title: Annotated[
-        str | None, opt.output(help="Of the page; default: the data's name.")
+        str | None, opt.output(help="Title of the page; default: the data's name.")
     ] = None,
     lan: opt.Lan = False,
     assets: opt.Assets = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Write a page that answers in the browser what you type: a folder for any web
-    server, no network needed.
+    """Write a page that runs the model in the browser: a folder for any web server, no
+    network needed.
 
     Example: compress demo runs/first/bundle --serve
     """

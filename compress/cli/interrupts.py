@@ -1,5 +1,4 @@
-"""End a command on SIGTERM as on Ctrl-C: what is open is closed, and the user reads how
-to go on."""
+"""End a command on SIGTERM as on Ctrl-C: clean up, and say how to continue."""
 
 import os
 import signal
@@ -10,12 +9,12 @@ from types import FrameType
 
 INTERRUPTED = 130
 TERMINATED = 143
-"""Exit codes after Ctrl-C and after SIGTERM: 128 plus the number of the signal, as of a
-shell's commands."""
+"""Exit codes after Ctrl-C and after SIGTERM: 128 plus the signal's number, as in a
+shell."""
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised in the main thread on SIGTERM. Whatever cleans up after Ctrl-C cleans up
+    """Raised in the main thread on SIGTERM. Code that cleans up after Ctrl-C cleans up
     after it too."""
 
 
@@ -50,8 +49,8 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 def exit_code(interrupt: BaseException) -> int:
-    """Return the exit code for an interrupt, or for another that has been raised while
-    it was handled."""
+    """Return the exit code for an interrupt: that of SIGTERM if it, or an exception
+    that it was raised from, is a Terminated."""
     error: BaseException | None = interrupt
     while error is not None:
         if isinstance(error, Terminated):

@@ -47,9 +47,9 @@ class _SharedCommand:
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the arguments; help and completion come first.
 
-        What is missing is named with its help. Click would silently take the last value
-        of an option given twice, the current folder for an empty path, and a file's
-        name for the folder `name/`.
+        A missing option is named with its help. Click would silently take the last
+        value of an option given twice, the current folder for an empty path, and a
+        file's name for the folder `name/`.
         """
         words = list(args)
         try:
@@ -72,8 +72,8 @@ class _SharedCommand:
         return rest
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
-        """Return the names of the help's option, also for a command that is used
-        without the root command."""
+        """Return the names of the help option, also for a command that is used without
+        the root command."""
         return HELP
 
     def get_params(self, ctx: Any) -> Any:
@@ -223,7 +223,8 @@ class Output:
 
     last     prints the line that was held back
     screens  one per standard stream
-    options  parameter of the command -> what the user knows it by, such as `--max-drop`
+    options  parameter of the command -> its name on the command line, such as
+             `--max-drop`
     results  where the result is printed; None: standard output
     """
 
@@ -250,7 +251,9 @@ Quiet = Annotated[
 ]
 LogLevel = Annotated[
     Level,
-    typer.Option(metavar="LEVEL", help="debug, info, warning, or error (as --quiet)."),
+    typer.Option(
+        metavar="LEVEL", help="debug, info, warning or error (same as --quiet)."
+    ),
 ]
 Version = Annotated[
     bool,
@@ -266,13 +269,13 @@ Version = Annotated[
 
 OwnCode = Annotated[
     str | None,
-    typer.Option(help="Let a kind of task of your own run from this folder."),
+    typer.Option(help="Allow your own kind of task to run from this folder."),
 ]
 
 
 @contextmanager
 def _allow_kinds(folder: str | None) -> Iterator[None]:
-    """Let the user's own kinds of task run from this folder, if there is one."""
+    """Let the user's own kinds of task run from this folder, if one is given."""
     if folder is None:
         yield
         return
@@ -287,8 +290,8 @@ def with_verbosity(
     *,
     reads_bundles: bool = False,
 ) -> Callable[..., None]:
-    """Give a command the options that say how much it prints; and one that reads
-    bundles, whose kind of task may be code of the user's, one that allows it."""
+    """Add the options for how much a command prints; and if it reads bundles,
+    `--allow-code`, since their kind of task may be the user's own code."""
 
     parameters = signature(command, eval_str=True).parameters.values()
     names = {parameter.name: _option_name(parameter) for parameter in parameters}
@@ -343,8 +346,8 @@ def with_verbosity(
 
 
 def _expand_home(value: Any) -> Any:
-    """Replace `~` in paths: shells leave it in `--out=~/file`. Of a user that does not
-    exist it stays."""
+    """Replace `~` in paths: shells leave it in `--out=~/file`. The `~` of an unknown
+    user stays."""
     if isinstance(value, list):
         return [_expand_home(each) for each in value]
     if not isinstance(value, Path):
@@ -356,8 +359,8 @@ def _expand_home(value: Any) -> Any:
 
 
 def _option_name(parameter: Parameter) -> str:
-    """Return what the user knows a parameter of a command by: `--max-drop`, or for an
-    argument `BUNDLE`."""
+    """Return a parameter's name on the command line: `--max-drop`, or for an argument
+    `BUNDLE`."""
     for each in get_args(parameter.annotation)[1:]:
         if isinstance(each, ArgumentInfo):
             return parameter.name.upper()
@@ -455,8 +458,8 @@ def print_forecast(
 ) -> None:
     """Forecast what a command with these arguments would take, and print that.
 
-    By now the command has imported what it needs, which takes seconds: they are its
-    first phase.
+    The command has imported what it needs by now; the seconds that took are its first
+    phase.
     """
     from compress.records.forecast import PhaseEstimate
     from compress.reporting.terminal import forecast_lines
@@ -478,7 +481,7 @@ def print_json(command: str, result: "str | Path | Mapping[str, Any]") -> None:
     """Print the result of a command as JSON, after the name and version of its schema
     (docs/json.md).
 
-    result  values, or the text or the file of a record
+    result  values, or a record as JSON text or as a file
     """
     import json
 
@@ -497,10 +500,10 @@ def schema(command: str) -> str:
 
 @contextmanager
 def user_errors(hint: str = "") -> Iterator[None]:
-    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130,
-    SIGTERM into 143.
+    """Turn user errors into a message and exit code 2, Ctrl-C into 130, SIGTERM into
+    143.
 
-    A traceback is a bug of ours.
+    Any traceback is a bug of ours.
     """
     from compress.errors import ArgumentError, CompressError
 
@@ -521,7 +524,7 @@ def user_errors(hint: str = "") -> Iterator[None]:
         # a library's own error, or a reader that has read enough
         if error.errno in (None, errno.EPIPE):
             raise
-        # of a copy or rename, the path that could not be written
+        # # for a copy or rename, the path that could not be written
         name = error.filename2 or error.filename
         where = f"{name}: " if name else ""
         message = (

@@ -58,7 +58,7 @@ class VectorOptions:
     against: Annotated[
         Path | None,
         opt.data_option(
-            help="Find the nearest texts of this file: a table, lines, .npy."
+            help="Find the nearest texts in this file: a table, lines or .npy."
         ),
     ] = None
     top: Annotated[
@@ -71,11 +71,11 @@ class VectorOptions:
     ] = "float32"
     prompt_name: Annotated[
         str | None,
-        opt.data_option(help="Vectors: put this prompt of the model before texts."),
+        opt.data_option(help="Vectors: prefix texts with this prompt of the model."),
     ] = None
     new_tokens: Annotated[
         int | None,
-        opt.output(min=1, help="Language models: maximum to write; default: 32."),
+        opt.output(min=1, help="Language models: maximum new tokens; default: 32."),
     ] = None
 
 
@@ -98,11 +98,11 @@ def predict(
     ] = "int8",
     on_error: Annotated[
         Literal["stop", "skip"],
-        opt.output(help="When a text is not UTF-8, or too long."),
+        opt.output(help="What to do if a text is not UTF-8 or too long."),
     ] = "stop",
     as_json: opt.Json = False,
 ) -> None:
-    """Label texts, tag words, answer questions, compute vectors, or go on writing.
+    """Label texts, tag words, answer questions, compute vectors, or continue a text.
     Needs neither torch nor transformers.
 
     Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
@@ -183,7 +183,7 @@ def _open(
 
 
 def _refuse_for_text(options: VectorOptions) -> None:
-    """Refuse what only vectors have."""
+    """Refuse options that only apply to vectors."""
     given = {"--against": options.against, "--prompt-name": options.prompt_name}
     for name, value in given.items():
         if value is not None:
@@ -215,8 +215,8 @@ def _answer_texts(
         for each in stream.answer_lines(predictor, lines, second=second, unit=unit):
             if each.error and on_error == "stop":
                 raise DataError(
-                    f"{each.error}. The answers before it are above; --on-error "
-                    "skip goes on after it"
+                    f"{each.error}. The answers before it are above; --on-error skip "
+                    "continues after it"
                 )
             skipped += bool(each.error)
             show(each)

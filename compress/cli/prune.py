@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 @with_option_groups(without=("wide",))
 def prune(
     model: Annotated[
-        str, typer.Argument(help="minilm, an alias, a folder, a hub id, or a bundle.")
+        str,
+        typer.Argument(
+            help="An alias such as minilm, a folder, a hub id, or a bundle."
+        ),
     ],
     data: opt.DataName,
     recipe: Annotated[
@@ -43,8 +46,8 @@ def prune(
     options: opt.RunOptions = opt.RunOptions(),
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Prune what matters least from a model, to given sizes or a budget; let it
-    recover, ship and measure it.
+    """Prune the least important parts of a model, to given sizes or a budget; let it
+    recover, then ship and measure it.
 
     Example: compress prune minilm --data intents --out runs/half --layers 4 --ffn 0.5
     """
@@ -99,7 +102,7 @@ def trim(
     ] = None,
     corpus: opt.CorpusName = None,
     min_count: Annotated[
-        int, opt.training(min=1, help="Drop tokens that occur less often.")
+        int, opt.training(min=1, help="Drop tokens that occur fewer times than this.")
     ] = 1,
     keep: Annotated[
         list[str] | None, opt.training(help="Keep the tokens of this text. Repeatable.")

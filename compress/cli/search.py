@@ -55,21 +55,25 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """Name what a search begins with, and where it is kept."""
+    """Name what a search starts from, and where it is stored."""
 
     teacher: Annotated[
         str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")
     ] = None
-    data: Annotated[str | None, opt.data_option(help="The data, as for distill.")] = (
-        None
-    )
+    data: Annotated[
+        str | None,
+        opt.data_option(help="intents, a folder of train and dev files, or a hub id."),
+    ] = None
     out: Annotated[
         Path | None,
         opt.output(help="The search's folder; default: a new runs/SPACE-DATA-N."),
     ] = None
     space: Annotated[
         str,
-        opt.training(help="Or npu, dynabert, autotinybert, mobilebert, albert, .yaml."),
+        opt.training(
+            help="width-depth, npu, dynabert, autotinybert, mobilebert, albert or a "
+            ".yaml file."
+        ),
     ] = "width-depth"
 
 
@@ -87,8 +91,8 @@ def search(
     options: opt.RunOptions = opt.RunOptions(),
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Find the best students under a budget on your device; the very best is distilled
-    and shipped.
+    """Find the best students under a budget on your device; the winner is distilled and
+    shipped.
 
     Example: compress search --teacher minilm --data intents --out runs/found
     --max-latency-ms 4 --minutes 60

@@ -32,8 +32,8 @@ def doctor(as_json: opt.Json = False) -> None:
     """Check what this machine has for each command, and print the command that installs
     what is missing.
 
-    Exit code 1: something that the base install needs is missing or broken; what only
-    some commands need is no fault.
+    Exit code 1: something the base install needs is missing or broken. What only some
+    commands need does not count.
 
     Example: compress doctor --json
     """
@@ -113,9 +113,7 @@ def inspect(
     ],
     form: Annotated[
         Literal["checkpoint", "bundle", "recipe", "data", "run", "study"] | None,
-        opt.data_option(
-            "--as", help="Say what it is, if its name has several meanings."
-        ),
+        opt.data_option("--as", help="What it is, if the name is ambiguous."),
     ] = None,
     teacher: Annotated[
         str | None,

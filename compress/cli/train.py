@@ -29,11 +29,14 @@ class TaughtOptions:
 
     corpus: opt.CorpusName = None
     prompt: Annotated[
-        str | None, opt.training(help="Let a language model teach with this prompt.")
+        str | None,
+        opt.training(help="Use a language model as teacher, with this prompt."),
     ] = None
     knowledge: Annotated[
         str | None,
-        opt.training(help="Let the teacher read the facts of this table of triples."),
+        opt.training(
+            help="Table of triples: facts that the teacher reads with each text."
+        ),
     ] = None
 
 
@@ -50,7 +53,7 @@ def distill(
     options: opt.RunOptions = opt.RunOptions(),
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Distil a teacher into a student, export and quantise it, and measure it beside
+    """Distil a teacher into a student, export and quantise it, and measure it against
     its teacher.
 
     Without --out, the folder is a new runs/RECIPE-DATA-N; with --resume, the newest
@@ -96,7 +99,10 @@ def distill(
 @with_option_groups(without=("gate",))
 def pretrain(
     teacher: Annotated[
-        str, opt.training(help="A teacher; or a model to take vocabulary and sizes of.")
+        str,
+        opt.training(
+            help="The teacher, or a model whose vocabulary and sizes are used."
+        ),
     ],
     recipe: opt.RecipeOption,
     out: opt.Out = None,
@@ -156,23 +162,25 @@ class LabelOptions:
     text: opt.TextColumns = None
     label: Annotated[
         str | None,
-        opt.data_option(help="Name the label column, which only scores the teacher."),
+        opt.data_option(help="Label column, used only to score the teacher."),
     ] = None
-    seed: Annotated[int, opt.training(min=0, help="Seed the choice of examples.")] = 0
+    seed: Annotated[
+        int, opt.training(min=0, help="Random seed for choosing examples.")
+    ] = 0
     precision: opt.PrecisionOption = "auto"
     gate: opt.OnWeakTeacher = "refuse"
     allow_pickle: opt.AllowPickle = False
     max_calls: Annotated[
         int | None,
-        opt.training(help="Stop before so many requests to an endpoint.", min=1),
+        opt.training(help="Maximum number of requests to an endpoint.", min=1),
     ] = None
     max_tokens: Annotated[
         int | None,
-        opt.training(help="Stop before so many tokens of prompts and answers.", min=1),
+        opt.training(help="Maximum tokens of prompts and answers.", min=1),
     ] = None
     batch: Annotated[
         Path | None,
-        opt.training(help="Ask an endpoint by request files in this folder."),
+        opt.training(help="Ask an endpoint by batch files in this folder."),
     ] = None
 
 
@@ -181,7 +189,9 @@ def label(
     teacher: Annotated[
         str, opt.training(help="Alias, folder, hub id or an endpoint's .yaml.")
     ],
-    prompt: Annotated[str, opt.training(help="A name of recipes/prompts, or a .yaml.")],
+    prompt: Annotated[
+        str, opt.training(help="A name in recipes/prompts, or a .yaml file.")
+    ],
     data: Annotated[
         str, opt.data_option(help="The data, as for distill; or texts without labels.")
     ],
@@ -290,7 +300,7 @@ def students(
 
 
 def clean(
-    run: Annotated[Path, typer.Argument(help="Directory of a run or a search.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run or a search.")],
     dry_run: Annotated[
         bool, opt.output("--dry-run", help="Only print how much this would free.")
     ] = False,
@@ -298,7 +308,7 @@ def clean(
         bool,
         opt.output(
             "--unfinished",
-            help="Clean an unfinished run too; it cannot be resumed then.",
+            help="Clean an unfinished run too; it can then no longer be resumed.",
         ),
     ] = False,
     as_json: opt.Json = False,

@@ -34,14 +34,14 @@ file_output = partial(output, dir_okay=False)
 """An option for a file to write, which cannot be a folder."""
 
 TeacherOption = Annotated[
-    str, training(help="minilm, an alias, a folder, a hub id, or a .gguf file.")
+    str, training(help="An alias such as minilm, a folder, a hub id, or a .gguf file.")
 ]
 RecipeOption = Annotated[
-    str, training(help="auto, a name of `compress recipes`, or a .yaml.")
+    str, training(help="auto, a name from `compress recipes`, or a .yaml file.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable."),
+    training("--set", help="Override a setting: stages.0.lr=3e-5. Repeatable."),
 ]
 Seed = Annotated[int, training(help="Seed all random numbers of the run."), SEEDS]
 PrecisionOption = Annotated[
@@ -51,41 +51,46 @@ Resume = Annotated[
     bool, training("--resume", help="Continue the interrupted run in --out.")
 ]
 AllowPickle = Annotated[
-    bool, training("--allow-pickle", help="Allow pickled weights that you trust.")
+    bool,
+    training("--allow-pickle", help="Allow pickled weights; only if you trust them."),
 ]
 AllowCode = Annotated[
     str | None,
-    training(help="Let recipe and kind run your code in this folder."),
+    training(help="Allow your own code in this folder to run."),
     NAME_CHECK,
 ]
 OnWeakTeacher = Annotated[
     Literal["refuse", "warn"],
-    training(help="If the teacher is no better than guessing."),
+    training(help="What to do if the teacher only guesses."),
 ]
 DataName = Annotated[
-    str, data_option(help="intents, a folder of train and dev files, or a hub id.")
+    str,
+    data_option(
+        help="intents (embedded), a folder of train and dev files, or a hub id."
+    ),
 ]
 CorpusName = Annotated[
-    str | None, data_option(help="Add unlabelled text: pydoc, a file, folder, hub id.")
+    str | None,
+    data_option(help="Unlabelled text to add: pydoc, a file, folder or hub id."),
 ]
 TextColumns = Annotated[
-    list[str] | None, data_option(help="Name the text column; twice for pairs.")
+    list[str] | None, data_option(help="Text column; give it twice for pairs of texts.")
 ]
 TaskKind = Annotated[
     str | None,
     data_option(
-        help=f"Name the kind of task: {', '.join(kinds.names())}, or your module.",
+        help=f"Kind of task: {', '.join(kinds.names())}, or your module.",
         autocompletion=kinds.names,
     ),
     kinds.KindCheck(),
 ]
 Out = Annotated[
-    Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")
+    Path | None, output(help="The run's folder; default: a new runs/RECIPE-DATA-N.")
 ]
 Vocabulary = Literal["auto", "full"]
 VocabularyOption = Annotated[
     Vocabulary,
-    output(help="full: keep tokens that your texts lack."),
+    output(help="full: keep tokens your texts never use."),
 ]
 Int8MaxDrop = Annotated[
     float | None,
@@ -93,14 +98,13 @@ Int8MaxDrop = Annotated[
         "--max-drop",
         min=0,
         max=100,
-        help="Most points int8 may lose [0.2; for a latency 0.5].",
+        help="Maximum points int8 may lose; default: 0.2, or 0.5 with a latency "
+        "budget.",
     ),
 ]
 MaxDrop = Annotated[
     float,
-    output(
-        "--max-drop", min=0, max=100, help="Points of the score that int8 may lose."
-    ),
+    output("--max-drop", min=0, max=100, help="Maximum score points int8 may lose."),
 ]
 Plan = Annotated[
     bool, output("--plan", help="Estimate minutes, memory and disk; then stop.")
@@ -115,7 +119,7 @@ Lan = Annotated[
     bool, device_option("--lan", help="Let a browser on another machine connect.")
 ]
 ThreadCounts = Annotated[
-    str, device_option("--threads", help="Numbers of threads, such as 1,4.")
+    str, device_option("--threads", help="Thread counts, such as 1,4.")
 ]
 BatchSizes = Annotated[str, device_option("--batch", help="Batch sizes, such as 1,8.")]
 Lengths = Annotated[
@@ -126,7 +130,7 @@ Batch = Annotated[
     int, device_option(min=1, help="Measure with this many texts at once.")
 ]
 Assets = Annotated[
-    Path | None, device_option(help="Take onnxruntime-web from here, not from npm.")
+    Path | None, device_option(help="Folder or tarball of onnxruntime-web (else npm).")
 ]
 
 
@@ -153,7 +157,7 @@ class ShipOptions:
 
     @property
     def limit(self) -> float | None:
-        """Return the loss that is allowed, in the score's own unit."""
+        """Return the allowed drop, in the score's own unit."""
         return None if self.max_drop is None else self.max_drop / 100
 
 
@@ -163,9 +167,9 @@ class ColumnOptions:
     """The columns of the data, if they should not be detected."""
 
     text: TextColumns = None
-    label: Annotated[
-        str | None, data_option(help="Name the label column, or several: a,b.")
-    ] = None
+    label: Annotated[str | None, data_option(help="Label column, or several: a,b.")] = (
+        None
+    )
 
 
 @check_arguments
@@ -176,7 +180,7 @@ class DataOptions(ColumnOptions):
 
     kind: TaskKind = None
     metric: Annotated[
-        str | None, data_option(help="Choose the best checkpoint by this score.")
+        str | None, data_option(help="Metric that selects the best checkpoint.")
     ] = None
 
 
@@ -210,16 +214,15 @@ class RunOptions:
 class LengthOptions:
     """Choose how long a recipe's stages train.
 
-    paper    use the numbers of the paper instead of the recipe's own, which fit any
-             data
-    effort   how long to train stages whose end the validation split decides (`epochs:
-             auto`); None: as in the recipe
-    minutes  the approximate time for everything; stages end earlier to keep it, with
-             their rate still reaching zero
+    paper    use the paper's numbers instead of the recipe's own, which fit any data
+    effort   how long to train stages that the validation split ends (`epochs: auto`);
+             None: as in the recipe
+    minutes  the approximate time for the whole run; stages end early to stay within it,
+             with the learning rate still reaching zero
     """
 
     paper: Annotated[
-        bool, training("--paper", help="Use the lengths and rates of the paper.")
+        bool, training("--paper", help="Use the paper's training lengths and rates.")
     ] = False
     effort: Annotated[
         Literal["quick", "normal", "best"] | None,
@@ -242,15 +245,13 @@ class DeviceOptions:
     lan: Lan = False
     timeout: Annotated[
         float,
-        device_option(
-            "--timeout", min=0.1, help="Seconds that a device may be silent."
-        ),
+        device_option("--timeout", min=0.1, help="Seconds a device may stay silent."),
     ] = 60.0
     python: Annotated[
-        str, device_option("--python", help="ssh: the Python that has onnxruntime.")
+        str, device_option("--python", help="ssh: a Python with onnxruntime.")
     ] = "python3"
     affinity: Annotated[
-        str, device_option(help="Use only these CPUs, as 0-3; not in a browser.")
+        str, device_option(help="Pin to these CPUs, such as 0-3; not in a browser.")
     ] = ""
     native: Annotated[
         Path | None,
@@ -328,11 +329,11 @@ class StudyOptions:
     ] = None
     sampler: Annotated[
         Literal["tpe", "nsga2", "gp", "random"],
-        search_option(help="Draw shapes by this"),
+        search_option(help="Sampler of shapes"),
     ] = "tpe"
     trials: Annotated[
         int | None,
-        search_option(min=1, help="Score this many shapes; default: 200, plain 24."),
+        search_option(min=1, help="Shapes to score; default: 200; plain spaces: 24."),
     ] = None
     minutes: Annotated[
         float | None,
@@ -357,25 +358,25 @@ class StudyOptions:
 class BudgetOptions:
     """The limits of one student of a search; None: no limit.
 
-    speedup      the least speed-up over its teacher, both measured in one race
-    max_file_mb  10^6 bytes of the shipped file
-    min_score    the least score in the task's metric
+    speedup      the minimum speed-up over its teacher, both measured in one race
+    max_file_mb  the maximum size of the shipped file, in 10^6 bytes
+    min_score    the minimum score in the task's metric
     """
 
     max_latency_ms: Annotated[
-        float | None, budget(help="Limit the latency of its file on --device.")
+        float | None, budget(help="Maximum latency on --device, in milliseconds.")
     ] = None
     speedup: Annotated[
-        float | None, budget(help="Require this speed-up over the teacher's file.")
+        float | None, budget(help="Minimum speed-up over the teacher's file.")
     ] = None
     max_params: Annotated[
-        float | None, budget(help="Limit its parameters, such as 5e6.")
+        float | None, budget(help="Maximum number of parameters, such as 5e6.")
     ] = None
-    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = (
-        None
-    )
+    max_file_mb: Annotated[
+        float | None, budget(help="Maximum size of the student's file, in MB.")
+    ] = None
     min_score: Annotated[
-        float | None, budget(help="Require this score on the validation split.")
+        float | None, budget(help="Minimum score on the validation split.")
     ] = None
 
 
@@ -385,7 +386,7 @@ class GoalOptions:
     """Ask for the smallest student that keeps a share of its teacher's score.
 
     keep    the share, as 0.985 or "98.5%"; None: the recipe decides the student's sizes
-    least   what is to be least: the latency or the size of its int8 file, or its
+    least   what to minimise: the latency or the size of its int8 file, or its
             parameters
     """
 
@@ -400,15 +401,15 @@ class GoalOptions:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Return the changes of a recipe that ask for it. Raises RecipeError for
-        `least` alone."""
+        """Return the overrides that set this goal in a recipe. Raises RecipeError for
+        `least` without `keep`."""
         if self.keep is None and self.least == "latency":
             return ()
         if self.keep is None:
             raise RecipeError(
                 [
-                    f"--least {self.least}: says what is to be least of the students "
-                    "that keep a share of the score; give --keep too"
+                    f"--least {self.least}: chooses among the students that keep a "
+                    "share of the score; give --keep too"
                 ]
             )
         return f"target.keep={self.keep}", f"target.least={self.least}"
@@ -421,7 +422,7 @@ class PruneOptions(GoalOptions):
     given stay the same.
 
     layers ... bottleneck   counts, or shares below 1 of the model's
-    max_latency_ms          the most milliseconds for a forward pass of the int8 file
+    max_latency_ms          the maximum milliseconds of a forward pass of the int8 file
     speedup                 over the unpruned model's own int8 file
     """
 
@@ -442,13 +443,13 @@ class PruneOptions(GoalOptions):
         float | None, budget(help="Inner width to keep (MobileBERT).")
     ] = None
     max_latency_ms: Annotated[
-        float | None, budget(help="Instead of sizes: ms of the int8 file.")
+        float | None, budget(help="Instead of sizes: maximum ms of the int8 file.")
     ] = None
     speedup: Annotated[
         float | None, budget(help="Instead of sizes: this many times as fast.")
     ] = None
     max_params: Annotated[
-        float | None, budget(help="Instead of sizes, or with a latency; as 5e6.")
+        float | None, budget(help="Maximum parameters (5e6), alone or with a latency.")
     ] = None
 
     @property
@@ -459,7 +460,7 @@ class PruneOptions(GoalOptions):
 
     @property
     def goal(self) -> GoalOptions:
-        """Return the share of the score that is asked for instead."""
+        """Return the goal, which replaces sizes and limits."""
         return GoalOptions(keep=self.keep, least=self.least)
 
 
@@ -493,7 +494,7 @@ class Int8Options:
 
     calibration: Annotated[
         Literal["minmax", "percentile", "entropy"] | None,
-        training(help="Use this instead of the nearest to fp32"),
+        training(help="Use this method instead of the closest to fp32"),
     ] = None
     percentile: Annotated[
         float, training(min=50, max=100, help="For --calibration percentile.")
@@ -502,7 +503,8 @@ class Int8Options:
         int, training(min=1, help="Calibrate on this many training rows.")
     ] = 512
     form: Annotated[
-        Literal["fused", "qdq"], output(help="fused: onnxruntime on CPUs; qdq: others.")
+        Literal["fused", "qdq"],
+        output(help="fused: for onnxruntime on CPUs; qdq: for others."),
     ] = "fused"
     target_cpu: Annotated[
         Literal["any", "vnni"],
@@ -522,7 +524,8 @@ class CheckpointOptions:
     `compress.exporters.checkpoint.load_source`."""
 
     pair: Annotated[
-        bool, data_option("--pair", help="A checkpoint's classifier reads two texts.")
+        bool,
+        data_option("--pair", help="The checkpoint's classifier reads pairs of texts."),
     ] = False
     pool: Annotated[
         Literal[
@@ -535,6 +538,7 @@ class CheckpointOptions:
         bool, output("--normalise", help="Normalise these vectors to length 1.")
     ] = False
     max_length: Annotated[
-        int | None, output(min=1, help="Tokens of a checkpoint's longest text.")
+        int | None,
+        output(min=1, help="Maximum text length of a checkpoint, in tokens."),
     ] = None
     allow_pickle: AllowPickle = False

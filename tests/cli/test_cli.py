@@ -185,7 +185,10 @@ def test_help_shows_defaults_and_ranges() -> None:
     result = " ".join(command.run("quantize", "--help").out.split())
     assert "--rows <int> Calibrate on this many training rows. [512; >=1]" in result
     assert "[0.5; 0 to 100]" in result and "[fused]" in result
-    assert "--calibration <calibration> Use this instead of the nearest to fp32: minmax, percentile, entropy." in result
+    assert (
+        "--calibration <calibration> Use this method instead of the closest to fp32: minmax, percentile, entropy."
+        in result
+    )
 
 
 COMPLETE = "import sys; sys.argv[0] = 'compress'; from compress.cli import main; main()"
