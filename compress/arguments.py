@@ -1,14 +1,15 @@
-"""Check the arguments of public functions by their annotations, so that each is taken
-as meant or refused.
+"""Check the arguments of public functions by their annotations, so that each is either
+read as meant or refused.
 
     @check_arguments
     def quantize(bundle: BundleLike, *, max_drop: Share = 0.005): ...
 
-What is given is converted where its meaning is clear: scalars of numpy to Python's, any
-object for a path to `Path`, `~` to the home folder, one value to a list of one where
-several are expected. Anything else raises an ArgumentError, which names the parameter,
-what was expected and what was found. Annotations that are imported for type checks
-alone take anything. Only the standard library is imported: `predict` begins here."""
+What is given is converted where its meaning is clear: numpy scalars to Python's,
+path-like objects to `Path`, `~` to the home folder, a single value to a list of one
+where several are expected. Anything else raises an ArgumentError, which names the
+parameter, what was expected and what was found. Annotations that are only imported for
+type checks accept anything. Only the standard library is imported: `predict` begins
+here."""
 
 import builtins
 import os
@@ -135,8 +136,8 @@ def find_problems(
     function: Callable[..., Any],
     values: Mapping[str, Any],
 ) -> list[ArgumentError]:
-    """Return the problem of each value that a checked function, or class, would refuse
-    by this name."""
+    """Return an error for each of these values that a checked function, or class, would
+    refuse as the argument of this name."""
     checked: Any = (
         vars(function)["__init__"] if isinstance(function, type) else function
     )
@@ -254,7 +255,7 @@ BUNDLES = SequenceCheck(
     "a list of bundles",
     item=PathCheck("the folder of a bundle, or a Bundle", str, bundle=True),
 )
-"""Several bundles by their paths, in an annotation of texts."""
+"""Several bundles by their paths, for parameters annotated as texts."""
 ModelLike = Annotated[str | os.PathLike[str] | OnDisk, MODEL_CHECK]
 """The name or path of a model, or a Bundle."""
 Share = Annotated[float, Range(0, 1)]
@@ -266,9 +267,9 @@ MOST_SEED = 2**32 - 1
 SEEDS = Range(0, MOST_SEED)
 SeedNumber = Annotated[int, SEEDS]
 PERCENT = PercentCheck()
-"""A share, also as a text in percent, in an annotation of texts."""
+"""A share, also as a text in percent, for parameters annotated as texts."""
 MINUTES = Range(0.1, 366 * 24 * 60)
-"""A limit of time, from six seconds to a year."""
+"""A time limit in minutes, from six seconds to a year."""
 
 
 class TableLike(Protocol):
@@ -337,8 +338,8 @@ def _read_signature(function: Any) -> dict[str, ArgumentCheck]:
 
 
 def read_annotation(annotation: Any) -> ArgumentCheck:
-    """Make the check of an annotation; what is none of Python's types and none of ours
-    takes anything."""
+    """Make the check of an annotation; a type that is neither Python's nor ours accepts
+    anything."""
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
     origin = get_origin(annotation)
@@ -438,15 +439,14 @@ def read_texts(
     name: str = "texts",
     where: str = "",
 ) -> Any:
-    """Return texts, or pairs of texts, as a list; for an iterator, as one that checks
+    """Return texts, or pairs of texts, as a list; an iterator becomes one that checks
     each text when it is read.
 
     columns   what one row holds: one text, or two
 
     A list, tuple, column of a table (of pandas, pyarrow, datasets, polars), array, or
-    iterator is taken. Raises ArgumentError for a single text, which is no list of
-    texts, for a table, a mapping or a set, and for items that are no text, such as a
-    missing value.
+    iterator is taken. Raises ArgumentError for a single text, a table, a mapping or a
+    set, and for items that are not texts, such as missing values.
     """
     expected = f"a list of {'pairs of ' if len(columns) == 2 else ''}texts"
     if isinstance(texts, str):

@@ -14,8 +14,8 @@ Doubles = NDArray[np.float64]
 
 
 def spaced(total: int, count: int) -> NDArray[np.int64]:
-    """Choose at most `count` of the numbers below `total`, evenly spaced, the first and
-    the last among them."""
+    """Choose at most `count` of the numbers below `total`, evenly spaced, including the
+    first and the last."""
     few = max(0, min(count, total))
     return np.unique(np.linspace(0, total - 1, few, dtype=np.int64))
 

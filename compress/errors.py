@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 CHOICES_SHOWN = 30
-"""Choices that a message lists at most: a folder may hold thousands."""
+"""Maximum number of choices that a message lists: a folder may hold thousands."""
 LONGEST_REASON = 240
-"""The most characters of a library's message that one of ours repeats: a tracer prints
-the whole graph."""
+"""Maximum characters of a library's message that ours repeat: a tracer prints the whole
+graph."""
 
 
 class CompressError(Exception):
@@ -17,8 +17,7 @@ class CompressError(Exception):
 
 
 class ArgumentError(CompressError):
-    """An argument of a function is of a kind, or has a value, that the function does
-    not take.
+    """An argument has a type or a value that the function does not accept.
 
     name      the parameter, with the place in it, as in `threads[1]`
     expected  what the function takes, as a phrase
@@ -48,8 +47,8 @@ class ArgumentError(CompressError):
         )
 
     def renamed(self, names: Mapping[str, str]) -> "ArgumentError":
-        """Return the same error by another name of the parameter, such as an option's,
-        if there is one."""
+        """Return the same error with another name of the parameter, such as the
+        option's, if it has one."""
         parameter, bracket, place = self.name.partition("[")
         if parameter not in names:
             return self
@@ -122,7 +121,7 @@ class ExportError(CompressError):
 
 
 class BundleError(CompressError):
-    """A folder is no bundle, or its files do not match its manifest."""
+    """A folder is not a bundle, or its files do not match its manifest."""
 
 
 class PushError(CompressError):

@@ -26,8 +26,8 @@ FULL = 2**16
 """A disk with fewer free bytes counts as full: writers leave less than their next block
 unused."""
 TORN = re.compile("unexpected pos|PytorchStreamWriter")
-"""Messages of torch for a file that it could not write to its end; another process may
-have made room since."""
+"""torch's messages for a file that it could not finish writing; another process may
+have freed space since."""
 CHECKSUMS = "checksums.json"
 WINDOWS = sys.platform == "win32"
 BEYOND = 2**30
@@ -80,10 +80,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder to fill; it replaces `path` at the end, and keeps the
-    mode and owner of that.
+    """Yield a temporary folder to fill; it replaces `path` at the end, and keeps its
+    mode and owner.
 
-    A link to a folder stays; the folder is replaced. sealed: with checksums.
+    A link to a folder stays; the folder is replaced. sealed: add checksums.
     """
     path = follow_links(path)
     partial = beside(path, "partial")
@@ -119,7 +119,7 @@ MOST_NAME = 255
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """Return the temporary path beside a file or a folder, the same each time; a long
+    """Return the temporary path next to a file or a folder, the same each time; a long
     name is replaced by its hash."""
     name = f".{path.name}.{suffix}"
     if len(os.fsencode(name)) > MOST_NAME:
@@ -128,11 +128,11 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 MOST_LINKS = 40
-"""Links in a row that Linux follows."""
+"""Maximum links in a row that Linux follows."""
 
 
 def follow_links(path: Path, until: Callable[[Path], bool] = lambda _: False) -> Path:
-    """Return the path behind all links, which need not exist yet; stop at a path of
+    """Return the path behind all links, which need not exist yet; stop at a path for
     which `until` is true.
 
     Raises OSError for links in a circle, and for names that no file can have.
@@ -244,8 +244,8 @@ def lock(file: IO[str], *, wait: bool = False, shared: bool = False) -> None:
 
 
 def seal(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write checksums of all files below `folder`; with `names`, only add or update
-    those of the named files."""
+    """Write checksums of all files below `folder`; with `names`, add or update only the
+    checksums of these files."""
     old = (
         read_checksums(folder)
         if names is not None and (folder / CHECKSUMS).exists()
@@ -377,8 +377,8 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 
 def hash_sample(path: Path, blocks: int = 2, size: int = 1 << 16) -> str:
-    """Compute the SHA-256 over the length of a file and blocks of `size` bytes at equal
-    distances, the first and the last bytes among them, as a hex string."""
+    """Compute the SHA-256 over the length of a file and evenly spaced blocks of `size`
+    bytes, including the first and the last bytes, as a hex string."""
     length = path.stat().st_size
     total = hashlib.sha256(str(length).encode())
     last = max(0, length - size)

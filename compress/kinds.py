@@ -21,8 +21,8 @@ from compress.values import ArgumentCheck, choice
 IMPORT_OWN: ContextVar[Callable[[str], ModuleType] | None] = ContextVar(
     "import_own", default=None
 )
-"""The function of a running command that imports a module of the user's; None where
-nothing of theirs may run."""
+"""The function of a running command that imports a user's module; None if user code may
+not run."""
 
 
 def names() -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def is_own(kind: str) -> bool:
 
 
 def is_kind(name: str) -> bool:
-    """Check whether a name is that of a kind of ours, or may be one of the user's."""
+    """Check whether a name is one of our kinds, or may be one of the user's."""
     return name in names() or is_own(name)
 
 
@@ -80,8 +80,8 @@ def _find_own(kind: str) -> ModuleType:
     if (load := IMPORT_OWN.get()) is not None:
         return load(kind)
     raise DataError(
-        f"the kind of task {kind!r} is code of your own, which runs only where you "
-        "name the folder above its package: --allow-code FOLDER; in Python import "
+        f"the kind of task {kind!r} is code of your own, which runs only if you name "
+        "the folder that holds its package: --allow-code FOLDER; in Python import "
         f"{kind} first, or RunOptions(allow_code=FOLDER). Kinds that need no code: "
         f"{', '.join(names())}"
     )

@@ -1,5 +1,5 @@
-"""Write to a path that the user named: whole or not at all, and never in the place of
-something that is no file.
+"""Write to a path that the user named: completely or not at all, and never in place of
+something that is not a file.
 
     nothing, a regular file   written beside it and renamed: other hard links keep the
                               old content. A new file gets the mode of the umask; an
@@ -84,8 +84,8 @@ def check_output_file(
     for each in inputs:
         if each.is_file() and path.samefile(each):
             raise OutputError(
-                f"--{option} {path}: is read, as {each}; expected another file, such "
-                f"as {example}"
+                f"--{option} {path}: is also an input, {each}; expected another file, "
+                f"such as {example}"
             )
 
 
@@ -112,7 +112,7 @@ def check_output_folder(path: Path, option: str) -> None:
     where = f"--{option} {path}"
     place = _locate(path, option)
     if place.found is not None and not stat.S_ISDIR(place.found.st_mode):
-        raise OutputError(f"{where}: exists and is no folder; expected a new folder")
+        raise OutputError(f"{where}: exists and is not a folder; expected a new folder")
     if place.found is not None and os.path.ismount(place.path):
         raise OutputError(
             f"{where}: is a mount point, which cannot be replaced; name a new folder "
@@ -126,11 +126,11 @@ def check_output_folder(path: Path, option: str) -> None:
     existing = next(folder for folder in place.path.parents if folder.exists())
     if not existing.is_dir():
         raise OutputError(
-            f"{where}: {existing} is a file; expected a folder in a folder"
+            f"{where}: {existing} is a file; expected a path inside a folder"
         )
     if not _may_write(existing):
         raise OutputError(
-            f"{where}: cannot be made, since {existing} may not be written; expected "
+            f"{where}: cannot be created, since {existing} is not writable; expected "
             "another folder"
         )
 
@@ -198,7 +198,8 @@ def _locate(path: Path, option: str) -> _Place:
 
 
 def _is_descriptor(path: Path, of: int | None = None) -> bool:
-    """Return True for an open file of a process, with `of` only of that one."""
+    """Return True for an open file of a process; of: only of the process with this
+    id."""
     match = _DESCRIPTORS.fullmatch(str(path.parent))
     if match is None or not path.name.isdecimal():
         return False
@@ -206,8 +207,8 @@ def _is_descriptor(path: Path, of: int | None = None) -> bool:
 
 
 def _check(place: _Place, path: Path, where: str, example: str) -> None:
-    """Raise OutputError for a place that holds something else than a file, or that may
-    not be written."""
+    """Raise OutputError for a place that holds something other than a file, or that is
+    not writable."""
     if place.descriptor is not None:
         if not _is_writable(place.descriptor):
             raise OutputError(
@@ -228,8 +229,8 @@ def _check(place: _Place, path: Path, where: str, example: str) -> None:
             )
         if not _may_write(folder):
             raise OutputError(
-                f"{where}: the folder {folder} may not be written; expected another, "
-                f"as for {example}"
+                f"{where}: the folder {folder} is not writable; expected a file "
+                f"elsewhere, such as {example}"
             )
         return
     if kind := _NOT_FILES.get(stat.S_IFMT(place.found.st_mode)):
@@ -238,7 +239,7 @@ def _check(place: _Place, path: Path, where: str, example: str) -> None:
         )
     if not _may_write(path):
         raise OutputError(
-            f"{where}: may not be written; expected a file that may, such as {example}"
+            f"{where}: is not writable; expected a writable file, such as {example}"
         )
 
 
@@ -270,7 +271,7 @@ def _write_through(complete: Path, place: _Place, path: Path) -> None:
         with complete.open("rb") as source, _open(place, path) as sink:
             shutil.copyfileobj(source, sink)
     except OSError as error:
-        # the reader of standard output has enough
+        # the reader of standard output has closed it
         if error.errno == errno.EPIPE and place.descriptor is not None:
             raise
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
@@ -279,7 +280,7 @@ def _write_through(complete: Path, place: _Place, path: Path) -> None:
 def _open(place: _Place, path: Path) -> IO[bytes]:
     if place.descriptor is None:
         return path.open("wb")
-    # what was printed before comes before
+    # keep the order: what was printed earlier comes first
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     number = STANDARD_OUTPUT.get() if place.descriptor == 1 else place.descriptor

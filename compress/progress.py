@@ -8,10 +8,9 @@ one line.
 
 On a terminal this is a bar, which disappears when the phase ends. In a log, a line is
 printed after EVERY seconds, and then whenever a tenth of the phase's time has passed,
-at intervals of at least EVERY seconds. A phase within another one has lines of its own
-in a log, and stands on the bar of the outer one. Nothing is shown on a quiet console.
-Only the standard library is imported: every command needs
-this.
+at intervals of at least EVERY seconds. A phase within another one has its own lines in
+a log, and is shown on the outer phase's bar. Nothing is shown on a quiet console. Only
+the standard library is imported: every command needs this.
 """
 
 import math
@@ -33,7 +32,7 @@ SOON: Final = 1.0
 SLOW: Final = 0.1
 """The rate per second below which the seconds per item are shown instead."""
 SHARE: Final = 0.1
-"""The share of a phase's time between two lines, if that is longer."""
+"""The share of a phase's time between two lines of a log, if longer than EVERY."""
 
 SCREEN: ContextVar["Callable[[], Console] | None"] = ContextVar("screen", default=None)
 """Returns the console of the running command; None outside of a command, where nothing
@@ -51,9 +50,9 @@ class Progress:
     total    None if unknown
     console  None: the console of the running command
     always   print the end of the phase to a log, however short it was
-    seconds  the phase ends after these, even if less than `total` is done then
-    share    returns the share of the phase's time that so many items take; None: each
-             takes as long as another
+    seconds  the phase ends after this time, even if less than `total` is done
+    share    returns the share of the phase's time that this many items take; None: all
+             items take equally long
 
     Set `at_most` while the phase may end before `total`.
     """
@@ -144,8 +143,7 @@ class Progress:
             self._print()
 
     def _draw(self, console: "Console") -> None:
-        """Show the bar on the terminal, or what it would say on that of the outer
-        phase."""
+        """Show the bar on the terminal, or its text on the outer phase's bar."""
         if self.outer is not None:
             self.outer.inner = f", {self.name} {self.line()}"
             self.outer._draw(console)

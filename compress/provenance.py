@@ -19,8 +19,8 @@ DISTRIBUTION = "compress-kit"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the version of each installed package of `packages`; `compress` is this
-    one."""
+    """Return the version of each installed package of `packages`; `compress` means this
+    package."""
     from compress import __version__
 
     found = {}
@@ -89,8 +89,8 @@ def shell_command(*words: str | Path) -> str:
 
 
 def predict_command(bundle: Path, *, pair: bool) -> str:
-    """Return the command that asks a bundle, to be completed with own words. pair: its
-    rows have two texts."""
+    """Return a `compress predict` command for a bundle, with placeholders for the
+    texts. pair: its rows have two texts."""
     return shell_command(
         "predict", bundle, "a text", *(["--pair", "a text beside it"] if pair else [])
     )

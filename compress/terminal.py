@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from typing import TextIO
 
 STANDARD_OUTPUT: ContextVar[int] = ContextVar("standard_output", default=1)
-"""The descriptor of standard output; another than 1 while results are separated from
-what else is printed."""
+"""The descriptor of standard output; not 1 while results are separated from other
+output."""
 MOST_TEXT = 600
 ESCAPED = "compress.escaped"
 _CONTROL = re.compile(
@@ -38,7 +38,7 @@ def one_line(text: str, most: int = MOST_TEXT) -> str:
 
 def escape_unencodable() -> None:
     """Escape characters that the encoding of standard output or error lacks, so that
-    none ends a command."""
+    printing them cannot end a command."""
     codecs.register_error(ESCAPED, _escape)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -52,8 +52,8 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_closed_streams() -> None:
-    """Open those of standard input, output and error that are closed, so that no file
-    of ours takes their numbers.
+    """Open standard input, output and error if they are closed, so that no file of ours
+    takes their numbers.
 
     A library that writes to standard error would otherwise write into that file, and
     `print` to standard output.
@@ -73,8 +73,8 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def separate_results() -> Iterator[TextIO]:
-    """Yield standard output for results; what else is written there meanwhile, by any
-    library, goes to standard error.
+    """Yield standard output for results; anything else that is written there meanwhile,
+    by any library, goes to standard error.
 
     Raises BrokenPipeError at the end if the reader of the results has gone.
     """

@@ -7,7 +7,7 @@ In a small student the word embedding is most of the file: 9.5 of TinyBERT's 14.
 million parameters. Every text of the corpus is encoded to the same tokens as before,
 and gets the same logits; other texts can still be encoded, with shorter tokens in place
 of removed ones. Abdaoui et al. 2020, arXiv:2010.05609, trim multilingual vocabularies
-to the tokens of a language; here it is to those of a task.
+to the tokens of a language; here, to the tokens of a task.
 
 WordPiece takes the longest match: a token that was never one can be removed. Byte-pair
 encoding applies its merges in order: those that build the used tokens are kept, with
@@ -67,9 +67,9 @@ def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def find_frequent(config: Mapping[str, Any], most: int) -> list[int]:
-    """Find the `most` most frequent tokens of a vocabulary by its own order, single
-    characters and places without a word aside: the first words of WordPiece, the first
-    merges of BPE, the best scores of Unigram.
+    """Find the `most` most frequent tokens of a vocabulary by its own order, apart from
+    single characters and unused places: the first words of WordPiece, the first merges
+    of BPE, the best scores of Unigram.
 
     `config`: the content of tokenizer.json.
     """
@@ -87,8 +87,7 @@ def find_frequent(config: Mapping[str, Any], most: int) -> list[int]:
 
 
 UNUSED_PATTERN: Final = re.compile(r"\[.*\]|<.*>")
-"""The form of special tokens, and of places for tokens to come, as BERT's
-[unused0]."""
+"""Pattern of special tokens, and of unused places such as BERT's [unused0]."""
 
 
 def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
@@ -129,7 +128,7 @@ def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
     elif model["type"] == "BPE":
         if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
             raise CompressError(
-                "tokenizer.json: BPE with marks inside words; expected byte BPE, as of "
+                "tokenizer.json: BPE with marks inside words; expected byte BPE, as in "
                 "RoBERTa and GPT-2"
             )
         parts, _ = _find_parts(model, (tokens[number] for number in kept))
@@ -275,7 +274,7 @@ class TrimmedTokenizer:
         return Tokenizer.from_str(json.dumps(self.config))
 
     def encoder(self, before: TextEncoder) -> TextEncoder:
-        """Return the encoder that takes the place of the one `before`."""
+        """Return the encoder that replaces `before`."""
         return TextEncoder.from_backend(self.tokenizer, before.settings, before.name)
 
 

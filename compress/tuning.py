@@ -176,7 +176,7 @@ class Variant:
     """A file of the race.
 
     expects  groups of operators; onnxruntime should run at least one of each
-    fused    the operators of FUSED that it runs, with their numbers
+    fused    the operators of FUSED that it runs, with their counts
     warning  the expected operators that are missing; '' if there are none
     form     how the graph was rewritten; None: it is as traced
     quantise whether to make int8 variants of it
@@ -225,8 +225,8 @@ def count_fused(path: Path) -> dict[str, int]:
 
 def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Variant]:
     """Write forms of the fp32 file `source`, as traced by `to_onnx(form=None)`, to
-    `folder`; the first is unchanged. For more than one of `threads`, there is one whose
-    threads sleep while they wait."""
+    `folder`; the first is unchanged. With more than one thread, one more has threads
+    that sleep while they wait."""
     traced = read_model(source)
     variants = [_save("fp32", traced, folder), _save("fp32", traced, folder, way=NORMS)]
     for way in ("", NORMS):
@@ -351,7 +351,7 @@ def _save(
     expects: Sequence[str] = (),
     way: str = "",
 ) -> Variant:
-    """Save the model as a file with the session settings of this way."""
+    """Save the model as a file with the session settings of `WAYS[way]`."""
     target = _next(folder)
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -381,7 +381,7 @@ TUNING_ROUNDS = 6
 TUNING_RUNS = 10
 """Turns of each file at a setting, and timed forward passes in each."""
 GAIN = 0.02
-"""The least gain for which a faster file replaces the present one."""
+"""The minimum gain for which a faster file replaces the present one."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Recognise kinds of values, convert what is meant to what is read, and refuse the
-rest: the checks of arguments.
+"""Check arguments: recognise kinds of values, convert them to what functions read, and
+refuse the rest.
 
 Only the standard library is imported, and classes get no more than they need, for
 `predict` begins here.
@@ -28,11 +28,11 @@ from typing import Any, Protocol
 from compress.errors import ArgumentError, did_you_mean
 
 CHARACTERS_REPEATED = 60
-"""Characters of a value that a message repeats."""
+"""Maximum characters of a value that a message repeats."""
 MOST_PATH = 200
-"""Characters of a path that a message repeats."""
+"""Maximum characters of a path that a message repeats."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a character of UTF-16, which no text in Unicode holds."""
+"""A lone surrogate of UTF-16, which no text in Unicode holds."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,7 +66,7 @@ class ArgumentCheck:
         return ""
 
     def refuse(self, value: Any, name: str) -> ArgumentError:
-        """Return the error for a value that is not taken."""
+        """Return the error for a value that is refused."""
         return ArgumentError(
             name, self.expected, show(value), remedy=self.suggest(value)
         )
@@ -114,7 +114,7 @@ class FlagCheck(ArgumentCheck):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NumberCheck(ArgumentCheck):
-    """A number of Python or numpy within limits; True and False are none.
+    """A number of Python or numpy within limits; True and False are refused.
 
     kind       what is expected before its limits
     infinite   infinity is a number too
@@ -150,7 +150,7 @@ class NumberCheck(ArgumentCheck):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PercentCheck(ArgumentCheck):
-    """A share: 0.985, or the same as a text in percent, "98.5%"."""
+    """A share: 0.985, or the same in percent as a text, "98.5%"."""
 
     expected: str = "a share above 0 % and up to 100 %, as 98.5% or 0.985"
 
@@ -164,7 +164,7 @@ class PercentCheck(ArgumentCheck):
         return share
 
     def _read(self, value: Any) -> float | None:
-        """Return the number that is meant; None if it is none."""
+        """Return the number that is meant; None if the value is not a number."""
         if isinstance(value, str):
             digits = value.strip()
             unit = 100 if digits.endswith("%") else 1
@@ -277,7 +277,7 @@ def join(phrases: Sequence[str]) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SequenceCheck(ArgumentCheck):
-    """A list, or another sequence, of items; one item stands for a list of one.
+    """A list, or another sequence, of items; a single item counts as a list of one.
 
     make   makes the container that is annotated
     """
@@ -372,20 +372,20 @@ def is_on_disk(value: Any) -> bool:
 
 
 def check_path_text(path: str, name: str) -> str:
-    """Return a path. Raises ArgumentError for one with half a character, which no file
+    """Return a path. Raises ArgumentError for one with a lone surrogate, which no file
     system can store."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
         raise ArgumentError(
-            name, "a name or a path", f"half a character in {show(path, MOST_PATH)}"
+            name, "a name or a path", f"a lone surrogate in {show(path, MOST_PATH)}"
         ) from None
     return path
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PathCheck(ArgumentCheck):
-    """A path: a text, or an object for a path. It may begin with `~`.
+    """A path: a text or a path-like object. It may begin with `~`.
 
     make      what the function reads: a Path, or a text where it may also be a name
     bundle    a Bundle stands for its path
@@ -427,7 +427,7 @@ class PathCheck(ArgumentCheck):
 
     def _look(self, path: str, name: str) -> None:
         """Raise ArgumentError for a path that is too long, or a circle of links;
-        `train=a.tsv,test=b.tsv` is none."""
+        `train=a.tsv,test=b.tsv` is not a path."""
         if "=" in path:
             return
         try:
@@ -488,11 +488,11 @@ class LikeCheck(ArgumentCheck):
 
 
 def check_unicode(text: str, name: str, where: str = "") -> str:
-    """Return the text. Raises ArgumentError for one with half a character, which no
-    tokenizer and no file takes."""
+    """Return the text. Raises ArgumentError for one with a lone surrogate, which no
+    tokenizer and no file accepts."""
     lone = None if text.isascii() else LONE_SURROGATE.search(text)
     if lone is not None:
-        found = f"half a character (\\u{ord(lone[0]):04x}) at {lone.start()}"
+        found = f"a lone surrogate (\\u{ord(lone[0]):04x}) at {lone.start()}"
         raise ArgumentError(name, "a text in Unicode", found, where=where)
     return text
 

@@ -458,8 +458,8 @@ def print_forecast(
 ) -> None:
     """Forecast what a command with these arguments would take, and print that.
 
-    The command has imported what it needs by now; the seconds that took are its first
-    phase.
+    The command has imported what it needs by now; the seconds that this took are its
+    first phase.
     """
     from compress.records.forecast import PhaseEstimate
     from compress.reporting.terminal import forecast_lines
@@ -524,7 +524,7 @@ def user_errors(hint: str = "") -> Iterator[None]:
         # a library's own error, or a reader that has read enough
         if error.errno in (None, errno.EPIPE):
             raise
-        # # for a copy or rename, the path that could not be written
+        # for a copy or rename, the path that could not be written
         name = error.filename2 or error.filename
         where = f"{name}: " if name else ""
         message = (

@@ -55,7 +55,7 @@ def verdicts() -> dict[str, str]:
 
 def student(recipe: Recipe) -> str:
     """Describe the last student as family, layers and width, such as `bert, 4 x 312`,
-    without what is the teacher's."""
+    leaving out what it shares with the teacher."""
     if recipe.pruning:
         return "the teacher, pruned"
     spec = (
@@ -112,7 +112,7 @@ def format_table(recipes: Sequence[Recipe]) -> Iterator[str]:
 
 
 def plain(recipe: Recipe) -> dict[str, object]:
-    """Return the fields of a recipe in a list, for JSON."""
+    """Return a recipe's entry in the list, for JSON."""
     return {
         "name": recipe.name,
         "about": recipe.about,

@@ -24,8 +24,8 @@ class Choice(Frozen):
     scored            whether the data bring a teacher's scores, or the teacher is
                       vectors alone; left out: either
     reranker          whether the teacher is a cross-encoder; left out: either
-    set               overrides of its numbers; those of `target` give way to a target
-                      of the user's
+    set               overrides of its numbers; a user's own target replaces those of
+                      `target`
     because           the reason, shown to the user
     """
 
@@ -111,8 +111,8 @@ class CandidateRecipes:
         """Load `auto`, or a file of choices. Recipes to which `overrides` do not apply
         are left out.
 
-        Raises RecipeError, with what the last and most general recipe says, if none is
-        left.
+        Raises RecipeError, with the problems of the last and most general recipe, if
+        none is left.
         """
         options = list[tuple[Choice, Recipe]]()
         problems: Sequence[str] = ()

@@ -19,8 +19,8 @@ MOST_VALUES: Final = 20_000
 
 
 def folder() -> Path:
-    """Return the folder of the recipes: inside the installed package, or beside it in a
-    checkout."""
+    """Return the folder of the recipes: inside the installed package, or next to it in
+    a checkout."""
     here = Path(__file__).resolve().parents[1]
     return here / "recipes" if (here / "recipes").is_dir() else here.parent / "recipes"
 
@@ -72,7 +72,7 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"holds more than {MOST_VALUES:,} values with its aliases",
+                f"holds more than {MOST_VALUES:,} values once its aliases are expanded",
                 node.start_mark,
             )
         return node
@@ -179,7 +179,7 @@ def resolve_extends(
     """Read a file and resolve one level of its `extends:`; mappings are merged,
     everything else is replaced.
 
-    find   returns the file of the parent's name, where none lies beside this one
+    find   returns the file of the parent's name, if none is next to this one
     parts  what such a file contains, for errors
 
     Raises RecipeError.
@@ -192,7 +192,7 @@ def resolve_extends(
         raise RecipeError(
             [
                 f"{path.name}: extends: {parent!r}: expected the name of one of our "
-                "recipes, or of a file beside this one without its .yaml"
+                "recipes, or of a file next to this one, without .yaml"
             ]
         )
     beside = path.with_name(f"{parent}.yaml")
@@ -200,8 +200,8 @@ def resolve_extends(
     if "extends" in base:
         raise RecipeError(
             [
-                f"{path.name}: extends {parent!r}, which itself extends another; one "
-                "level only"
+                f"{path.name}: extends {parent!r}, which itself extends another; only "
+                "one level is allowed"
             ]
         )
     for key, value in tree.items():

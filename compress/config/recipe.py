@@ -41,8 +41,8 @@ from compress.config.stages import (
 from compress.errors import RecipeError, did_you_mean
 
 DEFAULT_CONFIDENCE = 0.5
-"""At 0.5 a student keeps the share if its score on the validation split does. At 0.9
-one that keeps 99.3 % is refused on 800 rows, for one that is two thirds as fast
+"""At 0.5, a student keeps the share if its validation score does. At 0.9, one that
+keeps 99.3 % on 800 rows is rejected for one that is two thirds as fast
 (docs/LOG.md)."""
 
 
@@ -57,14 +57,15 @@ class Target(SizeRequest):
     layers ... bottleneck    counts, or shares below 1 of the teacher's; left out: the
                              teacher's
 
-    max_latency_ms  the most milliseconds that one forward pass may take on `device`
-                    with `threads`, `batch` and `seq` tokens (left out: the last stage's
+    max_latency_ms  the maximum milliseconds of one forward pass on `device` with
+                    `threads`, `batch` and `seq` tokens (left out: the last stage's
                     max_length), as the file of this `precision`
     speedup         how many times faster than the teacher's own file of that precision
-    max_params      the most parameters, those of the head included
-    keep            the share of the teacher's score that the student must keep: the
-                    student with the least of what `least` names, of those that do
-    confidence      the chance that it keeps that share, by the validation split
+    max_params      the maximum number of parameters, including the head
+    keep            the share of the teacher's score that the student must keep; of the
+                    students that do, the one with the least of `least` is taken
+    confidence      the required chance that it keeps that share, judged on the
+                    validation split
     """
 
     max_latency_ms: float | None = Field(None, gt=0)
@@ -167,7 +168,7 @@ class Recipe(Frozen):
                   and the checkpoint has none; both results are kept for later runs
     choose        when to choose this recipe; needs: what the user must provide; cost:
                   how long it takes
-    needs_knowledge    whether its teacher reads facts of a table of triples
+    needs_knowledge    whether its teacher reads facts from a table of triples
     target        the sizes or the budget of a recipe that prunes, whose student is the
                   teacher itself
     """
@@ -233,8 +234,8 @@ class Recipe(Frozen):
         if not self.pruning:
             if self.target.model_fields_set:
                 raise ValueError(
-                    "target: no stage prunes: set the sizes of `student`, or take a "
-                    "recipe that prunes, as prune-taylor"
+                    "target: no stage prunes: set the sizes of `student`, or use a "
+                    "recipe that prunes, such as prune-taylor"
                 )
             return self
         new = [stage.name for stage in self.training if stage.student is not None]
@@ -242,7 +243,7 @@ class Recipe(Frozen):
             where = f"stage {new[0]}: student" if new else "student"
             raise ValueError(
                 f"{where}: a recipe that prunes begins with the teacher itself: "
-                "expected `student: {init: teacher}`, no sizes"
+                "expected `student: {init: teacher}` without sizes"
             )
         ways = [stage.way for stage in self.pruning if stage.to is None]
         if not ways:
@@ -250,8 +251,8 @@ class Recipe(Frozen):
         if ways != sorted(set(ways)) or ways[-1] != 1:
             raise ValueError(
                 "`way` of the prune stages is "
-                f"{', '.join(f'{way:g}' for way in ways)}; each goes further than the "
-                "one before, and the last all of the way, 1"
+                f"{', '.join(f'{way:g}' for way in ways)}; expected increasing values, "
+                "the last of them 1"
             )
         return self
 
@@ -310,8 +311,8 @@ class Recipe(Frozen):
 
     @check_arguments
     def free_suffix(self, suffix: str) -> str:
-        """Return `suffix` after as many hyphens as it takes for no stage's name with it
-        to be another stage's name."""
+        """Return `suffix` with enough leading hyphens that no stage's name plus it is
+        another stage's name."""
         names = {stage.name for stage in self.stages}
         while any(name + suffix in names for name in names):
             suffix = f"-{suffix}"

@@ -24,8 +24,8 @@ from compress.errors import ObjectiveError, did_you_mean
 
 
 class OptionGroup:
-    """Group options that a function takes whole: the base of frozen, keyword-only
-    dataclasses. In a recipe their fields are options like all others."""
+    """Base class of frozen, keyword-only dataclasses that group options of a function.
+    In a recipe, their fields are options like any other."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Call:
         return {"by": self.by, **self.options}
 
     def __call__(self, *args: Any, **given: Any) -> Any:
-        """Call the function with these options, each in its option group if any."""
+        """Call the function with these options, each in its option group if it has
+        one."""
         options = dict(self.options)
         for parameter, group in option_groups(self.function).items():
             names = inspect.signature(group).parameters.keys() & options.keys()
@@ -116,7 +117,7 @@ def find(name: str, *, called: str = "function", mark: str | None = None) -> Any
     """Import what `paper.function` names; nothing but papers is ever imported. Raises
     ObjectiveError.
 
-    called   what error messages call it
+    called   the word for it in error messages
     mark     the attribute that a function must have to count, such as `reading` for
              losses
     """
@@ -174,8 +175,8 @@ def describe_unknown(name: str) -> str:
 
 
 def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the keyword-only parameters of a function, with the fields of an option
-    group in its place."""
+    """Return the keyword-only parameters of a function, with each option group replaced
+    by its fields."""
     parameters = inspect.signature(function).parameters.values()
     found = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
     for name, group in option_groups(function).items():

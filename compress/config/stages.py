@@ -45,11 +45,11 @@ AUTO = "or auto"
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
 NumberOrAuto = Discriminator(lambda given: AUTO if given == "auto" else NUMBER_BRANCH)
 TEXT_LENGTH = 128
-"""Tokens of a row that a stage makes of text, if it names no number."""
+"""Default tokens of a row that a stage makes from text."""
 
 
 class Frozen(BaseModel):
-    """A model that cannot be changed and accepts no unknown settings."""
+    """An immutable pydantic model that rejects unknown settings."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
@@ -135,8 +135,8 @@ class StudentSpec(Frozen):
 
 
 class SizeRequest(Frozen):
-    """The sizes of a pruned model: counts, or shares below 1 of the teacher's. Those
-    that are left out are the teacher's."""
+    """The sizes of a pruned model: counts, or shares below 1 of the teacher's. Omitted
+    sizes are the teacher's."""
 
     layers: float | None = Field(None, gt=0)
     hidden: float | None = Field(None, gt=0)
@@ -157,8 +157,8 @@ SIZES = tuple(SizeRequest.model_fields)
 
 
 class ReadsRows(Frozen):
-    """A stage that reads rows of at most `max_length` tokens, made of the task's
-    examples or of text.
+    """A stage that reads rows of at most `max_length` tokens, made from the task's
+    examples or from text.
 
     max_length   auto, the default for rows of the task: as many as 99 % of them need
                  (`data.lengths`)
@@ -213,8 +213,8 @@ class Stage(ReadsRows):
                  general, as `data` is task or text. A stage that learns from labels or
                  text alone builds its student from this model, too
     student      a new student, with which this stage begins
-    train        all weights, or only the head's, or all but the table of positions,
-                 where there is one
+    train        all weights, or only the head's, or all but the table of positions, if
+                 there is one
     table        codebook: round the table of words to a codebook at the beginning, and
                  do not train it: a quarter of its bytes in int8 files
                  (`training.codebook`)
@@ -250,8 +250,8 @@ class Stage(ReadsRows):
     lr_end       the rate at which a linear schedule ends, for a stage that another one
                  continues
     betas, eps   of AdamW and LAMB
-    evaluate     how often to score the student per epoch; the best weights are kept. 0,
-                 or nothing to score: the last
+    evaluate     how often to score the student per epoch; the best weights are kept;
+                 the last ones with 0, or nothing to score
     checkpoint   optimiser steps between checkpoints; by default ten per stage, but at
                  least 200 steps apart
     cache_teacher    keep the teacher's outputs on disk instead of computing them in
@@ -449,12 +449,12 @@ class Prune(ReadsRows):
     way          how far this stage goes from the teacher's sizes (0) to the target's
                  (1, as the last stage must). At 0 nothing is cut, but units are sorted
                  by importance, as a supernet needs them
-    to           the sizes that this stage leaves, instead of `way`: how a run whose
-                 target is a share of the score got to its student
+    to           the sizes that this stage leaves, instead of `way`: records how a run
+                 with `target.keep` got to its student
     copy_layers  which layers stay: importance (the most important), or a rule of
                  StudentSpec.copy_layers
-    rows         how many rows to measure importance on, with this batch; of a task's,
-                 the validation split's come first
+    rows         how many rows to measure importance on, with this batch; with a task,
+                 rows of the validation split come first
     data, head   as in other stages
     """
 

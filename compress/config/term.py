@@ -16,13 +16,13 @@ LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]
 LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
 """Signals with one tensor per layer; the others are a single tensor."""
 MOST_WEIGHT = 1e6
-"""The papers' weights lie between 0.1 and 100; much larger ones overflow float32 in the
-sum."""
+"""Largest weight of a term: the papers' lie between 0.1 and 100; much larger ones
+overflow float32 in the sum."""
 
 
 @dataclass(frozen=True)
 class LossCheck(ArgumentCheck):
-    """A function, or the address of one."""
+    """A loss function, or its address."""
 
     expected: str = "`paper.function`, `module.function` of your own, or a function"
 
@@ -30,7 +30,8 @@ class LossCheck(ArgumentCheck):
         return isinstance(value, str) or callable(value)
 
     def take(self, value: Any, name: str) -> Any:
-        """Return the loss. Raises ArgumentError for a text that can be no address."""
+        """Return the loss. Raises ArgumentError for a text that cannot be an
+        address."""
         if not isinstance(super().take(value, name), str):
             return value
         try:
@@ -90,8 +91,8 @@ class Term:
         """Set the fields. Raises ArgumentError, as a line of YAML with these values
         does.
 
-        `more` hides no typo: objective.check_terms checks options against the loss's
-        signature.
+        `more` cannot hide a typo: objective.check_terms checks options against the
+        loss's signature.
         """
         values = {
             "loss": loss,
@@ -211,6 +212,6 @@ def layer_pairs(
         pairs = [(m, (m + 1) * N // M - 1) for m in range(M - (layers == "skip"))]
     if not pairs:
         raise ObjectiveError(
-            f"layers: {layers!r} leaves no layer to compare of the student's {M}"
+            f"layers: {layers!r} leaves none of the student's {M} layers to compare"
         )
     return pairs

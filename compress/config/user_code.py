@@ -219,7 +219,7 @@ def _describe_line(error: BaseException, root: Path) -> str:
 
 
 def _find_unresolved(settings: object) -> Iterator[tuple[str, Call | Term]]:
-    """Yield the lines that name code of the user's which has not been imported."""
+    """Yield the lines that name user code that has not been imported."""
     return ((where, line) for where, line in _find_lines(settings) if line.unresolved)
 
 

@@ -155,7 +155,7 @@ def test_an_input_is_not_overwritten(given: dict[str, str]) -> None:
     )
     for words in commands:
         result = command.run(*words.split())
-        assert (result.code, "is read" in result.err) == (2, True), words
+        assert (result.code, "is also an input" in result.err) == (2, True), words
     assert model.read_bytes() == before
 
 

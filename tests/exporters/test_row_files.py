@@ -184,7 +184,7 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
         ("rows.xlsx", "a.csv", "--input .*ends in .tsv, .csv, .txt, .jsonl, .ndjson, .json, .parquet"),
         ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl, .parquet, .npy"),
         ("none.csv", "a.csv", "no such file"),
-        ("rows.csv", "rows.csv", "--output .*is read"),
+        ("rows.csv", "rows.csv", "--output .*is also an input"),
         ("rows.csv", "nowhere/a.csv", "there is no folder"),
     ],
 )
