@@ -24,7 +24,7 @@ from compress.values import Range
 ALL = "all"
 ABSENT = "not installed here"
 OTHER_ORT = ".with_runtime_opt.ort"
-"""The ending of files for other providers than the CPU."""
+"""The suffix of files for providers other than the CPU."""
 
 
 @check_arguments
@@ -63,7 +63,7 @@ def bench(
     sustain    seconds for which each file then runs without a pause, at the first
                setting; None: skip this
 
-    Raises BundleError for a folder that is no bundle, DeviceError for a device that
+    Raises BundleError for a folder that is not a bundle, DeviceError for a device that
     fails or cannot be reached, ExportError for a format that is unknown, or was named
     and cannot be written."""
     if not files:
@@ -74,8 +74,8 @@ def bench(
         if formats:
             if kind not in ("local", "ssh"):
                 raise DeviceError(
-                    "--formats: races the files of all runtimes on local or ssh, not "
-                    f"on {device.device}"
+                    "--formats: exported files are raced on local or ssh, not on "
+                    f"{device.device}"
                 )
             scratch = Path(
                 stack.enter_context(
@@ -102,8 +102,7 @@ def bench(
             )
         elif data is not None:
             raise DeviceError(
-                "--data: is for the calibration of exported files; expected --formats "
-                "too"
+                "--data: only calibrates exported files; expected --formats too"
             )
         chosen = exported.files or arguments.list_files(
             [Path(name_of(file)) for file in files], precision
@@ -138,8 +137,8 @@ def choose_formats(
     calibrated: bool,
     rows: int,
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the precisions of each format to race, and the reason why each other one
-    of `all` is left out.
+    """Return the precisions of each format to race, and the reason why every other
+    format of `all` is left out.
 
     calibrated  whether there are data; rows: the largest batch
 
@@ -201,8 +200,8 @@ def _needs_install(format: Format) -> bool:
 
 @dataclass(frozen=True)
 class ExportedFormats:
-    """The files of several formats: `files` and `known`, what is known of each, by
-    name; `left_out`: format -> why."""
+    """Files of several formats by name: `files`, and `known`, the facts about each;
+    `left_out`: format -> why it is left out."""
 
     files: dict[str, Path]
     known: dict[str, RacedFormat]
@@ -220,10 +219,10 @@ def export_formats(
     rows: int,
     say: Callable[[str], None],
 ) -> ExportedFormats:
-    """Export each bundle to the named formats, or with `all` to those that can be, in
-    subfolders of `folder`.
+    """Export each bundle to the named formats, or with `all` to every one that can be,
+    in subfolders of `folder`.
 
-    length  tokens, of files whose length is fixed; rows: the largest batch
+    length  tokens of files with a fixed length; rows: the largest batch
 
     Raises ExportError for a format that is unknown, or was named and cannot be
     exported, or if none can be.

@@ -39,7 +39,8 @@ LINES = (
 """Example texts to search, until the reader types some."""
 ROWS_OFFERED = 4
 LONGEST_EXAMPLE = 200
-"""The rows of the data that the page offers to try, and their most characters."""
+"""The number of rows of the data that the page offers to try, and the maximum
+characters of each."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def demo(
 
     precision  the file of the bundle to use
     data       examples of the task, as for `distill`: the page offers some of its rows,
-               and has its names of labels if the model has none
+               and uses its label names if the model has none
     title      of the page; None: the name of the data, or of the folder
     assets     onnxruntime-web as a tarball or folder, if npm cannot fetch it
     say        called with progress messages
@@ -188,8 +189,8 @@ def read_examples(
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return texts to try, and the names of the labels that the page shows.
 
-    Both are those of the data, if there are any; else texts for this kind of task, and
-    numbers as `label 1`. Raises BundleError for data with other labels.
+    Both come from the data if given; else they are texts for this kind of task, and
+    numbers such as `label 1`. Raises BundleError for data with other labels.
     """
     task = bundle.task
     labels = list(task.labels)
@@ -206,8 +207,8 @@ def read_examples(
     unnamed = all(label.startswith("LABEL_") for label in labels)
     if len(named) != len(labels) or (named != task.labels and not unnamed):
         raise BundleError(
-            f"{found.name}: its labels are {', '.join(named)}, those of {bundle.path} "
-            f"are {', '.join(task.labels)}; expected the data it was made from"
+            f"{found.name}: its labels are {', '.join(named)}, but {bundle.path} has "
+            f"{', '.join(task.labels)}; expected the data it was made from"
         )
     if unnamed:
         labels = list(named)
@@ -218,8 +219,8 @@ def read_examples(
 
 
 def check_out(bundle: Bundle, out: Path) -> None:
-    """Raise ExportError for a folder that must not be replaced, OutputError where none
-    can be written."""
+    """Raise ExportError for a folder that must not be replaced, OutputError for one
+    that cannot be written."""
     check_output_folder(out, "out")
     if bundle.path.resolve().is_relative_to(out.resolve()):
         raise ExportError(
@@ -229,8 +230,8 @@ def check_out(bundle: Bundle, out: Path) -> None:
     foreign = out.is_dir() and any(out.iterdir()) and not (out / DEMO_FILE).is_file()
     if foreign or manifest.is_bundle(out):
         raise ExportError(
-            f"--out {out}: exists and is no demo; expected a new folder, or a demo to "
-            "replace"
+            f"--out {out}: exists and is not a demo; expected a new folder, or a demo "
+            "to replace"
         )
 
 

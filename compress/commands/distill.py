@@ -40,8 +40,8 @@ def distill(arguments: DistillArguments) -> Bundle:
                these}; `columns` name what cannot be detected
     recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices,
                chooses one for teacher and task
-    corpus     unlabelled text: for stages on text, and as more rows of tasks of single
-               texts or their words
+    corpus     unlabelled text: for stages on text, and as additional rows for tasks on
+               single texts or their words
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an
                endpoint's .yaml file) that labels the data by answering the prompt; the
                recipe's student names the checkpoint to start from
@@ -54,9 +54,9 @@ def distill(arguments: DistillArguments) -> Bundle:
     vocabulary auto: the student leaves out tokens that neither the training texts nor
                the corpus have and that are not frequent, if that keeps its score; full:
                it keeps all
-    max_drop   how much of the score, in its own unit, int8 may lose before products
-               stay in float32; default: INT8_LIMIT, or BUDGETED_LIMIT for a student
-               that was made for a latency
+    max_drop   how much of the score, in its own unit, int8 may lose before matrix
+               products stay in float32; default: INT8_LIMIT, or BUDGETED_LIMIT for a
+               student made for a latency
     length     how long the stages train: see `LengthOptions`
     options    seed, precision, resume and others: see `RunOptions`. A recipe that names
                your own functions runs only with `allow_code`

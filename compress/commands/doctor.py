@@ -58,7 +58,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "trackio": "--track trackio",
     "wandb": "--track wandb",
     "lan": "the QR code of compress bench --device browser --lan",
-    "fast": "tokens many times as fast; without it, tokenizers makes the same ones",
+    "fast": "much faster tokenization; without it, tokenizers yields the same tokens",
     "gguf": "--teacher model.gguf, a model in the format of llama.cpp",
     "ray": "bundles in Ray Data (docs/engines.md)",
     "spark": "bundles in Spark (docs/engines.md), which needs Java too",
@@ -93,7 +93,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
             "firefox",
         ),
         "compress bench --device browser on this machine, compress demo --serve; --lan "
-        "takes a phone's instead",
+        "uses a phone's instead",
         "chromium",
         {"winget": "Google.Chrome"},
     ),
@@ -210,8 +210,8 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
 
 
 def _run_in_thread(work: Callable[..., Check], *arguments: Any) -> "Future[Check]":
-    """Run it in a daemon thread, so that a name server that is silent for longer than
-    any limit delays no exit."""
+    """Run it in a daemon thread, so that a name server that does not answer cannot
+    delay the exit."""
     future: Future[Check] = Future()
 
     def run() -> None:
@@ -399,14 +399,14 @@ def check_tool(name: str, tool: Tool) -> Check:
         return check("broken", f"{found} does not run: {type(error).__name__}")
     line = ((done.stdout or done.stderr).strip().splitlines() or [""])[0]
     if done.returncode:
-        return check("broken", f"{found} ends with code {done.returncode}: {line}")
+        return check("broken", f"{found} exits with code {done.returncode}: {line}")
     return check("ok", f"{line or 'unknown version'}, {found}")
 
 
 _HUB: Final = (
     "models and data sets from the hub; files, caches and embedded ones work without it"
 )
-_UNREACHABLE: Final = "cannot be reached: offline, or behind a proxy that refuses"
+_UNREACHABLE: Final = "cannot be reached: offline, or blocked by a proxy"
 
 
 def check_hub() -> Check:
@@ -428,8 +428,8 @@ def probe_packages() -> dict[str, dict[str, Any]]:
     """Import LOADED in a separate process; return its reports by package, and for
     `gpu`, `fp32` and `bf16`.
 
-    A package that ends the process or takes too long is reported with an error; those
-    after it are not reported.
+    A package that ends the process or takes too long is reported with an error;
+    packages after it are not reported.
     """
     command = [
         sys.executable,
@@ -462,7 +462,7 @@ def probe_packages() -> dict[str, dict[str, Any]]:
                 report = json.loads(line)
                 found[report.get("package", report.get("product", "gpu"))] = report
             if child.wait():
-                why = f"ends the process with code {child.returncode}"
+                why = f"exits with code {child.returncode}"
         except queue.Empty:
             why = f"does not load within {DOCTOR_SECONDS:.0f} s"
         finally:
@@ -515,7 +515,7 @@ def _check_gpu(report: Mapping[str, Any]) -> Check:
     if report["gpu"]:
         size = {"bytes": report.get("bytes", 0)}
         return check("ok", report["gpu"], "faster training", values=size)
-    purpose = "faster training; everything works without one"
+    purpose = "faster training; everything works without a GPU"
     if not shutil.which("nvidia-smi"):
         return check("missing", "none", purpose)
     why = (

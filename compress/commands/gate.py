@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 GROWTH = Range(0, 100)
-"""The limits of a growth that is allowed, as a share."""
+"""The range of a limit on growth, as a share."""
 GATE_LEVEL = 0.025
-"""The probability, on each side, that the interval of the latency is wrong: over all
+"""The probability, on each side, that the interval of the latency is wrong, over all
 looks together."""
 GATE_LOOKS = (8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of paired passes after which the interval is computed; then after each
-doubling of the last."""
+"""Numbers of paired passes after which the interval is computed; beyond the last, after
+each doubling."""
 GATE_ROUNDS = 8
 """Interleaved rounds of a race, half of them in each of its two passes."""
 TURN_MS = 40.0
@@ -93,10 +93,10 @@ def gate(
     minutes      maximum time for latency: measuring ends as soon as the result is clear
 
     Raises ArgumentError for `max_drop` without `data`, BundleError for a path that is
-    no bundle or another task, DeviceError for a device that fails."""
+    not a bundle or has another task, DeviceError for a device that fails."""
     if max_drop is not None and data is None:
         raise ArgumentError(
-            "data", "rows to compare scores on, as a largest drop is given", "none"
+            "data", "rows to compare scores on, since a maximum drop is given", "none"
         )
     started = time.monotonic()
     old = name_of(old)
@@ -164,8 +164,8 @@ def gate(
 
 
 def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
-    """Return the bundle that a path is or belongs to, if any, and the file to
-    compare."""
+    """Return the bundle that a path is or belongs to (None without one), and the file
+    to compare."""
     if path.suffix in RUNTIME_CHOICES and path.is_file():
         folder = next(filter(is_bundle, path.resolve().parents[:2]), None)
         return (None if folder is None else Bundle.load(folder)), path
@@ -268,9 +268,7 @@ def compare_scores(
         f"{100 * most:+.2f}), a drop of {100 * max_drop:g} allowed; {rows:,} rows"
     )
     if outcome == "cannot be told":
-        reason += (
-            "; cannot be told with these rows: give more of them, or another limit"
-        )
+        reason += "; undecided with these rows: give more of them, or another limit"
     return GateCheck(
         "score",
         outcome,
@@ -287,7 +285,7 @@ def compare_scores(
 
 
 def _decide(low: float, high: float, limit: float) -> GateOutcome:
-    """Decide by the interval of a loss whether it is within the limit."""
+    """Decide from the interval of a loss whether it is within the limit."""
     if high <= limit:
         return "passed"
     return "failed" if low > limit else "cannot be told"
@@ -360,9 +358,7 @@ def compare_latency(
         f"allowed; {len(ratios)} passes"
     )
     if outcome == "cannot be told":
-        reason += (
-            "; cannot be told in this time: give more minutes or a quieter machine"
-        )
+        reason += "; undecided in this time: give more minutes or a quieter machine"
     before, after = map(float, np.median(medians, axis=0))
     return GateCheck(
         "latency",

@@ -154,8 +154,8 @@ def detect_form(name: str) -> InspectedForm:
         )
     )
     raise CompressError(
-        f"{name}: is no file or folder here, and no name of a recipe, a teacher or "
-        f"embedded data.{hint}"
+        f"{name}: no such file or folder here, and no recipe, teacher or embedded data "
+        f"of this name.{hint}"
     )
 
 
@@ -288,7 +288,7 @@ def inspect_checkpoint(name: str) -> Inspection:
 
 @contextmanager
 def _gather(problems: list[str]) -> Iterator[None]:
-    """Add what is raised as a TeacherError to the problems, once."""
+    """Add a raised TeacherError to the problems, once."""
     try:
         yield
     except TeacherError as error:
@@ -503,7 +503,7 @@ def inspect_study(name: str) -> Inspection:
         thing=name,
         form="study",
         path=str(folder),
-        title="a search without a trial yet",
+        title="a search without trials yet",
         facts=facts,
         next=tuple(next_),
     )

@@ -119,7 +119,7 @@ class LabelRequest:
 
 @dataclass(frozen=True)
 class _Asking:
-    """Hold the phases that a prompt asks for, and a function that makes who does them
+    """Hold the phases that a prompt asks for, and a function that makes their labeller
     from a language model."""
 
     phases: Sequence[Phase[Any]]
@@ -163,8 +163,8 @@ def label(request: LabelRequest) -> SoftLabels | WrittenAnswers:
     data       a task, whose training rows are labelled and whose labels only score the
                teacher; or texts without labels: a table, a .txt file with one text per
                line, a corpus with one text per document
-    max_calls, max_tokens  stop before a request that would pass so many requests, or
-                           tokens of prompts and answers, of an endpoint
+    max_calls, max_tokens  stop before a request to an endpoint that would exceed this
+                           number of requests, or of tokens of prompts and answers
     batch      ask an endpoint by files in this folder: the first call writes
                requests-1.jsonl and so on, and raises AwaitedError; once the files of
                answers and errors are there as well, the same call goes on

@@ -70,8 +70,8 @@ def load_recipe(
     overrides: Sequence[str] | None = None,
     length: LengthOptions = LengthOptions(),
 ) -> Recipe:
-    """Load a recipe by name or path, with these changes. Of the changes, a Recipe only
-    takes `length.effort`.
+    """Load a recipe by name or path, with these changes. For a Recipe object, only
+    `length.effort` may change.
 
     Raises RecipeError.
     """
@@ -217,7 +217,7 @@ def prune_request(arguments: PruneArguments) -> DistillRequest:
             "--recipe: a file of choices, or auto, chooses between recipes that do not "
             f"prune; expected one of {', '.join(list_pruning())}, or a .yaml"
         )
-    # a step's own options are known once its paper is imported, and torch with it
+    # a step's own options are only known once its paper, and so torch, is imported
     if recipe.pruning or all(stage.step is None for stage in recipe.training):
         aimed = set_target(recipe, arguments.target.values, asdict(arguments.setting))
         check_sizes(aimed, request.teacher)
@@ -233,7 +233,7 @@ def check_knowledge(request: DistillRequest) -> None:
         if isinstance(recipe, Recipe) and recipe.needs_knowledge:
             raise RecipeError(
                 [
-                    f"{recipe.name}: its teacher reads facts beside each text: give "
+                    f"{recipe.name}: its teacher reads facts with each text: give "
                     "--knowledge, a table with the columns head, relation and tail"
                 ]
             )
@@ -361,7 +361,7 @@ def check_tracker(name: str | None) -> None:
         return
     if name not in TRACKERS:
         raise CompressError(
-            f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}"
+            f"--track {name}: no such tracker.{did_you_mean(name, TRACKERS)}"
         )
     if name != "tensorboard" and (absent := find_missing(name)):
         raise CompressError(
@@ -381,8 +381,8 @@ def check_task(recipe: Recipe) -> None:
 
 
 def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe:
-    """Return the recipe with the stages before the first with a task's head. Raises
-    RecipeError where there is none, or where one lacks its text or labels."""
+    """Return the recipe with only the stages before the first one with a task's head.
+    Raises RecipeError if there are none, or if one lacks its text or labels."""
     until = next(
         (at for at, stage in enumerate(recipe.stages) if stage.head == "task"),
         len(recipe.stages),
@@ -392,8 +392,8 @@ def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe
         raise RecipeError(
             [
                 f"{recipe.name}: begins with a task; `compress distill` runs it. "
-                "Recipes for `compress pretrain` begin with stages on text, as "
-                "distilbert-general and tinybert-general do"
+                "Recipes for `compress pretrain` begin with stages on text, such as "
+                "distilbert-general and tinybert-general"
             ]
         )
     for stage in stages:
@@ -444,9 +444,7 @@ def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
     if not resume:
         return RUNS_FOLDER / f"{name}-{max(numbered, default=0) + 1}"
     if not numbered:
-        raise RunError(
-            f"{RUNS_FOLDER / name}-*: there is no run to --resume; give --out"
-        )
+        raise RunError(f"{RUNS_FOLDER / name}-*: no run to --resume; give --out")
     return numbered[
         max(numbered, key=lambda number: (not is_finished(numbered[number]), number))
     ]

@@ -34,7 +34,7 @@ def pretrain(arguments: PretrainArguments) -> Path:
     length    how long its stages train; options: as for `distill`, without `gate`
 
     The checkpoint is a plain transformers folder with its tokenizer, and can be the
-    teacher of other runs. Beside it are a page, report.html, and of a causal language
+    teacher of other runs. Next to it are a page, report.html, and for a causal language
     model perplexity.json, which compares it with its teacher on held-out documents.
     Raises a CompressError for anything wrong with the arguments.
     """

@@ -21,8 +21,8 @@ class PushResult:
     """Describe what was published, or with `dry_run` would be.
 
     files    name -> bytes
-    card     the fields of CARD_FIELDS in the front matter of README.md; missing: those
-             that it lacks
+    card     the fields of CARD_FIELDS in the front matter of README.md; missing: the
+             fields that it lacks
     scores   the results in it, such as `accuracy (int8) 0.885`
     url      the address of the commit; '' if nothing was sent
     """

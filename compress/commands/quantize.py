@@ -87,8 +87,8 @@ def forecast_quantization(arguments: ForecastQuantizeArguments) -> Forecast:
     One file of each kind is written, calibrated and scored on few rows, and
     extrapolated to all files and rows. The minimum assumes that static is close enough
     for `auto`, and all-int8 for any method; the maximum, that each product is tried in
-    float32. The trial's file tells which is probable, except for `qat`, which trains
-    for the minimum.
+    float32. The trial's file shows which is likely, except for `qat`, which trains for
+    the minimum.
     """
     console = arguments.console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)

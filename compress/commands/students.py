@@ -68,7 +68,7 @@ class Listing:
 
 def list_students(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listing:
     """List every student that `recipes` (default: all of ours) and shares of the
-    teacher's size give.
+    teacher's size yield.
 
     teacher  alias, folder or hub id; only its config.json is read
 
@@ -182,8 +182,8 @@ def _variants(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def _group(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:
-    """Group equal models under the names of all that build them; the most expensive
-    comes first."""
+    """Group equal models under the names of all recipes that build them; the most
+    expensive comes first."""
     groups: dict[str, tuple[PreTrainedModel, list[str]]] = {}
     for name, model in found:
         groups.setdefault(model.config.to_json_string(), (model, []))[1].append(name)

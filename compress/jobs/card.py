@@ -12,7 +12,7 @@ from compress.reporting.remarks import run_warnings
 MACHINE_FACTS = ("cpu", "cores", "instructions", "memory", "system")
 NOISY = (
     "The times are approximate: something else used the machine while they were taken "
-    "(report.json says what). Those marked noisy differed between two passes."
+    "(report.json says what). Times marked noisy differed between two passes."
 )
 
 

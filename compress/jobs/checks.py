@@ -68,8 +68,8 @@ _PRUNE_FUNCTIONS: dict[str, tuple[str, ...]] = {"importance": ()}
 
 
 def check_recipe(recipe: Recipe, processes: int) -> None:
-    """Raise RecipeError for errors that need the papers to be imported, or the number
-    of processes.
+    """Raise RecipeError for errors that can only be found with the papers imported, or
+    from the number of processes.
 
     These are unknown functions and options, a stage whose teacher is a missing stage,
     and batches that cannot be split. The user's own functions are skipped until they
@@ -171,9 +171,8 @@ CUT_WITHOUT_WARNING = 0.05
 
 
 def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
-    """Return a warning if the student reads less than many rows have, less than the
-    encoder that teaches it, or more than this encoder or the teacher's tokenizer
-    would."""
+    """Return a warning if the student cuts many rows, or reads less than the encoder
+    that teaches it, or more than this encoder or the teacher's tokenizer does."""
     stages = [
         (where, stage) for where, stage in list_stages(recipe) if stage.data == "task"
     ]
@@ -182,8 +181,8 @@ def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
         return [
             f"{where} reads {stage.length} tokens of a text, the teacher "
             f"{lengths.longest}, as max_seq_length of its folder or model_max_length "
-            "of its tokenizer says: of longer texts the student learns vectors that "
-            "the teacher does not give"
+            "of its tokenizer says: for longer texts the student learns vectors that "
+            "the teacher does not return"
         ]
     where, stage = min(stages, key=lambda each: each[1].length)
     share = lengths.share_cut(stage.length)

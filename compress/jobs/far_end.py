@@ -15,8 +15,8 @@ from compress.training.unlabelled import add_texts
 FAR_END = "static"
 """The recipe of the student, and its name on the path."""
 NEAR = 0.08
-"""How much of the teacher's score a bag of words may lack beside what is asked for: a
-static student, which learns from the teacher, keeps more by up to this."""
+"""How far a bag of words may fall below the required share of the teacher's score: a
+static student, which learns from the teacher, keeps up to this much more."""
 
 
 def far_recipe(job: Job) -> Recipe | None:
@@ -51,7 +51,7 @@ def _fit_width(recipe: Recipe, job: Job) -> Recipe:
 
 def describe_far_end(job: Job, recipe: Recipe) -> PathStudent:
     """Return the static student as a place on the path, its cost measured or counted as
-    those of other shapes."""
+    for other shapes."""
     models = job.models
     config = students.plan_config(recipe.student, job.teacher.model.config)
     own = models.recipe.model_copy(update={"stages": recipe.stages})

@@ -43,7 +43,7 @@ SHIPPED_LENGTHS = (128, 32)
 """Tokens at which latency is measured, with one text and one thread; at most the
 bundle's maximum."""
 INT8_DROP = 0.005
-"""If quantisation loses more of the score, the report says so."""
+"""Drop of the score by int8, in its own unit, above which the report warns."""
 ROWS_TRACED = 64
 """Rows on which the fp32 file is compared with torch, eight at a time."""
 ComputeLogits = Callable[[Dataset], NDArray[np.float32]]
@@ -61,7 +61,7 @@ _LIBRARIES = (
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A model with its answers to the measured rows. file: the ONNX file that gave
+    """A model with its answers to the measured rows. file: the ONNX file that computed
     them; None: torch, or recorded."""
 
     name: str
@@ -114,7 +114,8 @@ class Scorer:
         compute: ComputeLogits,
         file: Path | None = None,
     ) -> ScoredModel:
-        """Ask a model by `compute`; `file` is its ONNX file, if that answers."""
+        """Ask a model through `compute`; file: its ONNX file, if that computes the
+        answers."""
         self.console.print(f"scoring {name}", highlight=False, markup=False)
         threshold = None
         if self.calibration is not None:
@@ -137,8 +138,8 @@ class Scorer:
         ).logits
 
     def score_teacher(self, job: Job) -> tuple[ScoredModel, str]:
-        """Ask the teacher by its ONNX file, or by torch if it cannot be exported; also
-        return why it cannot."""
+        """Ask the teacher through its ONNX file, or through torch if it cannot be
+        exported; also return why it cannot."""
         teacher = job.teacher
         known = teacher.known_answers(self.evaluator.split)
         if known is not None:
@@ -311,7 +312,7 @@ def make_row(
     trained: Sequence[Trained | None],
     teacher: ScoredModel | None = None,
 ) -> ReportRow:
-    """Make a row of the report. teacher: that of a student; None for the teacher's own
+    """Make a row of the report. teacher: the student's; None for the teacher's own
     row."""
     evaluator = scored.evaluator
     agreement = None if teacher is None else measure_agreement(scored, teacher)
@@ -344,8 +345,8 @@ def make_row(
 
 
 def measure_agreement(student: ScoredModel, teacher: ScoredModel) -> float:
-    """Measure how much the student predicts what the teacher predicts. If they have
-    different tokens, only what they say of words or of the text can be compared."""
+    """Measure how far the student predicts what the teacher predicts. If they have
+    different tokens, only their answers about words or whole texts can be compared."""
     thresholds = (student.threshold, teacher.threshold)
     task = student.evaluator.task
     if not task.tokenwise:
@@ -367,11 +368,12 @@ def describe_noise(times: Sequence[Latency]) -> str | None:
 
 
 def note_split(data: TaskData) -> list[str]:
-    """Say what else the scored rows have decided, if there are no test rows."""
+    """Warn that the scored rows have decided other things, if there are no test
+    rows."""
     if data.test is not None:
         return []
     return [
-        "There is no labelled test split: these scores are of the validation rows, "
+        "There is no labelled test split: these scores are from the validation rows, "
         "which also chose the best weights, how int8 is made and, where units were cut "
         "by their importance, which ones. New texts may score a little lower."
     ]
@@ -385,7 +387,7 @@ def note_teacher(why: str) -> list[str]:
 
 
 def note_int8(rows: Sequence[ReportRow], metric: str) -> list[str]:
-    """Say what int8 loses of the score of fp32, the row before it, if that is much."""
+    """Warn if int8 loses much of the score of fp32, the row before it."""
     fp32, int8 = rows[-2:]
     lost = (fp32.score[metric] or 0.0) - (int8.score[metric] or 0.0)
     if lost <= INT8_DROP:

@@ -1,5 +1,5 @@
-"""Fit a run into its minutes: measure how fast teacher and machine are, and choose by
-that how many rows decide and are read, and how long shipping takes."""
+"""Fit a run into its minutes: measure the speed of teacher and machine, and derive how
+many rows to train on and to score, and how long shipping takes."""
 
 import math
 import time
@@ -31,33 +31,33 @@ from compress.training.schedule import Pace, TimeLimit
 from compress.training.stage import plan_steps
 
 RECORD: Final = "pace.json"
-"""The file of a run that keeps its pace."""
+"""The file of a run that records its pace."""
 TIMED_ROWS: Final = 64
-"""Rows by which the teacher is timed."""
+"""Rows on which the teacher is timed."""
 TIMED_TEXTS: Final = 8
-"""Rows of full length by which a model that has no task is timed."""
+"""Rows of full length on which a model without a task is timed."""
 LOOP: Final = 2_000_000
-"""Turns of the loop of Python that is timed."""
+"""Iterations of the Python loop that is timed."""
 LOOP_SECONDS: Final = 0.12
-"""Seconds that the loop takes on a quiet Xeon (docs/LOG.md)."""
+"""Seconds that the loop takes on an idle Xeon (docs/LOG.md)."""
 SHIPPING_SECONDS: Final = 60.0
 SHIPPING_SECONDS_PER_MILLION: Final = 0.25
-"""Seconds in which files are written, quantised and raced, and for each million
-parameters of the teacher: estimates, from a few runs of one machine (docs/LOG.md)."""
+"""Seconds to write, quantise and race the files, and more for each million parameters
+of the teacher: estimates from a few runs on one machine (docs/LOG.md)."""
 SCORING_SHARE: Final = 0.1
 """The share of the minutes in which all models are scored."""
 FORWARDS: Final = 5
-"""Forwards of the teacher that scoring a row takes in a run: its own twice, and those
-of smaller files."""
+"""Cost of scoring a row in a run, in forward passes of the teacher: two of its own, and
+those of smaller files."""
 FEWEST_SCORED: Final = 200
-"""The fewest rows that decide, however short the time is."""
+"""The minimum number of rows to score, however short the time is."""
 MANY_ROWS: Final = 100_000
-"""Rows from which a run says at its beginning how long it may take."""
+"""Number of rows from which a run says at its start how long it may take."""
 FORWARDS_TO_TRAIN: Final = 2.5
-"""Forwards of the teacher that take as long as learning from a row, its answer
-included (docs/LOG.md)."""
+"""Cost of learning from a row, including the teacher's answer, in forward passes of the
+teacher (docs/LOG.md)."""
 TRAINING_SHARE: Final = 0.2
-"""The least share of the minutes that must be left to train."""
+"""The minimum share of the minutes that must be left to train."""
 
 
 def limit_time(
@@ -110,7 +110,7 @@ def limit_time(
 
 
 def _announce_many_rows(context: TrainingContext, stages: Sequence[Stage]) -> None:
-    """Say about how long many rows take, and what is shorter."""
+    """Say roughly how long many rows take, and which options are faster."""
     teacher = context.base_teacher
     if teacher is None or (rows := len(context.data.train)) < MANY_ROWS:
         return
@@ -134,7 +134,7 @@ def _read_pace(
     """Read the pace of a run that is resumed, or measure it."""
     record = run.path / RECORD
     if record.is_file():
-        return Pace(**load_json(record, f"Remove {record}: it is measured again"))
+        return Pace(**load_json(record, f"Remove {record}: it will be measured again"))
     return measure_pace(teacher, context, stages)
 
 

@@ -54,25 +54,27 @@ from compress.training.schedule import EFFORTS
 PATH_FILE = "path.json"
 COSTS_FILE = "path-costs.json"
 MOST_RUNGS = 14
-"""Students on the path, at most."""
+"""Maximum number of students on the path."""
 STEPS: Mapping[Training, int] = {"brief": 200, "long": 600}
 """Optimiser steps of the short recoveries."""
 READ_AGAIN = 0.9
-"""The short recoveries read as many rows as a brief one goes through, times this: again
-and again, so that the teacher's answers are worth keeping (`cache_teacher: auto`)."""
+"""Rows that short recoveries read, as a share of those that a brief one goes through:
+below 1, rows repeat, so that caching the teacher's answers pays (`cache_teacher:
+auto`)."""
 REACH = 3.0
 LEAST_REACH = 0.03
-"""The path ends at a student that lacks so many times what may be lost, and at least
-this share of the score: more training does not bring that back."""
+"""The path ends at a student that falls below the share to keep by REACH times the
+allowed loss, and by at least LEAST_REACH of the score: more training does not bring
+that back."""
 RECOVERED_LONGER = 3
-"""Students that recover for longer."""
+"""Number of students that recover for longer."""
 TRAINED_IN_FULL = 3
-"""Students that are trained in full, at most."""
+"""Maximum number of students that are trained in full."""
 WALK_SHARE = 0.35
 """The share of `--minutes` in which the path may begin another cut."""
 FULL_GAIN = 0.5
-"""What training in full adds, as a share of what the longer recovery has added, as long
-as no student has shown it."""
+"""What training in full adds, as a share of what the longer recovery has added, until a
+student has shown it."""
 WORTH_TRAINING = 0.5
 """The chance at which a student is trained in full: a miss costs minutes, and shows
 what training in full adds; one that is not tried may be half as fast again."""
@@ -104,8 +106,8 @@ class KeepScore(Phase[Job]):
         walk.descend()
         if not walk.path.rungs:
             raise PruneError(
-                f"--keep: {job.teacher.name} has no shape that costs less by "
-                f"{FIRST_CUT:g} times: there is nothing to prune"
+                f"--keep: {job.teacher.name} has no shape that is {FIRST_CUT:g} times "
+                "cheaper: there is nothing to prune"
             )
         walk.train_finalists()
         walked = walk.train_in_full(self.phases[0])
@@ -478,7 +480,7 @@ class Walk:
 
 def _tried(path: WalkedPath) -> tuple[list[int], list[int]]:
     """Return the places on the path of students that keep the share once they are
-    finished, and of those that do not."""
+    finished, and of students that do not."""
     kept = list[int]()
     missed = list[int]()
     for place, rung in enumerate(path.rungs):

@@ -77,8 +77,8 @@ class KeepCheckpoint(Phase[Job]):
 
 
 class ScoreText(Phase[Job]):
-    """Score the language model of the last stage on held-out documents, beside its
-    teacher and beside itself before it was trained."""
+    """Score the language model of the last stage on held-out documents, next to its
+    teacher and to itself before training."""
 
     def run(self, job: Job) -> Job:
         models = job.models
@@ -207,7 +207,7 @@ def load_scores(folder: Path) -> LanguageScores | None:
 
 
 def describe_stage(spent: Trained) -> str:
-    """Say how long a stage took, what its best score is, and of which rows."""
+    """Say how long a stage took, what its best score is, and on which rows."""
     took = f"{spent.steps:,} steps in {spent.seconds:,.0f} s"
     if spent.score is None:
         return took

@@ -1,5 +1,5 @@
-"""Define the keywords of the training commands, and what they are asked for once names
-and paths stand for objects."""
+"""Define the keywords of the training commands, and the request they become once
+objects are replaced by names and paths."""
 
 import time
 from dataclasses import astuple, dataclass, field

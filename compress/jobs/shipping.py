@@ -70,14 +70,14 @@ in float32 would undo the speed-up."""
 RACED = 8
 """Rounds of the race in `Measure`."""
 CHOICE_LIKELY = 0.1
-"""Where the time to quantise usually lies between its least (0) and its most (1), by
+"""Usual position of the time to quantise between its minimum (0) and maximum (1), from
 docs/LOG.md."""
 SHIPPED = 2.25
 """Size of a bundle as a multiple of its float32 weights: safetensors 1, fp32 ONNX 1,
 int8 ONNX 0.25."""
 FREQUENT = 8_000
-"""Frequent tokens of a vocabulary that are kept although no text of the user's has
-them: they are likely in others (docs/LOG.md)."""
+"""Number of frequent tokens of a vocabulary that are kept although no text of the user
+has them: they are likely in other texts (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class FileTimes:
 
 @dataclass(frozen=True)
 class TrimVocabulary(Phase[ShipJob]):
-    """Leave the tokens out of the student that the user's texts do not have, besides
+    """Remove the tokens from the student that the user's texts do not have, except
     frequent ones, if its score and answers on the validation split then stay within
     `limit`."""
 

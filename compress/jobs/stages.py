@@ -69,7 +69,8 @@ class StageModels:
     def run_stages(
         self, stages: Sequence[AnyStage], *, teacher_logits: Any = None
     ) -> PreTrainedModel:
-        """Run the unfinished ones of `stages`, and return the model of the last one."""
+        """Run the unfinished stages of `stages`, and return the model of the last
+        one."""
         done, remaining = self.run.remaining(stages, self.context.console)
         student = (
             None
@@ -194,8 +195,8 @@ class StageModels:
         """Choose the units of the teacher that initialise the student; None if it is
         not cut out of the teacher.
 
-        For a narrower student by Taylor expansion, which chooses better than the norms
-        of weights (docs/LOG.md).
+        For a narrower student they are chosen by Taylor expansion, which works better
+        than the norms of weights (docs/LOG.md).
         """
         spec = spec_of(self.recipe, stage)
         source = self._source(stage, teacher)
@@ -244,8 +245,8 @@ class StageModels:
     def origin(
         self, stage: Stage, student: PreTrainedModel, units: Kept | None
     ) -> Tensor | None:
-        """Return which of the teacher's hidden dimensions each dimension of the student
-        was cut out of.
+        """Return the teacher's hidden dimension that each dimension of the student was
+        cut out of.
 
         None if the student was not cut out of the teacher in this stage.
         """

@@ -47,7 +47,7 @@ from compress.training.step import Score
 
 SHORT = 4
 LONG = (20, 60)
-"""Steps of a short trial, and minimum and maximum of a long one; the difference gives
+"""Steps of a short trial, and minimum and maximum of a long one; the difference yields
 the time of a step."""
 SECONDS = 6.0
 """Seconds that a long trial should take."""
@@ -144,7 +144,7 @@ class Trials:
                 )
             )
             notes.append(
-                f"on up to {variants - 1} variants of each row, whose making is not "
+                f"on up to {variants - 1} variants of each row; making them is not "
                 "counted"
             )
             stage = stage.model_copy(update={"augment": None})
@@ -165,8 +165,8 @@ class Trials:
             *,
             scored: bool,
         ) -> tuple[Any, float, float]:
-            """Return the trained model, the seconds of its training, and those
-            before."""
+            """Return the trained model, the seconds of its training, and the seconds
+            before it."""
             length = {
                 "name": name,
                 "steps": steps,

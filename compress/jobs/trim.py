@@ -268,7 +268,7 @@ def certify_files(
     """Score each ONNX file before and after, each with its own tokenizer; return a
     certificate per file.
 
-    name: that of the split; method, data: for the certificate
+    name: the split's; method, data: for the certificate
     """
     evaluators = [each.evaluator(split) for each in (before, after)]
     threshold = before.manifest.threshold if before.task.unanswerable else None
@@ -342,7 +342,8 @@ def _flat(answers: Sequence[Any]) -> list[str]:
 
 
 def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Floats]) -> float:
-    """Return the largest |difference| of per-token logits in rows of as many tokens."""
+    """Return the largest |difference| of per-token logits in rows with equally many
+    tokens."""
     parts = []
     for evaluator, each in zip(evaluators, logits, strict=True):
         ends = np.cumsum([len(ids) for ids in evaluator.rows["input_ids"]])

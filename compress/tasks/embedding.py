@@ -102,13 +102,12 @@ class Embedding(Task):
 
     def describe_answer(self) -> str:
         return (
-            f"answers with a vector of {self.width} numbers; the vectors of texts of "
-            "like meaning have a high cosine."
+            f"answers with a vector of {self.width} numbers; the vectors of texts with "
+            "similar meaning have a high cosine."
         )
 
     def configure(self, config: Any, max_length: int) -> None:
-        """Keep the tokens and the prompts of the texts that the vectors are made
-        for."""
+        """Store the maximum length and the prompts of the texts in the config."""
         from compress.models.sentence_settings import set_settings, settings_of
 
         settings = replace(
@@ -135,7 +134,8 @@ class Embedding(Task):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Name no outputs, but a config keeps two labels."""
+        """The two labels that a config has by default: vectors have no named
+        outputs."""
         return ("LABEL_0", "LABEL_1")
 
     @classmethod
@@ -150,8 +150,8 @@ class Embedding(Task):
         return embedding.subsample(exam.split, count)
 
     def thin(self, split: Dataset, count: int) -> Dataset:
-        """Keep queries with the texts that they are judged with, for texts refer to
-        each other by number."""
+        """Keep queries together with the texts they are judged with, because texts
+        refer to each other by number."""
         return embedding.select(split, embedding.subsample(split, count))
 
     def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:

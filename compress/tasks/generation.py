@@ -76,8 +76,8 @@ def _text_columns(split: Table) -> tuple[str, ...]:
 
 
 def _read(split: Table) -> Examples | None:
-    """Read texts and answers; rows of the same texts are held out together. None
-    without any answer."""
+    """Read texts and answers; rows of the same texts are held out together. Return None
+    if there are no answers."""
     import pyarrow as pa
 
     names = _text_columns(split)

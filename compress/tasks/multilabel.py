@@ -59,14 +59,14 @@ class Multilabel(Task):
         return "gives each of these labels a probability of its own:"
 
     def answer(self, logits: Array) -> Prediction:
-        """Answer with all labels of a probability of 0.5 or more."""
+        """Answer with all labels whose probability is 0.5 or more."""
         return Prediction.first(self.answer_logits(logits[None]))
 
     def answer_columns(self, predictor: Any, texts: Sequence[Any]) -> AnswerColumns:
         return self.answer_logits(self.finite_logits(predictor, texts))
 
     def answer_logits(self, logits_RV: Doubles) -> AnswerColumns:
-        """Answer with the labels of a probability of 0.5 or more of each row."""
+        """Answer each row with the labels whose probability is 0.5 or more."""
         # a sigmoid; exp(-x) would overflow
         scores = 0.5 * (1.0 + np.tanh(0.5 * logits_RV))
         likely = [
@@ -102,7 +102,7 @@ class Multilabel(Task):
         return metrics.count_classes(self.labels, *self._compare(logits, exam.labels))
 
     def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
-        """Say of each label whether a row has it."""
+        """Return for each label whether a row has it."""
         return logits > 0
 
     def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:

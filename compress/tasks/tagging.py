@@ -170,7 +170,7 @@ class Tagging(Task):
         made.truncate(frame.room, direction=frame.side)
         row: dict[str, list[Any]] = dict(encoder.row(window))
         row |= {name: [[0, 0] for _ in window.ids] for name in cls.graph_spans}
-        # all are: there are no special tokens
+        # none is None: there are no special tokens
         numbers = [number for number in made.word_ids if number is not None]
         places = zip(window.text, numbers, made.offsets, strict=True)
         for at, word, (start, end) in places:
@@ -185,8 +185,8 @@ class Tagging(Task):
     def read_graph(
         cls, text: str, outputs: Mapping[str, Any], labels: Sequence[str]
     ) -> Marked:
-        """Find the entities among the words that a text file labels; words without a
-        token are outside."""
+        """Find the entities among the words that a `text` file has labelled; words
+        without a token are outside."""
         spans = [match.span() for match in WORD_PATTERN.finditer(text)]
         tags = [OUTSIDE] * len(spans)
         shares = np.ones(len(spans))

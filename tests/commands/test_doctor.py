@@ -108,7 +108,7 @@ def test_packages_that_crash_on_import_are_named(modules: Path, monkeypatch: pyt
     assert "error" not in found["json"]
     assert found["faulty"]["error"] == "RuntimeError: no such symbol"
     assert "ModuleNotFoundError" in found["absent_module"]["error"]
-    assert found["deadly"]["error"] == "ends the process with code 7"
+    assert found["deadly"]["error"] == "exits with code 7"
 
 
 def test_a_package_that_hangs_on_import(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ def test_any_recipe_that_learns_answers_works(recipe: str, given: dict[str, Any]
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"knowledge": None}, RecipeError, "knowledge: its teacher reads facts beside each text: give --knowledge"),
+        ({"knowledge": None}, RecipeError, "knowledge: its teacher reads facts with each text: give --knowledge"),
         ({"knowledge": "none.tsv"}, DataError, "--knowledge none.tsv: expected a file of triples"),
         ({"prompt": "sentiment"}, RecipeError, "only a checkpoint reads facts, not a prompted model"),
         (
