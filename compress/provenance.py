@@ -150,7 +150,7 @@ def command_line() -> str:
 
 
 def option_of(command: str, option: str) -> str | None:
-    """Return the value of an option in a recorded command line; None if it was not
+    """Return the value of an option in a recorded command line, or None if it was not
     given."""
     try:
         words = shlex.split(command)

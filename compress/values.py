@@ -164,7 +164,7 @@ class PercentCheck(ArgumentCheck):
         return share
 
     def _read(self, value: Any) -> float | None:
-        """Return the number that is meant; None if the value is not a number."""
+        """Return the number that is meant, or None if the value is not a number."""
         if isinstance(value, str):
             digits = value.strip()
             unit = 100 if digits.endswith("%") else 1

@@ -190,7 +190,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _verify(folder: Path) -> tuple[bool | None, tuple[str, ...]]:
-    """Compare a folder with its checksums; None if it has none."""
+    """Compare a folder with its checksums, or return None if it has none."""
     if not (folder / CHECKSUMS).is_file():
         return None, ()
     try:

@@ -198,7 +198,7 @@ class Recipe(Frozen):
 
     @property
     def only_kind(self) -> str | None:
-        """Return the only kind of task that its terms are for; None if they are for
+        """Return the only kind of task that its terms are for, or None if they are for
         several."""
         terms = [
             term

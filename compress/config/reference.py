@@ -143,7 +143,8 @@ def find(name: str, *, called: str = "function", mark: str | None = None) -> Any
 
 def read_signal(loss: str) -> str | None:
     """Return the signal that a paper's loss compares with the teacher's, as its source
-    declares it with `reads`, without importing it and torch; None if there is none."""
+    declares it with `reads`, without importing it and torch; or None if there is
+    none."""
     paper, _, function = loss.rpartition(".")
     spec = None if is_user_code(loss) else find_spec(f"compress.papers.{paper}")
     if spec is None or spec.origin is None:

@@ -96,7 +96,7 @@ def load_kind(kind: str | None, allowed: str | Path | None) -> None:
 
 def digests(settings: BaseModel, kind: str | None = None) -> dict[str, str] | None:
     """Return a digest of the file of each of the user's functions in a recipe, and of
-    their kind of task; None if there are none."""
+    their kind of task, or None if there are none."""
     lines: dict[str, Callable[..., Any]] = {
         line.name: line.code
         for _, line in _find_lines(settings)

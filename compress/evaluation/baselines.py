@@ -43,8 +43,8 @@ def of_labels(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
 def lead_over_majority(
     data: TaskData, evaluator: Evaluator, logits: Array
 ) -> tuple[float, float]:
-    """Measure by how much logits score above `majority`, and the standard error of
-    that.
+    """Measure by how much logits score above `majority`, with the standard error of
+    this lead.
 
     The error is the jackknife's over GROUPS groups of at most EXAMPLES examples (Efron
     & Tibshirani 1993, chapter 11), which holds for every metric; infinite for a single
@@ -77,7 +77,7 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
     """Score linear models on the TF-IDF weights of words and pairs of words.
 
     Logistic regression (one against the rest) for classes and labels, ridge regression
-    for numbers. Pairs of texts give the features of both, their product, their
+    for numbers. Pairs of texts yield the features of both, their product, their
     difference and their cosine. Learns from at most BAG_ROWS evenly spaced training
     rows, with at most about BAG_CHARACTERS characters. Raises DataError for training
     texts without a word.
@@ -102,8 +102,8 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
 
 
 def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score giving every word its most frequent tag in the training set, in any case;
-    the most frequent tag of all to words that the training set does not have."""
+    """Score giving every word its most frequent tag in the training set, ignoring case;
+    words that the training set does not have get the most frequent tag of all."""
     counts: dict[str, Counter[int]] = {}
     for words, tags in zip(data.train["words"], data.train["tags"], strict=True):
         for word, tag in zip(words, tags, strict=True):
@@ -135,8 +135,8 @@ def tag_scores(
 
 def nearest_sentence(split: Dataset) -> dict[str, float]:
     """Score answering with the sentence of the context that shares the most words with
-    the question, each weighted by its rarity among the sentences of the context; the
-    first of equals."""
+    the question, each weighted by its rarity among the sentences of the context; ties
+    go to the first."""
     nearest = []
     for question, context in zip(split["question"], split["context"], strict=True):
         sentences = _SENTENCES.split(context)

@@ -156,7 +156,7 @@ class Evaluator:
         *,
         thresholds: Thresholds = (None, None),
     ) -> float:
-        """Measure how much the student predicts what the teacher predicts; each model
+        """Measure how far the student predicts what the teacher predicts; each model
         has its own threshold. Raises CompressError for logits of different rows."""
         if not self.task.vectors and student.shape != teacher.shape:
             raise CompressError(
@@ -179,8 +179,8 @@ class Evaluator:
         return self.task.count_changed(self, student, teacher, thresholds)
 
     def distance(self, student: Array, teacher: Array) -> float:
-        """Measure how far the student's logits are from the teacher's; smooth, where
-        `agreement` counts."""
+        """Measure how far the student's logits are from the teacher's; smooth, unlike
+        `agreement`, which counts."""
         return self.task.distance(
             self, student.astype(np.float64), teacher.astype(np.float64)
         )

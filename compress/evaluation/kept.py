@@ -18,8 +18,8 @@ from compress.records.path import KeptScore
 CONFIDENCE = 0.9
 """The probability with which the share is above `low`, and below `high`."""
 RESAMPLES = 1000
-"""Draws of rows; 200 for metrics that are no mean over examples, each of which takes
-milliseconds."""
+"""Number of draws of rows; 200 for metrics that are not a mean over examples, where
+each draw takes milliseconds."""
 SLOW_RESAMPLES = 200
 
 
@@ -68,7 +68,7 @@ def judge_kept(
 
 def foresee(look: KeptScore, gain: float, keep: float) -> float:
     """Return the chance that a student keeps a share, if further training adds `gain`
-    to the share that it keeps as yet."""
+    to the share that it keeps now."""
     wide = look.high - look.low
     error = wide / (2 * NormalDist().inv_cdf(CONFIDENCE))
     return _chance(look.share + gain - keep, max(error, 1 / look.examples))
@@ -78,8 +78,8 @@ def _score_of_drawn(
     evaluator: Evaluator,
     logits: Array,
 ) -> tuple[Callable[[Array], float], int, int]:
-    """Return the function from numbers of examples to the metric over them, the number
-    of examples, and how many draws it can be asked for."""
+    """Return a function from the numbers of examples to the metric over them, the count
+    of examples, and how many draws to take."""
     values = evaluator.example_scores(logits)
     if values is None:
         return *evaluator.metric_of_examples(logits), SLOW_RESAMPLES
@@ -93,7 +93,7 @@ def _chance(margin: float, error: float) -> float:
 
 def _count_needed(allowed: float, error: float, examples: int) -> int | None:
     """Return how many examples show with CONFIDENCE that a difference of 0 is above
-    -`allowed`; None if no number does."""
+    -`allowed`, or None if no number does."""
     if allowed <= 0:
         return None
     ratio = NormalDist().inv_cdf(CONFIDENCE) * error / allowed

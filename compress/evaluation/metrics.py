@@ -162,13 +162,13 @@ def check_numbers(labels: Array) -> None:
 
 
 def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
-    """Raise CompressError for model outputs of another shape than `expected`, for no
-    `unit`s, or values not finite."""
+    """Raise CompressError for model outputs without the shape `expected`, without any
+    `unit`, or with values that are not finite."""
     if values.shape != expected or not len(values):
         raise CompressError(
             f"scores: the model's outputs have shape {values.shape}; expected "
-            f"{expected}, one row for each of at least one of the {unit}. Check that "
-            "the model's head is that of the task."
+            f"{expected}, one row for each of the {unit}, of which there is at least "
+            "one. Check that the model's head fits the task."
         )
     if broken := int((~np.isfinite(values)).any(axis=1).sum()):
         raise CompressError(
@@ -200,7 +200,7 @@ def entity_scores(
     truth: Sequence[Sequence[str]],
 ) -> dict[str, float]:
     """Compute f1, precision and recall over the entities of all sentences, and accuracy
-    over their words; 0.0 of none.
+    over their words; 0.0 if there are none.
 
     Sentences come in the same order and have the same number of words.
     """

@@ -34,7 +34,7 @@ from compress.arrays import Array
 Ints = NDArray[np.integer]
 
 LONGEST_ANSWER = 30
-"""The most tokens of an answer (as in the code of BERT's authors)."""
+"""Maximum tokens of an answer (as in the code of BERT's authors)."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

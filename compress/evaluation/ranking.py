@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RANK_CUT: Final = 10
 MOST_CANDIDATES: Final = 1 << 24
-"""The most candidates of a query, so that each has a unique number."""
+"""Maximum candidates of a query, so that each has a unique number."""
 MEASURES: Final = ("ndcg@10", "mrr@10", "map", "recall@10", "recall@100")
 
 

@@ -29,8 +29,8 @@ def wilson_interval(share: float, rows: int) -> tuple[float, float]:
 def differ_significantly(
     metric: str, one: float, other: float, rows: int
 ) -> bool | None:
-    """Check whether two scores on the same rows differ at 95 %; None if the scores
-    alone do not show it.
+    """Check whether two scores on the same rows differ at 95 %; return None if the
+    scores alone do not show it.
 
     The scores are assumed independent, with the interval of their difference from
     Wilson's intervals (Newcombe 1998, method 10). The errors of two models correlate,

@@ -20,8 +20,8 @@ static student, which learns from the teacher, keeps up to this much more."""
 
 
 def far_recipe(job: Job) -> Recipe | None:
-    """Return the recipe of the static student for the job's rows; None if it does not
-    serve the task, or if a bag of words shows that it would keep too little."""
+    """Return the recipe of the static student for the job's rows, or None if it does
+    not serve the task, or if a bag of words shows that it would keep too little."""
     models = job.models
     context = models.context
     data = context.data

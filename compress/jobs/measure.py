@@ -359,7 +359,7 @@ def measure_agreement(student: ScoredModel, teacher: ScoredModel) -> float:
 
 
 def describe_noise(times: Sequence[Latency]) -> str | None:
-    """Say what disturbed the timing; None if nothing did."""
+    """Say what disturbed the timing, or return None if nothing did."""
     noisy = [
         f"{each.name}, {each.setting}: {each.noise}" for each in times if each.noisy
     ]

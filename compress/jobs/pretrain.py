@@ -199,7 +199,8 @@ def describe_pretraining(job: Job) -> Pretraining:
 
 
 def load_scores(folder: Path) -> LanguageScores | None:
-    """Load the perplexities of a run; None if it has left no language model."""
+    """Load the perplexities of a run, or return None if it has left no language
+    model."""
     path = folder / PERPLEXITY
     if not path.exists():
         return None

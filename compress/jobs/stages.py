@@ -101,7 +101,8 @@ class StageModels:
         return student
 
     def teacher(self, stage: Stage) -> Teacher | None:
-        """Load the teacher of a stage; None if it learns from text or labels alone."""
+        """Load the teacher of a stage, or return None if it learns from text or labels
+        alone."""
         if stage.kind != "distill":
             return None
         if stage.teacher == "task":
@@ -192,8 +193,8 @@ class StageModels:
         return self.student(first, before, teacher, units)
 
     def choose_units(self, stage: Stage, teacher: Teacher | None) -> Kept | None:
-        """Choose the units of the teacher that initialise the student; None if it is
-        not cut out of the teacher.
+        """Choose the units of the teacher that initialise the student, or return None
+        if it is not cut out of the teacher.
 
         For a narrower student they are chosen by Taylor expansion, which works better
         than the norms of weights (docs/LOG.md).

@@ -31,12 +31,12 @@ from compress.training.processes import (
 )
 
 FLUSH_SECONDS: Final = 1.0
-"""The most seconds of answers that a power cut may lose."""
+"""Maximum seconds of answers that a power cut may lose."""
 
 AnswerT = TypeVar("AnswerT")
 
 PROMPT_SHOWN = 60
-"""Characters from the end of a prompt that a message quotes."""
+"""Number of characters from the end of a prompt that a message quotes."""
 
 
 class UnansweredError(TeacherError):
@@ -65,7 +65,7 @@ class Likelihood:
 @dataclass(frozen=True)
 class WrittenText:
     """A text that a model has written after a prompt. finished: False if it reached the
-    most tokens before it ended."""
+    maximum number of tokens before it ended."""
 
     text: str
     finished: bool
@@ -131,8 +131,8 @@ class LanguageModel(Protocol):
     def write(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[int, WrittenText]]:
-        """Yield (index of the prompt, the likeliest text after it) likewise. The text
-        ends before the first of `stop`, and has no white space around it."""
+        """Yield (index of the prompt, the likeliest text after it) in any order. The
+        text ends before the first of `stop`, and has no white space around it."""
         ...
 
 
@@ -401,7 +401,7 @@ def answers_file(model: LanguageModel, wanted: WantedAnswer[AnswerT]) -> Path:
 def list_unanswered(
     model: LanguageModel, prompts: Sequence[str], wanted: WantedAnswer[AnswerT]
 ) -> list[str]:
-    """List the prompts, each once, that have no cached answer."""
+    """List the prompts without a cached answer, each once."""
     known = _read_all(answers_file(model, wanted), wanted)
     return [prompt for prompt in dict.fromkeys(prompts) if _key(prompt) not in known]
 

@@ -29,9 +29,9 @@ from compress.terminal import one_line
 
 MOST_REQUESTS: Final = 50_000
 MOST_REQUEST_BYTES: Final = 200_000_000
-"""The most requests, and bytes, of one file: OpenAI's limits."""
+"""Maximum requests and bytes of one file: OpenAI's limits."""
 IDS_SHOWN: Final = 5
-"""Ids that a message names."""
+"""Maximum ids that a message names."""
 
 
 class AwaitedError(TeacherError):
@@ -49,7 +49,7 @@ class BatchFiles:
     """A folder with the files of a batch: requests-1.jsonl and so on, which are written
     here; every other .jsonl file has answers or errors.
 
-    path    that of the address of the endpoint, such as /v1
+    path    the path of the endpoint's address, such as /v1
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class BatchFiles:
 
     @cached_property
     def _answers(self) -> dict[str, Any]:
-        """Read all answers by their ids. Raises TeacherError for another line."""
+        """Read all answers by their ids. Raises TeacherError for any other line."""
         found: dict[str, Any] = {}
         for file in sorted(self.folder.glob("*.jsonl")):
             if file.name.startswith("requests-"):
@@ -94,7 +94,7 @@ class BatchFiles:
         return identity, None
 
     def refuse(self, identity: str, reason: str, path: str, body: bytes) -> None:
-        """Note that an answer is of no use, so that it is asked for again."""
+        """Note that an answer is unusable, so that it is asked for again."""
         del self._answers[identity]
         self.exchange(path, body)
         self.failed[identity] = reason

@@ -90,24 +90,24 @@ OWN_KEYS = frozenset(
 """Keys of a request's body that `extra` may not set."""
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 120.0
-"""Seconds: the wait doubles from the first to the longest. If an endpoint asks for
-more, it is not asked again."""
+"""Seconds between attempts, doubled from the first wait to the longest. An endpoint
+that asks for a longer wait is not asked again."""
 MOST_ANSWER_BYTES = 2**22
 MOST_PER_BYTE = 64
-"""The most bytes of an answer, and how many more per byte of the request: `echo`
-returns about 80 bytes per token, and a token is seldom one byte."""
+"""Maximum bytes of an answer, and how many more per byte of the request: `echo` returns
+about 80 bytes per token, and a token is seldom one byte."""
 BYTES_PER_TOKEN = 3
 """Assumed length of a token, since the endpoint's tokenizer is unknown; English tokens
 have about 4 bytes."""
 LEAST_MASS = 1e-9
-"""The least total probability of the tokens that were not listed."""
+"""The minimum total probability of the tokens that were not listed."""
 REPLY_SHOWN = 300
 """Characters of an endpoint's reply that a message quotes."""
 
 Question = TypeVar("Question")
 Parsed = TypeVar("Parsed")
 LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
-"""The logarithm of a probability; some endpoints round that of a certain token to a
+"""The logarithm of a probability; for a certain token, some endpoints round it to a
 little above 0."""
 
 
@@ -265,8 +265,8 @@ def names_endpoint(name: str) -> bool:
 
 @dataclass(frozen=True)
 class EndpointLimits:
-    """Limit what one command asks an endpoint, besides the limits in its file; `batch`
-    is the folder of files by which it is asked."""
+    """Limit what one command asks an endpoint, in addition to the limits in its file.
+    batch: the folder of files by which it is asked."""
 
     max_calls: int | None = None
     max_tokens: int | None = None
@@ -600,7 +600,7 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
 
     @property
     def voter(self) -> "RemoteVoter | None":
-        """Return who writes the answers that are read for labels; None in other
+        """Return the model whose written answers are read for labels; None in other
         modes."""
         if self.endpoint.mode != "answer":
             return None
@@ -690,7 +690,7 @@ class RemoteVoter(_Remote[tuple[str, int], Votes]):
     async def _answer(
         self, client: httpx2.AsyncClient, stop: anyio.Event, question: tuple[str, int]
     ) -> Votes:
-        """Ask again for the answers that an endpoint that ignores `n` left out.
+        """Ask again for the answers that are missing because an endpoint ignores `n`.
 
         A refusal is an answer without a label if other texts of the command were
         answered; before that, it may be one of all texts.
@@ -838,8 +838,8 @@ def _as_chat(prompt: str) -> dict[str, Any]:
 
 
 def _is_paid(content: bytes) -> bool:
-    """Check whether an unusable answer is a whole one: the endpoint charges for it, and
-    would give the same again."""
+    """Check whether an unusable answer is complete: the endpoint charges for it, and
+    would return the same again."""
     try:
         answer = json.loads(content)
     except (ValueError, RecursionError):
@@ -910,9 +910,10 @@ def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
     """Look up the answers among the likeliest next tokens, (token, log-probability),
     ignoring spaces.
 
-    An answer that is no token counts by the tokens that begin it and no other answer:
-    an upper bound of its probability. The bound for one that is not listed so either:
-    the least likely listed token, or all remaining probability if less.
+    An answer that is not itself a listed token counts by the tokens that begin it and
+    no other answer: an upper bound of its probability. If there are none, the bound is
+    the probability of the least likely listed token, or all remaining probability if
+    less.
     """
     listed = [
         (str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p))

@@ -62,8 +62,8 @@ from compress.training.objective import find_loss
 from compress.training.processes import node_first
 
 ENOUGH: Final = 20
-"""The least rows for which the same label everywhere shows that the teacher cannot tell
-them apart."""
+"""The minimum number of rows for which the same label everywhere shows that the teacher
+cannot tell them apart."""
 MOST_UNANSWERED: Final = 0.2
 """The largest share of rows that a teacher may leave unanswered."""
 EQUAL: Final = 1e-9
@@ -525,8 +525,8 @@ def starting_checkpoint(recipe: Recipe, *, default: str | None = None) -> str:
     tokenizer.
 
     default: the checkpoint if the recipe names none. Raises RecipeError with everything
-    in the recipe that a teacher cannot provide which only has the probabilities of
-    labels, or vectors.
+    in the recipe that a teacher with only label probabilities, or vectors, cannot
+    provide.
     """
     problems = []
     init = recipe.student.init

@@ -51,11 +51,11 @@ from compress.models.memory import to_device
 from compress.prompting.answers import Likelihood, WrittenText, cut_at
 
 TOKENS_PER_CALL = 8192
-"""The most tokens of a forward pass, padding included."""
+"""Maximum tokens of a forward pass, padding included."""
 TOKENISED = 1024
-"""Prompts that are tokenised at a time."""
+"""Number of prompts that are tokenised at a time."""
 SHARED = 16
-"""The least length of a common prefix that is read only once."""
+"""The minimum length of a common prefix that is read only once."""
 
 
 def open_model(
@@ -161,8 +161,8 @@ class LocalModel:
     def write(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: Sequence[str]
     ) -> Iterator[tuple[int, WrittenText]]:
-        """Write the likeliest token after the other, longest prompts first. Other
-        settings of generation are those of the checkpoint."""
+        """Write the likeliest token at each step, longest prompts first. Other
+        generation settings are the checkpoint's."""
         tokens = [self._begin(prompt) for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: -len(tokens[number]))
         # without a cache of keys and values there may be no mask either

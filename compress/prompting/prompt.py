@@ -181,8 +181,9 @@ class Prompt(AnyPrompt):
     aliases         other names of these labels in the data: name in the data -> label
     examples        the number of training rows to show, with balanced labels; or the
                     examples themselves
-    normalise       none: log p(answer | prompt); length: that per token; unconditional:
-                    minus log p(answer | `answer_context`) (Brown et al. 2020, Sec. 2.4)
+    normalise       none: log p(answer | prompt); length: the same per token;
+                    unconditional: minus log p(answer | `answer_context`) (Brown et al.
+                    2020, Sec. 2.4)
     calibrate       content_free: divide by the probabilities for content-free texts
                     (Zhao et al. 2021)
     content_free    these texts; in a pair both are replaced
@@ -401,12 +402,12 @@ def fit(
 
 
 LONGEST_WORD = 40
-"""Characters that are given up, at most, to cut a text after a whole word: languages
-that put no spaces between words have none for long."""
+"""Maximum characters given up to cut a text after a whole word: in languages without
+spaces between words, the last space may be far back."""
 
 
 def _truncate(text: str, characters: int) -> str:
-    """Cut a text to at most so many characters, after a whole word if there is one."""
+    """Cut a text to at most `characters`, after a whole word if there is one."""
     if len(text) <= characters:
         return text
     start = text[:characters]

@@ -1,5 +1,5 @@
 """Count the requests to an endpoint and the tokens that it charges for, and stop before
-a limit is passed."""
+a limit is exceeded."""
 
 from dataclasses import dataclass
 
@@ -62,8 +62,8 @@ class Meter:
         )
 
     def reserve(self, tokens: int) -> None:
-        """Count a request of at most so many tokens, by estimate. Raises LimitError
-        instead of passing a limit."""
+        """Count a request of at most `tokens` tokens, by estimate. Raises LimitError
+        instead of exceeding a limit."""
         spent = self.prompt_tokens + self.completion_tokens + self.reserved
         for name, limit, needed in (
             ("max_calls", self.max_calls, self.requests + 1),
@@ -71,10 +71,9 @@ class Meter:
         ):
             if limit is not None and needed > limit:
                 raise LimitError(
-                    f"the next request would pass {name}, {limit:,}, after "
+                    f"the next request would exceed {name}, {limit:,}, after "
                     f"{self.describe()}. The answers are cached: to continue, run the "
-                    f"same command again, with a larger {name} if this one is too "
-                    "small"
+                    f"same command again, with a larger {name} if this one is too small"
                 )
         self.requests += 1
         self.reserved += tokens

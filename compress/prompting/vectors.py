@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 VECTOR_FILES: Final = (".npy", ".parquet")
 TEXT_SHOWN: Final = 60
-"""Characters of a text that a message quotes."""
+"""Maximum characters of a text that a message quotes."""
 
 Vectors = NDArray[np.float16]
 

@@ -1,7 +1,7 @@
 """Read labels out of the answers that a language model writes, and let the share of
 each label be its probability.
 
-One answer to a prompt gives a label and no doubt; the shares of several, drawn at
+One answer to a prompt yields a label without any doubt; the shares of several, drawn at
 temperature 1, estimate the model's own probabilities (Wang et al. 2023,
 "Self-Consistency", arXiv:2203.11171, take the majority of such answers).
 
@@ -27,7 +27,7 @@ from compress.prompting.labels import PromptedTeacher, SoftLabels, TaskPrompt
 from compress.terminal import one_line
 
 QUOTED: Final = 3
-"""Answers without a label that a message quotes."""
+"""Maximum answers without a label that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class LabelReader:
 
     @cached_property
     def _known(self) -> list[Mapping[str, int | None]]:
-        """Map each name, written in each form, to its label; None if it is that of
-        several."""
+        """Map each name, written in each form, to its label; None if several labels
+        share it."""
         prompt = self.task_prompt.prompt
         names: list[tuple[str, int]] = []
         for owner, label in enumerate(self.task_prompt.labels):
@@ -159,8 +159,8 @@ class VotingTeacher(PromptedTeacher):
 def prompted_teacher(
     model: LanguageModel, task_prompt: TaskPrompt, console: Console
 ) -> PromptedTeacher:
-    """Make a classifier of a language model: by the answers that it writes if its
-    endpoint is asked for these, else by their likelihoods."""
+    """Make a classifier of a language model: from the answers that it writes if its
+    endpoint has `mode: answer`, else from their likelihoods."""
     voter = model.voter if isinstance(model, RemoteModel) else None
     if voter is None:
         return PromptedTeacher(model, task_prompt, console)

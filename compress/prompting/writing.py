@@ -4,7 +4,8 @@ translation, an answer from memory.
 Decoding is greedy (temperature 0 at an endpoint): the same prompt has the same answer,
 which is kept under $COMPRESS_HOME. An answer ends where the model ends it, or before
 the first of the prompt's `stop`. One that is empty, or that has reached
-`max_new_tokens` without an end, is no answer: it would teach to stop in the middle.
+`max_new_tokens` without an end, does not count as an answer: it would teach the student
+to stop in the middle.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from compress.prompting.prompt import WritingPrompt, fit
 
 @dataclass(frozen=True)
 class WrittenAnswers:
-    """The answer to each row, None where there is none.
+    """The answer to each row, or None.
 
     asked, seconds  prompts that were sent to the model now, and the time for them
     notes           remarks for the user

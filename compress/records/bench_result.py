@@ -13,7 +13,7 @@ from compress.records.json_text import from_json, to_json
 from compress.records.latency import DeviceError, Latency, Sustained
 
 MOST_PROBLEMS = 5
-"""Problems of one file that an error lists."""
+"""Maximum problems of one file that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class BenchResult:
 
     sha256    name -> the digest of the file that ran
     formats   name -> what is known of an exported file
-    left_out  a format, and why it was not exported; install: the command that installs
-              what some of these need
+    left_out  format -> why it was not exported; install: the command that installs what
+              some of these formats need
     """
 
     format: Literal[1] = field(default=1, kw_only=True)
@@ -70,7 +70,7 @@ class BenchResult:
     @staticmethod
     def from_json(path: Path) -> "BenchResult":
         """Read a result file. Raises DeviceError naming each field in error, and each
-        time that no clock can show."""
+        impossible time."""
         result = from_json(
             BenchResult,
             path,

@@ -74,12 +74,12 @@ class Certificate:
                            runtimes
     kept         matrix products left in float32; kept_ms, kept_mb: what they cost
                  compared with leaving none (p50 of one forward at the setting kept_at,
-                 and 10^6 bytes); None where that was not measured
+                 and 10^6 bytes); None if that was not measured
     classes      the recall of each class, before and after
     sha256       of the file with this certificate inside, hence '' in that file;
                  exact_sha256: of the fp32 file
-    left         nodes that the NPU does not take, which run on the CPU; context_mb:
-                 10^6 bytes of the binary that it loads, where one was made
+    left         nodes that the NPU does not support, which run on the CPU; context_mb:
+                 10^6 bytes of the binary that it loads, if one was made
     saturation   what an int8 file answers on x86 processors without VNNI; None if that
                  was not computed
     chose        whether the same rows also chose how the file is made, so that the
@@ -119,14 +119,14 @@ class Certificate:
 
     @property
     def drop(self) -> float:
-        """Subtract the score after from that before; negative where the file scores
+        """Return the score before minus the score after; negative if the file scores
         better."""
         return self.before - self.after
 
     @property
     def warning(self) -> str:
-        """Return in a sentence what the file loses on other processors; '' if
-        nothing, or unknown."""
+        """Return a sentence on what the file loses on other processors; '' if nothing,
+        or unknown."""
         return self.saturation.describe(self.metric) if self.saturation else ""
 
     @property
@@ -171,9 +171,9 @@ class VariantResult:
     variant      such as `raw, dynamic int8`; entries: the session settings it ran with
     p50_ms       setting (`1 thread, batch 1, 128 tokens`) -> median; ratio: setting ->
                  p50 / p50 of the first variant
-    difference   the largest |logit difference| from the model; None where it does not
-                 run or returns no numbers
-    agreement    with the answers of fp32, where there were rows to compare
+    difference   the largest |logit difference| from the model; None if it does not run
+                 or returns no numbers
+    agreement    with the answers of fp32, if there were rows to compare
     fused        operator -> number of its nodes that onnxruntime runs
     passed       whether parity held; reason: why not, or a warning, such as a fusion
                  that is missing

@@ -112,6 +112,6 @@ def describe_changes(changes: Sequence[ClassChange]) -> str:
 
 
 def macro_f1(scores: Sequence[ClassScore]) -> float | None:
-    """Average the F1 of the classes that occur; None where none does."""
+    """Average the F1 of the classes that occur, or None if none does."""
     values = [one.f1 for one in scores if one.support]
     return sum(values) / len(values) if values else None

@@ -14,9 +14,9 @@ CheckState = Literal["ok", "missing", "broken"]
 class Check:
     """One check.
 
-    found       version, path or figures; where it is missing or broken, why
+    found       version, path or figures; or why it is missing or broken
     needed_for  what does not work without it
-    remedy      the command that installs or repairs it; '' where there is none
+    remedy      the command that installs or repairs it; '' if none does
     required    whether the base install needs it
     values      the figures in `found`: name with unit -> value
     """

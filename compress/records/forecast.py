@@ -13,10 +13,9 @@ class PhaseEstimate:
     """The forecast of one phase of a command.
 
     steps, seconds   optimiser steps and seconds, at least and at most
-    likely           how far between them it probably ends: 0 at the least, 1 at the
-                     most
+    likely           its likely position between them, from 0 (at least) to 1 (at most)
     disk_mb          the most that it holds on disk, in 10^6 bytes
-    cached           whether it takes no time because an earlier command did it
+    cached           whether it takes no time because an earlier command has done it
     note             anything unusual
     """
 
@@ -36,7 +35,7 @@ class Forecast:
 
     peak_rss_mb    peak memory of the trial steps, in 10^6 bytes
     limit          `--minutes`
-    out_of_reach   one sentence for each budget that cannot be kept
+    out_of_reach   one sentence for each budget that cannot be met
     """
 
     title: str

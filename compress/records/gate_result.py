@@ -43,7 +43,7 @@ class GateResult:
     device's facts.
 
     old, new   the files that were compared; sha256: of both
-    data       the data and the split whose rows were scored; '' where there were none
+    data       the data and the split whose rows were scored; '' if none were
     """
 
     old: str

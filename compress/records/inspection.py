@@ -76,16 +76,16 @@ class Inspection:
     """Record what was read about a model, data, recipe, run or study, without running
     or changing it.
 
-    thing     its name as the user gave it; path: None where it is not on this machine
+    thing     its name as the user gave it; path: None if it is not on this machine
     title     a description in one line
-    licence   as stated in its files; None where it states none
+    licence   as stated in its files; None if they state none
     facts     name -> plain value
     labels    the classes of its task, in the order of the logits
     scores    the rows of its report: name, role, metric, MB and ms
     files     path inside it -> bytes
     verified  whether the hashes of all files match its manifest; None without hashes
     problems  damaged or missing files; notes: other remarks
-    next      commands to go on with, which can be pasted
+    next      commands to continue with, ready to paste
     """
 
     thing: str

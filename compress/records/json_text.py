@@ -1,5 +1,4 @@
-"""Records as JSON: one way to write them, and one way to say what is wrong in a
-file."""
+"""Write records as JSON, read them back, and say what is wrong in a file."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,8 +9,8 @@ T = TypeVar("T")
 
 
 def to_json(record: Any, *, compact: bool = False) -> str:
-    """Write a record (a dataclass) as indented JSON; what is not a finite number
-    becomes null.
+    """Write a record (a dataclass) as indented JSON; numbers that are not finite become
+    null.
 
     compact  leaves out the fields that have their default
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 PERPLEXITY = "perplexity.json"
 LARGEST_EXPONENT = 700.0
-"""The largest whose exponential is a float."""
+"""The largest exponent whose exponential still fits a float."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LanguageScores:
     models: tuple[LanguageScore, ...]
 
     def mean(self, nats: Sequence[float]) -> tuple[float, float]:
-        """Return the nats of a token, and the standard error of that ratio over
+        """Return the nats per token, and the standard error of that ratio over
         documents (Cochran 1977, Sampling Techniques, Eq. 6.4); the error of a single
         document is not a number."""
         count = len(self.tokens)
@@ -56,13 +56,13 @@ class LanguageScores:
         return perplexity, perplexity * error
 
     def compare(self, one: LanguageScore, other: LanguageScore) -> tuple[float, float]:
-        """Return by how many nats a token is dearer to `one` than to `other`, and the
+        """Return how many more nats per token `one` needs than `other`, and the
         standard error of that difference."""
         pairs = zip(one.nats, other.nats, strict=True)
         return self.mean([mine - theirs for mine, theirs in pairs])
 
     def summarise(self) -> list[dict[str, str | float]]:
-        """Return name, parameters, nats of a token with standard error, and perplexity
+        """Return name, parameters, nats per token with standard error, and perplexity
         of each model."""
         rows = list[dict[str, str | float]]()
         for model in self.models:
@@ -79,7 +79,7 @@ class LanguageScores:
         return rows
 
     def to_lines(self) -> list[str]:
-        """Say the perplexity and the size of each model, and how far the last one is
+        """State the perplexity and the size of each model, and how far the last one is
         from the others."""
         lines = [
             f"perplexity on {len(self.tokens)} held-out documents, "

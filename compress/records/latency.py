@@ -12,14 +12,14 @@ WARM_UP = 5
 """Untimed runs after the first one."""
 
 BUSY = 0.2
-"""The number of CPUs needed by a measurement that other processes may keep busy."""
+"""How many of the CPUs that a measurement needs may be busy with other processes."""
 
 FEWEST_SHAPES = 5
 """The fewest measured shapes for a latency model: with fewer, its leave-one-out error
 means nothing."""
 
 MOST_TOKENS = 2**24
-"""The most tokens in one forward: the inputs alone would be gigabytes."""
+"""Maximum tokens in one forward pass: with more, the inputs alone take gigabytes."""
 
 
 class DeviceError(CompressError):
@@ -67,13 +67,13 @@ class Latency:
     passes       p50 of each pass
     lows         p10 of each pass: the time of an undisturbed run, even on a busy
                  machine
-    affinity     the CPUs it was pinned to, such as `0-3`; '' where it was not pinned
-    celsius      the temperature at the end; None where the device has no sensor
+    affinity     the CPUs it was pinned to, such as `0-3`; '' if it was not pinned
+    celsius      the temperature at the end; None if the device has no sensor
     other_load   CPUs that other processes and other virtual machines of the host kept
-                 busy; None where the device does not report it. A constant load does
-                 not make the passes disagree
-    busy         a description of that load, where it took CPUs that the measurement
-                 needs; else ''
+                 busy; None if the device does not report it. A constant load does not
+                 make the passes disagree
+    busy         a description of that load, if it took CPUs that the measurement needs;
+                 else ''
     """
 
     name: str
@@ -102,8 +102,8 @@ class Sustained:
 
     minutes       p50 of one forward in each minute, in milliseconds; the last minute
                   may be shorter
-    temperatures  at the end of each minute, in degrees Celsius; None where the device
-                  has no sensor
+    temperatures  at the end of each minute, in degrees Celsius; None if the device has
+                  no sensor
     started       the temperature before the first forward: a second file starts on a
                   warm device
     """
@@ -116,8 +116,8 @@ class Sustained:
 
 
 def describe_load(other_load: float | None, cpus: int, threads: int) -> str:
-    """Describe how many of the CPUs that `threads` threads need were busy; '' for few,
-    or where it is unknown.
+    """Describe how many of the CPUs that `threads` threads need were busy; '' if few
+    were, or if unknown.
 
     Half of the CPUs count: the others may be second threads of the same cores.
     """
@@ -127,8 +127,8 @@ def describe_load(other_load: float | None, cpus: int, threads: int) -> str:
 
 
 def describe_device(name: str, facts: Mapping[str, str]) -> str:
-    """Describe a device for evidence: its name, and processor and instruction sets
-    where they are known."""
+    """Describe a device for evidence: its name, and processor and instruction sets if
+    known."""
     return ", ".join(
         filter(None, (name, facts.get("cpu", ""), facts.get("instructions", "")))
     )

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Training = Literal["brief", "long", "finished"]
-"""How long a student has recovered from its last cut, the shortest first."""
+"""How long a student has recovered from its last cut, from the shortest to the
+longest."""
 Least = Literal["latency", "mb", "params"]
 ROUNDING = 1e-9
 """The rounding error of a chance."""
@@ -28,8 +29,8 @@ COST_UNITS: Mapping[Least, str] = {
 class KeptScore:
     """A student's score relative to its teacher's on the same examples.
 
-    share      of the teacher's score; low, high: the bounds that it is above, and
-               below, with 90 % each
+    share      of the teacher's score; low, high: its lower and upper bound, each with
+               90 % confidence
     chance     the probability that it keeps the share that was asked for
     required   the chance that it must have: the confidence that was asked for, or where
                so few examples cannot show that, the chance of a student that scores as

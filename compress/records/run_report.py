@@ -66,7 +66,7 @@ class ReportRow:
             for time in (one.min_ms, one.p50_ms, one.p95_ms)
         ]
         assert all(math.isfinite(time) and time > 0 for time in times), (
-            f"{self.name}: a time that no clock shows"
+            f"{self.name}: a time that is not finite and above 0"
         )
 
 
@@ -93,7 +93,7 @@ class Report:
     curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on
              the validation split `eval_<metric>`, `eval_agreement`, `eval_loss`;
              learning rate, epoch and the like are not drawn
-    noise    what disturbed the timing; None where nothing did
+    noise    what disturbed the timing; None if nothing did
     machine  hardware facts, name -> value; versions: library -> version
     seconds  wall time of the whole run; stage_seconds: of each stage
     date     ISO 8601
@@ -142,7 +142,7 @@ class Report:
 
     @check_arguments
     def score(self, row: ReportRow) -> float | None:
-        """Return the score of the row by the metric of the report; None where it is not
+        """Return the score of the row by the metric of the report, or None if it is not
         finite."""
         return finite(row.score.get(self.metric))
 
@@ -154,8 +154,8 @@ class Report:
         return None if same else macro_f1(row.classes)
 
     def rmse(self, row: ReportRow) -> float | None:
-        """Return the root mean squared error of the row's numbers; None if it predicts
-        none."""
+        """Return the root mean squared error of the row's numbers, or None if it
+        predicts none."""
         squared = finite(row.score.get("mse"))
         return None if squared is None else math.sqrt(squared)
 
@@ -190,20 +190,20 @@ class Report:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """List the latency settings, the most frequent first: that one is compared
-        where room is short."""
+        """List the latency settings, the most frequent first: that one is compared if
+        room is short."""
         names = [name for row in self.rows for name in row.latency or {}]
         return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
 
     @check_arguments
     def latency(self, row: ReportRow, setting: str | None = None) -> Latency | None:
         """Return the times of a row at a setting, by default the first of `settings`;
-        None where not measured."""
+        None if not measured."""
         chosen = setting or next(iter(self.settings), None)
         return (row.latency or {}).get(chosen) if chosen else None
 
     def to_json(self) -> str:
-        """Write indented JSON; what is not a finite number becomes null."""
+        """Write indented JSON; numbers that are not finite become null."""
         return to_json(self)
 
     @staticmethod

@@ -19,11 +19,11 @@ SEARCH_RECORD = "search.json"
 def find_front(
     placed: Iterable[tuple[tuple[float, ...], int]],
 ) -> list[tuple[tuple[float, ...], int]]:
-    """Return the (values to minimise, number) that no other one equals or beats in all
-    values; of equals, the first.
+    """Return the Pareto front of the points (values to minimise, number): no other
+    point equals or beats one of them in all values; of equals, the first.
 
-    In sorted order nothing is beaten by what comes later, so each is compared with the
-    front so far alone.
+    In sorted order no point is beaten by a later one, so each is only compared with the
+    front so far.
     """
     front: list[tuple[tuple[float, ...], int]] = []
     for values, number in sorted(placed):
@@ -246,7 +246,7 @@ class SearchReport:
             )
 
     def point(self, number: int) -> TrialRecord:
-        """Return the trial of this number. Raises SearchError where there is none."""
+        """Return the trial of this number. Raises SearchError if there is none."""
         found = next((point for point in self.points if point.number == number), None)
         if found is None:
             span = (
@@ -283,7 +283,7 @@ class SearchReport:
         )
 
     def exceeded(self, point: TrialRecord) -> tuple[ObjectiveName, ...]:
-        """List the budgets that the trial is not known to keep."""
+        """List the budgets that the trial is not known to meet."""
 
         def kept(objective: ObjectiveName, limit: float) -> bool:
             value = self.value(point, objective)
@@ -320,8 +320,8 @@ class SearchReport:
     def compute_front(
         self, objectives: Sequence[ObjectiveName] | None = None
     ) -> tuple[int, ...]:
-        """Return the feasible points that no other one equals or beats in every
-        objective, by the first cost."""
+        """Return the Pareto front of the feasible points over all objectives, sorted by
+        the first cost."""
         names = tuple(dict.fromkeys(objectives or self.objectives))
         placed = []
         for point in filter(self.feasible, self.points):
@@ -345,7 +345,7 @@ class SearchReport:
         return dict(Counter(point.state for point in self.points))
 
     def to_json(self) -> str:
-        """Write indented JSON without defaults; what is not a finite number becomes
+        """Write indented JSON without defaults; numbers that are not finite become
         null."""
         return to_json(self, compact=True)
 
@@ -362,7 +362,7 @@ class SearchReport:
         )
 
     def _excess(self, point: TrialRecord) -> float | None:
-        """Return the largest factor by which it exceeds a budget; None where not all
+        """Return the largest factor by which it exceeds a budget; None unless all
         values are known."""
         factors = []
         for objective, limit in self.budgets.items():

@@ -18,7 +18,7 @@ from compress.training.reranker import load_reranker, score_passages
 @dataclass(frozen=True)
 class CrossEncoder(CheckpointTeacher):
     """A cross-encoder that scores the passages of queries; its student is cut out of
-    the start."""
+    `start`."""
 
     @property
     def note(self) -> str:

@@ -59,14 +59,15 @@ class Inputs:
     digests: dict[str, str]
 
     def take_scores(self, recipe: Recipe) -> "Inputs":
-        """Return the inputs with the teacher's scores in the data, if the data have
-        them, as the teacher."""
+        """Return the inputs; if the data hold a teacher's scores, these become the
+        teacher."""
         source, teacher = self.source.take_scores(self.data, self.teacher, recipe)
         return replace(self, source=source, teacher=teacher)
 
     def compare(self, max_length: int) -> "Inputs":
-        """Return the inputs with the teacher's similarities of texts that have none.
-        max_length: the tokens of a text that are read when students are scored."""
+        """Return the inputs with the teacher's similarities for texts without gold
+        ones. max_length: the tokens of a text that are read when students are
+        scored."""
         data = self.source.compare(self.data, self.teacher, max_length)
         return replace(self, data=data)
 
@@ -98,8 +99,8 @@ def load_inputs(
 
 
 def resolve(recipe: Recipe, inputs: Inputs, lengths: RowLengths) -> Recipe:
-    """Return the recipe as it will run: with the stages that read more than the task's
-    rows, and with the lengths that these rows need.
+    """Return the recipe as it will run: with the stages that read more rows than the
+    task's, and with the lengths that the rows need.
 
     Raises RecipeError, TeacherError or DataError if teacher or data do not serve it.
     """
@@ -151,7 +152,7 @@ def open_job(
     """Load the inputs of a distillation, resolve its recipe, and open its run; yield
     the job, before anything is trained, and the phases that make its teacher.
 
-    trial  make up answers that take long to ask for
+    trial  make up answers that would take long to ask for
 
     Raises a CompressError for anything wrong with the request.
     """
@@ -210,7 +211,9 @@ def open_job(
         models = StageModels(recipe, inputs.teacher, None, context, run)
         notes = [*models.check(), *notes]
         if sharding is not None and not untrained:
-            notes.append("--use_fsdp splits a teacher that is fine-tuned, and none is")
+            notes.append(
+                "--use_fsdp only splits a teacher that is fine-tuned, and none is"
+            )
         if run.note:
             notes.append(run.note)
         for note in notes:

@@ -1,5 +1,6 @@
-"""A checkpoint as the teacher, which reads each text together with what a table of
-triples says of the names in it. The student learns its answers from the text alone.
+"""A checkpoint as the teacher, which reads each text together with the facts about the
+names in it, from a table of triples. The student learns its answers from the text
+alone.
 
 Context distillation: Snell et al. 2022, arXiv:2209.15189. Learning with privileged
 information: Lopez-Paz et al. 2016, arXiv:1511.03643, eq. 4 with the loss of
@@ -279,7 +280,7 @@ class KnowingCheckpoint(CheckpointTeacher):
         texts = (text for name in named for text in data.train[name])
         if not any(map(self.knowledge.find_names, texts)):
             raise DataError(
-                f"--knowledge: no training text of {data.name} has a name of "
+                f"--knowledge: no training text of {data.name} contains a name from "
                 f"{self.knowledge.name}. Names are found as whole words, written as in "
                 "the column head."
             )

@@ -79,8 +79,8 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(frozen=True)
 class LabelJob(Generic[LabellerT, FoundT]):
-    """Texts, the language model that labels or answers them, and the file that they are
-    written to by the main process of a launch."""
+    """Texts, the language model that labels or answers them, and the file that the main
+    process of a launch writes them to."""
 
     labeller: LabellerT
     texts: TextsToLabel
@@ -98,7 +98,7 @@ class LabelJob(Generic[LabellerT, FoundT]):
         return self.found
 
     def estimate_asking(self) -> list[PhaseEstimate]:
-        """Estimate asking about all texts, by asking about some."""
+        """Estimate asking about all texts by asking about some."""
         rows = list_texts(self.texts.rows)
         ask = partial(
             estimate_answers,
@@ -283,8 +283,8 @@ def label_texts(
 
 
 def without_examples(prompt: Prompt, console: Console) -> Prompt:
-    """Return a prompt for rows without labels, among which it can choose no
-    examples."""
+    """Return the prompt without examples that rows would provide, for rows without
+    labels."""
     if not isinstance(prompt.examples, int) or not prompt.examples:
         return prompt
     print_note(

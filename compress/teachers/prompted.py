@@ -52,7 +52,7 @@ class AskLanguageModel(Phase[Job]):
 
     def run(self, job: Job) -> Job:
         found = self.ask(job)
-        # other machines round otherwise
+        # other machines round differently
         answers, check = from_first(lambda: found)
         teacher = job.models.base_teacher.record(**answers)
         job.models.run.confirm(teacher=teacher.digest)
@@ -177,7 +177,7 @@ class PromptedModel(TeacherSource):
 
 
 class Labeller(Protocol):
-    """A language model with a prompt that it is asked by."""
+    """A language model and the prompt it is asked with."""
 
     @property
     def name(self) -> str: ...

@@ -12,7 +12,7 @@ from compress.training.finetune import check_logits
 
 @dataclass(frozen=True)
 class CheckAnswers(Phase[Job]):
-    """Check the recorded answers of a teacher. If `strict`, refuse those that teach
+    """Check the recorded answers of a teacher. If `strict`, refuse answers that teach
     nothing."""
 
     strict: bool
@@ -38,7 +38,7 @@ class CheckAnswers(Phase[Job]):
 
 @dataclass(frozen=True)
 class RecordedScores(TeacherSource):
-    """A teacher's scores in the data; the name is only that of the start."""
+    """A teacher's scores in the data; the name is only the start's."""
 
     @property
     def note(self) -> str:

@@ -15,8 +15,8 @@ from compress.jobs.phase import Phase
 from compress.models.teacher import Teacher
 
 MINILM = "minilm"
-"""The checkpoint that students are cut out of if neither the teacher is one nor the
-recipe names one."""
+"""The checkpoint that students are cut out of if the teacher is not a checkpoint and
+the recipe names none."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TeacherSource:
         return ""
 
     def for_trial(self) -> "TeacherSource":
-        """Return a source that makes answers up, where asking for all of them is
+        """Return a source that makes answers up if asking for all of them takes
         long."""
         return self
 
@@ -53,7 +53,7 @@ class TeacherSource:
     def teach(
         self, data: TaskData, start: Teacher, *, bf16: bool
     ) -> tuple[TaskData, Teacher, dict[str, str]]:
-        """Complete the data with what the teacher knows of them.
+        """Add to the data what the teacher knows about them.
 
         Return the data, the teacher, and the digests of teacher and start, as a run
         records them.
@@ -61,8 +61,8 @@ class TeacherSource:
         raise NotImplementedError
 
     def compare(self, data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
-        """Give texts without gold similarities those of the teacher. max_length: the
-        tokens of a text that are read when students are scored."""
+        """Give texts without gold similarities the teacher's. max_length: the tokens of
+        a text that are read when students are scored."""
         return data
 
     def take_scores(

@@ -64,8 +64,8 @@ class TrialVectors:
         )
 
     def forecast(self) -> list[PhaseEstimate]:
-        """Forecast the requests for the missing texts: all concurrent ones at the same
-        time, to one after another."""
+        """Forecast the requests for the missing texts, from all concurrent ones at the
+        same time to one after another."""
         if not self.missing:
             return []
         endpoint = self.source.encoder.endpoint

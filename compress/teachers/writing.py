@@ -14,7 +14,7 @@ WritingJob = LabelJob[PromptedWriter, WrittenAnswers]
 
 
 class AskForTexts(Phase[WritingJob]):
-    """Let the language model answer each text. Raises TeacherError for a useless one,
+    """Let the language model answer each text. Raises TeacherError for a useless model,
     if the job is strict, and for one without any answer."""
 
     def run(self, job: WritingJob) -> WritingJob:

@@ -209,4 +209,4 @@ def test_a_teacher_that_is_not_fine_tuned_is_not_split(tmp_path: Path, monkeypat
         monkeypatch.setenv(name, value)
     arguments += ["--gate", "warn", *(f"--set=stages.{number}.steps=2" for number in range(2))]
     together(arguments, tmp_path / "run")
-    assert "--use_fsdp splits a teacher that is fine-tuned, and none is" in children.said(tmp_path / "run")
+    assert "--use_fsdp only splits a teacher that is fine-tuned, and none is" in children.said(tmp_path / "run")

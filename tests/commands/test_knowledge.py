@@ -212,7 +212,7 @@ def test_tags_have_no_facts(given: dict[str, Any], tmp_path: Path) -> None:
 
 def test_texts_without_a_name_are_refused(given: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "other.tsv").write_text("head\trelation\ttail\nFilm\tis\tgood\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"no training text of data has a name of other\.tsv"):
+    with pytest.raises(DataError, match=r"no training text of data contains a name from other\.tsv"):
         tiny.call(compress.distill, **(given | {"knowledge": str(tmp_path / "other.tsv")}))
 
 

@@ -51,7 +51,7 @@ def test_a_limit_stops_the_command_and_nothing_is_paid_twice(serve: Any, tmp_pat
     words = ["label", *(word for name, value in arguments.items() for word in (f"--{name}", value))]
     stopped = command.run(*words, "--max-calls", "4")
     assert stopped.code == 2
-    assert "the next request would pass max_calls, 4, after 4 requests" in " ".join(stopped.err.split())
+    assert "the next request would exceed max_calls, 4, after 4 requests" in " ".join(stopped.err.split())
     assert not Path(arguments["out"]).exists()
     assert len(server.seen) == 4
     finished = command.run(*words, "--max-calls", "4", "--json")
