@@ -2,8 +2,8 @@
 user's own, by its dotted path.
 
 Only the standard library is imported, and a kind's module when it is asked for. A
-module of the user's is not imported here: the user has imported it, or a command does
-where that is allowed (`config.user_code`).
+user's module is not imported here: the user has imported it, or a command does where
+that is allowed (`config.user_code`).
 """
 
 import sys
@@ -62,7 +62,7 @@ def find(kind: str) -> Any:
 
 def check_metric(metric: str | None, kind: str | None) -> None:
     """Raise DataError for a metric that does not score this kind of task, or any of
-    ours if the kind is not named. A kind of the user's own checks it later."""
+    ours if the kind is not named. A user's own kind checks it later."""
     if metric is None or (kind is not None and is_own(kind)):
         return
     if kind is not None:

@@ -1,7 +1,7 @@
 """Write to a path that the user named: completely or not at all, and never in place of
 something that is not a file.
 
-    nothing, a regular file   written beside it and renamed: other hard links keep the
+    nothing, a regular file   written next to it and renamed: other hard links keep the
                               old content. A new file gets the mode of the umask; an
                               existing one keeps its mode and, where allowed, its owner
     a symbolic link           the file or folder that it names is written, now or for

@@ -114,8 +114,8 @@ class Progress:
             _ACTIVE.set(self)
 
     def stop(self, *, ended: bool = True) -> None:
-        """Stop showing it, and give the terminal its cursor back. ended: print the end
-        of the phase to a log."""
+        """Stop showing it, and restore the terminal's cursor. ended: print the end of
+        the phase to a log."""
         if self.screen is None:
             return
         _ACTIVE.set(self.outer)

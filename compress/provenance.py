@@ -84,7 +84,7 @@ def install_command(*extras: str) -> str:
 
 
 def shell_command(*words: str | Path) -> str:
-    """Return a command of ours with these words, quoted for a shell."""
+    """Return a `compress` command with these words, quoted for a shell."""
     return shlex.join(["compress", *map(str, words)])
 
 
@@ -92,7 +92,7 @@ def predict_command(bundle: Path, *, pair: bool) -> str:
     """Return a `compress predict` command for a bundle, with placeholders for the
     texts. pair: its rows have two texts."""
     return shell_command(
-        "predict", bundle, "a text", *(["--pair", "a text beside it"] if pair else [])
+        "predict", bundle, "a text", *(["--pair", "its second text"] if pair else [])
     )
 
 
@@ -166,7 +166,7 @@ def option_of(command: str, option: str) -> str | None:
 
 def resume_command(out: Path | str, command: str) -> str:
     """Return the command that continues the run in `out`, given the one that began it;
-    '' if that is not ours."""
+    '' if that is not a `compress` command."""
     words = shlex.split(command)
     if words[:1] != ["compress"] and words[1:3] != ["-m", "compress"]:
         return ""

@@ -333,7 +333,7 @@ def compare_encodings(
     after: TextEncoder,
     texts: Iterable[str],
 ) -> Iterator[tuple[str, bool]]:
-    """Yield each text, and whether both tokenizers give it the same tokens."""
+    """Yield each text, and whether both tokenizers encode it to the same tokens."""
     old = before.backend.get_vocab(with_added_tokens=True)
     new = after.backend.get_vocab(with_added_tokens=True)
     places = np.full(1 + max(old.values()), -1)
@@ -436,7 +436,8 @@ def trim_file(source: Path, target: Path, kept: Sequence[int]) -> None:
 
 
 PROBED: Final = 32
-"""Texts of the corpus, and tokens of each in a checkpoint, for comparing outputs."""
+"""Number of texts of the corpus, and of tokens of each in a checkpoint, for comparing
+outputs."""
 TRIM_TOLERANCE: Final = 1e-5
 
 
@@ -514,7 +515,7 @@ TOKENIZER_FILES: Final = (
 hold the whole vocabulary."""
 
 TRIM_NOTE: Final = (
-    "The vocabulary was trimmed from {before} to {after} tokens, those of a corpus. "
+    "The vocabulary was trimmed from {before} to {after} tokens, which a corpus uses. "
     "Other texts are encoded with shorter tokens, and may be understood less well."
 )
 

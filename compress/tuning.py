@@ -379,7 +379,8 @@ TUNING_ROWS = 400
 """Rows of the evaluator for comparing int8 files, spread evenly over it."""
 TUNING_ROUNDS = 6
 TUNING_RUNS = 10
-"""Turns of each file at a setting, and timed forward passes in each."""
+"""Number of turns of each file at a setting, and of timed forward passes in each
+turn."""
 GAIN = 0.02
 """The minimum gain for which a faster file replaces the present one."""
 
@@ -523,8 +524,8 @@ def check_exact(
     device: Device,
     variants: Sequence[Variant],
 ) -> list[Checked]:
-    """Compare the bundle's own file and the variants with the first of these, as
-    traced: on the device row by row, and on this machine in a padded batch."""
+    """Compare the bundle's own file and the variants with the first variant, as traced:
+    on the device row by row, and on this machine in a padded batch."""
     traced = variants[0]
     own = Variant("fp32 of the bundle", bundle.files()["fp32"]).with_fused_counts()
     rows = rows_for(traced.path, bundle.manifest.max_length)

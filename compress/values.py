@@ -454,8 +454,8 @@ class PathCheck(ArgumentCheck):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RowsCheck(ArgumentCheck):
-    """A Dataset, or mappings, one for each row; those of an iterator are checked as
-    they come."""
+    """A Dataset, or mappings, one for each row; rows of an iterator are checked as they
+    are read."""
 
     def fits(self, value: Any) -> bool:
         return is_sequence(value) or (

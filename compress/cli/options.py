@@ -142,7 +142,7 @@ help."""
 
 
 def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
-    """Shorten an option's help, to one line if possible: `<int>`, and its range beside
+    """Shorten an option's help, to one line if possible: `<int>`, and its range next to
     the default: `[1; >=1]`."""
     name = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)>", r"<\1>", name)
     text = (

@@ -201,8 +201,8 @@ def _answer_texts(
     *,
     as_json: bool,
 ) -> int:
-    """Print the answers to texts, or to the lines of standard input; return the number
-    of those skipped."""
+    """Print the answers to texts, or to the lines of standard input; return how many
+    were skipped."""
     from compress.errors import DataError
     from compress.exporters import predictor as stream
 

@@ -297,7 +297,7 @@ def bench_visitors(
 
     Each browser gets its own link, and a name such as `browser 1`: two phones cannot be
     told apart by what a page over plain http reports. Raises the errors of `measure`,
-    and DeviceError if the device is no browser.
+    and DeviceError if the device is not a browser.
     """
     if device != "browser":
         raise DeviceError(

@@ -51,8 +51,8 @@ def distill(arguments: DistillArguments) -> Bundle:
                its sizes are found: see `GoalOptions`
     out        the run's directory, which the first process of a launch writes;
                `options.resume` continues an interrupted run, to the same final weights
-    vocabulary auto: the student leaves out tokens that neither the training texts nor
-               the corpus have and that are not frequent, if that keeps its score; full:
+    vocabulary auto: the student leaves out tokens that are neither frequent nor in the
+    training texts or the corpus, if that keeps its score; full:
                it keeps all
     max_drop   how much of the score, in its own unit, int8 may lose before matrix
                products stay in float32; default: INT8_LIMIT, or BUDGETED_LIMIT for a
@@ -68,7 +68,7 @@ def distill(arguments: DistillArguments) -> Bundle:
 
 
 def run_distillation(request: DistillRequest, max_drop: float | None = None) -> Bundle:
-    """Run the phases of a distillation that are not done; return its bundle."""
+    """Run the unfinished phases of a distillation; return its bundle."""
     started = time.time()
     with open_job(request) as (job, teacher_phases):
         run = job.models.run
@@ -109,8 +109,8 @@ def forecast(arguments: ForecastArguments) -> Forecast:
     steps on a few rows, from untrained weights. A stage that early stopping ends has a
     minimum and a maximum. For a budget of latency, nothing is raced, and stages are
     tried at the teacher's sizes. A prompted teacher answers a few rows, and an endpoint
-    gives one batch of vectors; these are kept for the run, as are encoded rows, and
-    made-up ones take the place of the others. Raises a CompressError for anything that
+    embeds one batch; these answers and the encoded rows are cached for the run, and
+    made-up answers stand in for the rest. Raises a CompressError for anything that
     `distill` would refuse before training.
     """
     options = replace(arguments.options, resume=False, track=None)

@@ -342,13 +342,13 @@ def check_caches() -> Iterator[Check]:
             "cache",
             home(),
             writable,
-            "cached results; COMPRESS_HOME names another place",
+            "cached results; set COMPRESS_HOME for another place",
         )
     yield _check_cache(
         "hub cache",
         hub,
         True,
-        "models and data sets of the hub; HF_HOME names another place",
+        "models and data sets of the hub; set HF_HOME for another place",
     )
 
 

@@ -210,8 +210,8 @@ def compare_scores(
     """Score a file of each bundle on the same rows, and check that the new score is not
     lower by more than `max_drop`.
 
-    The interval is that of paired shares for metrics that are shares of rows, and a
-    bootstrap interval for others.
+    The interval is for paired shares if the metric is a share of rows, else from the
+    bootstrap.
     """
     task = bundles[0].task
     evaluators = [replace(bundle.evaluator(split), task=task) for bundle in bundles]
@@ -268,7 +268,7 @@ def compare_scores(
         f"{100 * most:+.2f}), a drop of {100 * max_drop:g} allowed; {rows:,} rows"
     )
     if outcome == "cannot be told":
-        reason += "; undecided with these rows: give more of them, or another limit"
+        reason += "; undecided with these rows: give more rows, or another limit"
     return GateCheck(
         "score",
         outcome,
@@ -303,8 +303,8 @@ def compare_latency(
     """Race the old and the new file until the ratio of medians clearly differs from the
     limit, or time is up.
 
-    Each race has two passes in separate processes, in opposite orders; a pass gives one
-    ratio of medians. The interval of the centre of these ratios is that of the
+    Each race has two passes in separate processes, in opposite orders; a pass yields
+    one ratio of medians. The interval of the centre of these ratios comes from the
     signed-rank test, which only assumes that they scatter symmetrically. The k-th look
     at it may be wrong with probability GATE_LEVEL / (k (k + 1)) on each side, all looks
     together with GATE_LEVEL (the union bound), however many there are.

@@ -167,19 +167,19 @@ def label(request: LabelRequest) -> SoftLabels | WrittenAnswers:
                            number of requests, or of tokens of prompts and answers
     batch      ask an endpoint by files in this folder: the first call writes
                requests-1.jsonl and so on, and raises AwaitedError; once the files of
-               answers and errors are there as well, the same call goes on
-    gate       what to do with a teacher that gives every text the same label, or scores
-               no better than that; or that answers fewer than four texts in five
+               answers and errors are there as well, the same call continues
+    gate       what to do with a teacher that labels every text alike, or scores no
+               better than that; or that answers fewer than four texts in five
 
     With a prompt that has labels, a line holds `text` (and `text_pair`), the most
     likely `label`, and `probabilities` by label: the file can serve as training data.
     If the model did not answer, `label` and `probabilities` are null: remove such lines
-    first. With one that asks for a text
-    (`{{ answer }}`), a line holds `text` (and `text_pair`) and `answer`, greedily
-    decoded, as `compress pretrain --recipe t5` learns them; a text whose answer is
-    empty, or has not ended within `max_new_tokens`, has no line. Answers are kept under
-    $COMPRESS_HOME, so that an interrupted run continues where it stopped. The processes
-    of a launch share the texts, and the first one writes `out`. Raises a CompressError.
+    first. With a prompt that asks for a text (`{{ answer }}`), a line holds `text` (and
+    `text_pair`) and `answer`, greedily decoded, as `compress pretrain --recipe t5`
+    learns them; a text whose answer is empty, or has not ended within `max_new_tokens`,
+    has no line. Answers are kept under $COMPRESS_HOME, so that an interrupted run
+    continues where it stopped. The processes of a launch share the texts, and the first
+    one writes `out`. Raises a CompressError.
     """
     phases, job = request.open()
     found: SoftLabels | WrittenAnswers = run_phases(phases, job).result

@@ -129,7 +129,8 @@ def check(
     importing torch.
 
     settings   a recipe, several to choose from, or a space
-    columns    the columns, the kind and the metric of the data that are not detected
+    columns    the columns, the kind and the metric of the data, as far as they are
+               given
     answers    whether `teacher` may be the file of an endpoint or of vectors
     """
     check_tracker(options.track)

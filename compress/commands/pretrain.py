@@ -42,7 +42,7 @@ def pretrain(arguments: PretrainArguments) -> Path:
 
 
 def run_pretraining(request: PretrainRequest) -> Path:
-    """Run the phases of a pre-training that are not done; return the checkpoint."""
+    """Run the unfinished phases of a pre-training; return the checkpoint."""
     with open_pretraining(request) as job:
         run_phases(PRETRAIN_PHASES, job)
         run = job.models.run

@@ -25,7 +25,7 @@ def prune(arguments: PruneArguments) -> Bundle:
     target   the sizes to keep, or a budget or a share of the score for which sizes are
              found (see `pruning.budget`, `jobs.path`); default: the recipe's own
     setting  the device and the setting for a budget of latency or speed-up
-    The other arguments are those of `distill`.
+    The other arguments are as for `distill`.
 
     Raises PruneError for a target that this model cannot reach, and a CompressError for
     anything else that is wrong."""

@@ -46,9 +46,9 @@ def push(
     private  make a new repository private; an existing one keeps its visibility
     dry_run  only return what would be sent, without contacting the hub
 
-    All files are sent in one commit. The token is HF_TOKEN, or that of the hub's login.
-    Raises BundleError for a damaged bundle, PushError for an invalid name and when the
-    hub refuses.
+    All files are sent in one commit. The token is HF_TOKEN, or the hub login's. Raises
+    BundleError for a damaged bundle, PushError for an invalid name and when the hub
+    refuses.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError

@@ -51,10 +51,11 @@ def quantize(arguments: QuantizeArguments) -> Quantized:
                  else smoothquant; qat trains the model again, so it needs `out`
     int8         how it is calibrated and written: see `Int8Options`
     max_drop     allowed loss of the score, in its own unit, but never finer than the
-                 rows resolve (`certify.RESOLVED`). Products stay in float32 until it is
-                 met on the validation split. The certificate is for the test split, or
-                 the validation split if there is none with labels, and compares int8
-                 with the fp32 file of the given bundle, before any training
+                 rows resolve (`certify.RESOLVED`). Matrix products are left in float32
+                 until it is met on the validation split. The certificate is for the
+                 test split, or the validation split if there is none with labels, and
+                 compares int8 with the fp32 file of the given bundle, before any
+                 training
     columns, seed   for the data, as in `distill`
     overrides    changes of the recipe q8bert, for qat
 

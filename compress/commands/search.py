@@ -162,7 +162,8 @@ def show(
     allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> Bundle:
-    """Write the student of a trial as a bundle into `out`, measured beside its teacher.
+    """Write the student of a trial as a bundle into `out`, measured against its
+    teacher.
 
     train       distil it fully first, by the search's final stages; else it is shipped
                 as the search left it (a subnet of the supernet, or a briefly trained

@@ -1,8 +1,8 @@
 """List the students that a teacher allows, with their sizes, before anything is trained
 or even downloaded.
 
-Models are built on the meta device from the teacher's config.json alone. Sizes are
-those of models without a head, because each task has its own.
+Models are built on the meta device from the teacher's config.json alone. Sizes are for
+models without a head, because each task has its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,8 +36,8 @@ COMMON_KIND: Final = "classification"
 """The kind of task of the heads that are built, if the recipe allows it."""
 DEPTHS = (1.0, 0.5, 0.25)
 WIDTHS = (1.0, 0.5, 0.25)
-"""Shares of the teacher's layers, and of its width, heads and FFN, that are listed
-beside the recipes' students."""
+"""Shares of the teacher's layers, and of its width, heads and FFN, that are listed in
+addition to the recipes' students."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Refused:
 
 @dataclass(frozen=True)
 class Listing:
-    """All students of a teacher, largest first: those of recipes, and variants; and the
-    recipes it does not allow."""
+    """All students of a teacher, largest first, from recipes and from variants; and the
+    recipes that it does not allow."""
 
     teacher: str
     size: ModelSize

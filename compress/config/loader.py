@@ -15,7 +15,8 @@ MOST_RECIPE_BYTES: Final = 64 * 1024
 """The largest settings file that is accepted; ours have 3 kB."""
 MOST_DEPTH: Final = 100
 MOST_VALUES: Final = 20_000
-"""The most values that a settings file may hold, counting those that aliases repeat."""
+"""The maximum number of values that a settings file may hold, counting those that
+aliases repeat."""
 
 
 def folder() -> Path:

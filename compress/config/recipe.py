@@ -355,7 +355,7 @@ class Recipe(Frozen):
         return {key: plain_tree(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
-        """Return the resolved recipe as YAML. Loading it again gives an equal
+        """Return the resolved recipe as YAML. Loading it again yields an equal
         recipe."""
         return yaml.safe_dump(
             self.plain(), sort_keys=False, allow_unicode=True, width=120

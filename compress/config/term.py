@@ -152,7 +152,8 @@ loss."""
 
 
 def parse(line: object) -> Term:
-    """Parse a line of YAML; keys that are no setting of a term are options of its loss.
+    """Parse a line of YAML; keys that are not settings of a term are options of its
+    loss.
 
     Raises ValueError with all problems, one on each line.
     """
@@ -200,9 +201,9 @@ def layer_pairs(
         pairs = [((n + 1) * M // N - 1, n) for n in range(N)]
     elif M > N:
         raise ObjectiveError(
-            f"layers: {layers} gives each of the {M} student layers one of the "
-            f"teacher, which has {N}: expected a student of at most {N} layers, or "
-            "explicit pairs"
+            f"layers: {layers} maps each of the {M} student layers to one of only {N} "
+            f"teacher layers: expected a student of at most {N} layers, or explicit "
+            "pairs"
         )
     elif layers == "first":
         pairs = [(m, m) for m in range(M)]

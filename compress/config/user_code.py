@@ -2,9 +2,9 @@
 last, and only from where the user allows it.
 
 A recipe that names `module.function` is a program, and so is a kind of task that is a
-module of the user's. None of it runs until everything else about a command has been
-checked, and then only modules under the folder, or of the installed package, that the
-user named. This module imports neither torch nor transformers.
+user's module. None of it runs until everything else about a command has been checked,
+and then only modules under the folder, or of the installed package, that the user
+named. This module imports neither torch nor transformers.
 """
 
 import importlib

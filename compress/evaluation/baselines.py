@@ -27,7 +27,7 @@ BAG_ROWS = 100_000
 BAG_CHARACTERS = 20_000_000
 GROUPS = 20
 EXAMPLES = 2000
-"""The most examples from which the standard error of a lead is estimated."""
+"""Maximum examples from which the standard error of a lead is estimated."""
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 

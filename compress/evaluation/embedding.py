@@ -36,8 +36,8 @@ def unit(vectors_NE: Array) -> Array:
 def scores(
     split: Dataset, vectors_NE: Array, *, queries_NE: Array | None = None
 ) -> dict[str, float]:
-    """Compute spearman and pearson of a split with pairs; ndcg@10, mrr@10, map,
-    recall@10 and recall@100 of one with passages.
+    """Compute spearman and pearson for a split with pairs; ndcg@10, mrr@10, map,
+    recall@10 and recall@100 for one with passages.
 
     queries_NE: the vectors of the queries, if another model computes them; passages
     keep those of `vectors_NE`. Raises CompressError for vectors that are not finite or

@@ -57,8 +57,8 @@ def count_differing(
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Hold a split and its tokenised rows, and score the logits that a model gives for
-    these rows."""
+    """Hold a split and its tokenised rows, and score the logits that a model computes
+    for these rows."""
 
     task: Task
     split: Dataset
@@ -215,7 +215,7 @@ class Evaluator:
         )
 
     def threshold(self, logits: Array) -> float:
-        """Choose the margin of no answer over the best span that gives the highest
+        """Choose the margin of no answer over the best span that yields the highest
         score; 0.0 for tasks other than qa.
 
         It is infinite if every question has an answer, so that one is always given.

@@ -32,7 +32,7 @@ def judge_kept(
     *,
     taught: Evaluator | None = None,
 ) -> KeptScore:
-    """Judge the logits of a student beside its teacher's on the evaluator's rows.
+    """Judge the logits of a student against its teacher's on the evaluator's rows.
 
     keep, confidence    the share of the teacher's score that is asked for, and how
                         sure it must be

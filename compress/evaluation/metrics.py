@@ -144,7 +144,7 @@ def check_logits(logits: Array, expected: tuple[int, ...]) -> Array:
 
 
 def check_classes(labels: Array, count: int) -> None:
-    """Raise DataError for class ids that are none of `count` classes."""
+    """Raise DataError for class ids outside `count` classes."""
     if not ((labels >= 0) & (labels < count)).all():
         raise DataError(
             f"scores: labels from {labels.min()} to {labels.max()}, but {count} "

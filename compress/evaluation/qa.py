@@ -172,8 +172,8 @@ def exact(answer: str, golds: Sequence[str], context: str | None = None) -> floa
     """Return 1.0 if the normalised answer equals a normalised gold answer (see
     `right_answers`), else 0.0.
 
-    context: what tells whether its language puts spaces between words; None: the
-    answers themselves.
+    context: the text that shows whether its language puts spaces between words; None:
+    the answers themselves.
     """
     unspaced = _compared_as_unspaced(answer, golds, context)
     normalised = normalise_answer(answer, unspaced=unspaced)
@@ -257,8 +257,8 @@ def best_threshold(
     *,
     metric: str,
 ) -> float:
-    """Choose the threshold on the margin that gives the highest mean of `metric` (f1 or
-    exact) on these questions.
+    """Choose the threshold on the margin that yields the highest mean of `metric` (f1
+    or exact) on these questions.
 
     It lies halfway between the margins of two questions, or 1 below the lowest (nothing
     is answered), or 1 above the highest (everything is).

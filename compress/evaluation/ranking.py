@@ -1,8 +1,8 @@
 """Score rankings: how high the relevant passages of each query rank.
 
-The measures are those of trec_eval (ndcg_cut_10, recip_rank of the first ten, map,
-recall_10 and recall_100), whose values the tests reproduce. They are computed with
-numpy because trec_eval's bindings have no wheels for Linux on ARM.
+The measures are trec_eval's (ndcg_cut_10, recip_rank of the first ten, map, recall_10
+and recall_100), whose values the tests reproduce. They are computed with numpy because
+trec_eval's bindings have no wheels for Linux on ARM.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ NOISY = (
 def card_fields(
     report: Report, recipe: Recipe, origin: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Make the fields of the model card (see `exporters.card.Card`). origin: those
+    """Make the fields of the model card (see `exporters.card.Card`). origin: the fields
     taken from the teacher's card."""
     paper = recipe.paper
     known = hub_id(report.data)

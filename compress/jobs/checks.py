@@ -244,8 +244,8 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
 
 
 def sampled_tokens(stage: AnyStage) -> int:
-    """Return the most tokens of a text that a stage's step lets a model write, with
-    those of its prompt; 0 for a step that samples no text."""
+    """Return the maximum tokens of a text that a stage's step lets a model write,
+    including its prompt; 0 for a step that samples no text."""
     if not isinstance(stage, Stage) or stage.step is None:
         return 0
     known = reference.options(stage.step.function)

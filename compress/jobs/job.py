@@ -78,7 +78,7 @@ class Job:
         return replace(self, models=models, check=check, notes=(*self.notes, *notes))
 
     def for_trial(self, folder: Path) -> "Job":
-        """Return the job to be estimated, which prints nothing. folder: for its
+        """Return the job for an estimate, which prints nothing. folder: holds its
         cache."""
         context = replace(self.models.context, console=Console(quiet=True))
         trials = Trials(context, self.models.run, folder / "home")

@@ -1,4 +1,4 @@
-"""Measure a shipped student beside its teacher and the baselines."""
+"""Compare a shipped student with its teacher and the baselines."""
 
 import os
 import time
@@ -165,7 +165,7 @@ class Scorer:
 
 
 def export_teacher(model: PreTrainedModel, teacher: Teacher, path: Path) -> str:
-    """Write the teacher's ONNX file, with its config beside it; return the error if
+    """Write the teacher's ONNX file, with its config next to it; return the error if
     that is impossible, else ''."""
     path.parent.mkdir(exist_ok=True)
     with name_disk_errors(path.parent):
@@ -267,7 +267,7 @@ def test_path(
     teacher: ScoredModel,
 ) -> WalkedPath | None:
     """Return the path with the share of the score that the shipped file keeps on the
-    measured rows, and with its latency beside the teacher's; None without a path."""
+    measured rows, and with its latency and the teacher's; None without a path."""
     path = job.path
     asked = job.asked
     if path is None or asked is None:

@@ -2,12 +2,12 @@
 
 The model is cut a little and recovers briefly from the teacher's cached answers, again
 and again, until it keeps too little: "prune, distil, and prune again" (Muralidharan et
-al. 2024, arXiv:2407.14679, Sec. 4). The smallest ones that may still keep the share
-recover for longer, and the smallest of which that is likely trains in full; if it
-misses, a larger one does. Each goes on from its own weights.
+al. 2024, arXiv:2407.14679, Sec. 4). The smallest students that may still keep the share
+recover for longer; the smallest that is likely to keep it trains in full, or a larger
+one if it misses. Each continues from its own weights.
 
 path.json in the run holds the cuts that were decided, and what each student keeps, so
-that a resumed run goes on as an uninterrupted one.
+that a resumed run continues like an uninterrupted one.
 """
 
 import copy
@@ -76,8 +76,8 @@ FULL_GAIN = 0.5
 """What training in full adds, as a share of what the longer recovery has added, until a
 student has shown it."""
 WORTH_TRAINING = 0.5
-"""The chance at which a student is trained in full: a miss costs minutes, and shows
-what training in full adds; one that is not tried may be half as fast again."""
+"""The minimum chance at which a student is trained in full: a miss costs minutes, and
+shows what training in full adds; one that is not tried may be half as fast again."""
 
 
 def read_path(file: Path) -> WalkedPath:
@@ -198,7 +198,7 @@ class Walk:
 
     @staticmethod
     def open(job: Job) -> "Walk":
-        """Begin the path of a run, or go on with it. Raises PruneError for a share that
+        """Begin the path of a run, or continue it. Raises PruneError for a share that
         guessing keeps."""
         models = job.models
         context = models.context
@@ -347,8 +347,8 @@ class Walk:
 
     def _choose(self, path: WalkedPath) -> PathStudent | None:
         """Choose the student to train in full: the smallest that may well keep the
-        share, of those between one that has kept it and one that has missed it. None:
-        no more are tried."""
+        share, between one that has kept it and one that has missed it. None: no more
+        are tried."""
         kept, missed = _tried(path)
         between = path.rungs[max(kept, default=-1) + 1 : min(missed, default=None)]
         if not between or len(kept) + len(missed) == TRAINED_IN_FULL:
@@ -465,7 +465,7 @@ class Walk:
         return self.path.rung(rung.name).looks[training]
 
     def _judge(self, student: PreTrainedModel) -> KeptScore:
-        """Judge a student beside the teacher on the validation split."""
+        """Judge a student against the teacher on the validation split."""
         check = self.job.check
         assert check is not None, "the teacher was checked first"
         context = self.job.models.context

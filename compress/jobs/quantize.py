@@ -144,8 +144,8 @@ class ForecastQuantizeArguments(QuantizeRequest):
 class QuantizeJob:
     """A bundle, its device, and what the phases have made so far.
 
-    bundle   that of the request, or the same trained again
-    scratch  a folder for files on the way
+    bundle   the request's bundle, or the same trained again
+    scratch  a folder for intermediate files
     timed    seconds of the steps, if the command is only estimated
     """
 
@@ -201,8 +201,9 @@ class QuantizeJob:
 class StepTimes:
     """The seconds of the steps of a quantisation, measured on few rows.
 
-    write     writing a file; probe, judge: scoring it on few and on many rows besides
-    judged    the number of these rows
+    write     writing a file; probe, judge: writing it, and scoring it on few or many
+              rows
+    judged    the number of the many rows
     race      a race of `raced` files in two rounds
     likely    0 if all-int8 is probably close enough to float, 1 if not
     """

@@ -62,8 +62,8 @@ from compress.trimming import (
 )
 
 INT8_LIMIT = 0.002
-"""The most that int8 may lower the score, in its own unit, and the share of answers it
-may change when validated."""
+"""Maximum drop of the score by int8, in its own unit, and the share of answers it may
+change in validation."""
 BUDGETED_LIMIT = 0.005
 """INT8_LIMIT of a student that was pruned to a latency, where keeping a matrix product
 in float32 would undo the speed-up."""
@@ -149,7 +149,7 @@ class ShipJob:
 
     @property
     def length(self) -> int:
-        """Return the most tokens of a text."""
+        """Return the maximum tokens of a text."""
         return self.job.models.recipe.stages[-1].length
 
     @property
@@ -323,9 +323,9 @@ class Quantise(Phase[ShipJob]):
 
 @dataclass(frozen=True)
 class Certify(Phase[ShipJob]):
-    """Certify the int8 file on the rows that are measured: those of the test split, or
-    of the validation split, which also decided how it is made. Sign it before it is
-    measured, because this changes the file."""
+    """Certify the int8 file on the measured rows: the test split, or else the
+    validation split, which also decided how it is made. Sign it before it is measured,
+    because this changes the file."""
 
     limit: float
 
@@ -350,7 +350,7 @@ class Certify(Phase[ShipJob]):
 
 
 class Measure(Phase[ShipJob]):
-    """Measure the student beside its teacher, and write report and card."""
+    """Compare the student with its teacher, and write report and card."""
 
     def run(self, job: ShipJob) -> ShipJob:
         models = job.job.models
@@ -485,8 +485,8 @@ def _time_configs(configs: Mapping[str, object], job: ShipJob) -> FileTimes:
 
 
 def _time_choice(source: Path, per_row: Mapping[str, float], job: ShipJob) -> float:
-    """Estimate the seconds of `keep_score` beyond its first look, from those that the
-    fp32 and int8 files take."""
+    """Estimate the seconds of `keep_score` beyond its first look, from the seconds that
+    the fp32 and int8 files take."""
     data = job.data
     trial = source.with_suffix(".trial.onnx")
     probed = min(PROBE, len(data.validation))

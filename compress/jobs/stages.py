@@ -176,8 +176,8 @@ class StageModels:
         return student
 
     def build_untrained(self) -> PreTrainedModel | None:
-        """Build the student of the first stage that trains one, as it is before that;
-        None unless it is cut out of the teacher."""
+        """Build the student of the first stage that trains one, as it is before
+        training, or None unless it is cut out of the teacher."""
         stages = self.recipe.stages
         first = next(stage for stage in stages if isinstance(stage, Stage))
         earlier = stages[: stages.index(first)]

@@ -71,7 +71,8 @@ class FewRows(TrainingContext):
         )
 
     def split(self, stage: Stage, seed: int) -> Dataset:
-        """Return the task's rows, whose answers stand for those of few rows."""
+        """Return the rows with recorded answers: all training rows in a trial on few
+        rows."""
         return super().split(stage, seed) if self.few is None else self.data.train
 
 

@@ -150,8 +150,8 @@ class Trim(Phase[TrimJob]):
 
 
 class CertifyTrimmed(Phase[TrimJob]):
-    """Score every file of a trimmed bundle beside the file before, if there are
-    labelled data."""
+    """Score every file of a trimmed bundle and the file before, if there are labelled
+    data."""
 
     def run(self, job: TrimJob) -> TrimJob:
         bundle = job.bundle

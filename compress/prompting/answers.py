@@ -102,7 +102,7 @@ class LanguageModel(Protocol):
     """A model that computes how likely answers are to follow a prompt.
 
     digest      a hash of everything that its answers depend on
-    longest     the most tokens of prompt and answer that it reads; None: unknown or
+    longest     the maximum tokens of prompt and answer that it reads; None: unknown or
                 unlimited
     parameters  their number; None: unknown
     count       counts the tokens of a text
@@ -392,8 +392,8 @@ class VotesAfter(WantedAnswer[Votes]):
 
 
 def answers_file(model: LanguageModel, wanted: WantedAnswer[AnswerT]) -> Path:
-    """Return the cache file of a language model for these answers; other processes of a
-    launch than the first write others beside it."""
+    """Return the cache file of a language model for these answers; processes of a
+    launch other than the first write to files next to it."""
     name = digest.hash_value([model.digest, wanted.key])[:24]
     return home() / "soft-labels" / f"{name}.jsonl"
 
@@ -470,7 +470,7 @@ class _TextLine(_Line):
 
 
 def _own_file(path: Path) -> Path:
-    """Return the file that this process writes, given that of the first process."""
+    """Return the file that this process writes, given the first process's file."""
     rank = process_rank()
     return path.with_suffix(f".{rank}.jsonl") if rank else path
 
@@ -490,8 +490,8 @@ def _read_all(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
 
 
 def _repair_all(path: Path, wanted: WantedAnswer[AnswerT]) -> dict[str, AnswerT]:
-    """Read the cached answers of all processes. Repair the file of this one, whose lock
-    it holds, and those that no other process is writing."""
+    """Read the cached answers of all processes. Repair this process's file, whose lock
+    it holds, and the files that no other process is writing."""
     own = _own_file(path)
     known: dict[str, AnswerT] = {}
     for file in _files(path):

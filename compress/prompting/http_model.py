@@ -155,7 +155,7 @@ class Endpoint(Frozen):
 
     @staticmethod
     def load(path: str) -> "Endpoint":
-        """Load an endpoint file. Raises PromptError with every problem of it."""
+        """Load an endpoint file. Raises PromptError with every problem in it."""
         file = Path(path)
         if not file.is_file():
             raise PromptError([f"{path}: no such endpoint file"])
@@ -366,7 +366,7 @@ class _Remote(ABC, Generic[Question, Parsed]):
         ).encode()
 
     def _tokens(self, body: bytes) -> int:
-        """Estimate the most tokens that a request costs."""
+        """Estimate the maximum tokens that a request costs."""
         asked = json.loads(body)
         lengths = (asked.get("max_tokens"), asked.get("max_completion_tokens"))
         given = [length for length in lengths if isinstance(length, int)]
@@ -867,7 +867,7 @@ def _retry_after(header: str | None) -> float:
 def sum_echoed(
     choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]
 ) -> Likelihood:
-    """Sum the log-probabilities of each answer's tokens, without those of the prompt.
+    """Sum the log-probabilities of each answer's tokens, without the prompt's.
 
     If a token spans the end of the prompt, all answers are scored from its start.
     Raises ValueError for an answer without tokens, or without their log-probabilities.

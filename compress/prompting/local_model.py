@@ -64,8 +64,8 @@ def open_model(
     """Open a language model by alias, folder or hub id, on the GPU if there is one.
     Raises TeacherError.
 
-    Its weights are float32 whatever the format of its files, as those of every other
-    teacher; bf16 computes under autocast, so that a format in the files never changes
+    Its weights are float32 whatever the format of its files, like every other
+    teacher's; bf16 computes under autocast, so that a format in the files never changes
     the answers.
     """
     folder = resolve(name, allow_pickle=allow_pickle)

@@ -69,8 +69,8 @@ class AnyPrompt(Frozen):
     template        the template of a question, and of an example with its answer
     instruction     a text that precedes everything, followed by `separator`
     separator       the text between instruction, examples and question
-    max_length      the most tokens of prompt and answer; longer texts are cut, the rest
-                    of the prompt never is
+    max_length      the maximum tokens of prompt and answer; longer texts are cut, the
+                    rest of the prompt never is
     """
 
     answer: ClassVar[str]
@@ -303,7 +303,7 @@ class Prompt(AnyPrompt):
 class WritingPrompt(AnyPrompt):
     """A question that the model answers with a text of its own.
 
-    max_new_tokens  the most tokens of an answer
+    max_new_tokens  the maximum tokens of an answer
     stop            texts at whose first occurrence an answer ends: by default a line is
                     an answer
     examples        examples to show
@@ -377,7 +377,7 @@ def fit(
     return it and whether texts were cut.
 
     Texts lose their end, the longer of a pair first; template, instruction and examples
-    are never cut. Raises PromptError if those alone are too long.
+    are never cut. Raises PromptError if those parts alone are too long.
     """
     full = render(texts)
     if count(full) <= limit:

@@ -17,7 +17,7 @@ class Meter:
     """Count what is asked now, up to `max_calls` requests and `max_tokens` tokens of
     prompts and answers.
 
-    requests    with those that failed; answers: those that did not
+    requests    including failed ones; answers: successful ones
     prompt_tokens, completion_tokens  as the endpoint counts them
     uncounted   answers for which the endpoint counted none
     reserved    estimated tokens of requests under way, and of uncounted answers
@@ -51,7 +51,7 @@ class Meter:
 
     def forecast(self, rows: int, length: float) -> str:
         """Forecast the requests and tokens of rows whose prompts have about `length`
-        tokens each, from those of the rows that were tried."""
+        tokens each, from the rows that were tried."""
         tried = self.requests - self.uncounted
         if not self.prompt_tokens or not tried:
             return f"about {rows:,} requests, with {length * rows:,.0f} tokens of text"

@@ -1,7 +1,7 @@
 """Read the vectors of texts from a file or from an endpoint, in place of a teacher
 model.
 
-    vectors.npy       (N, E) numbers, for the N lines of vectors.txt beside it
+    vectors.npy       (N, E) numbers, for the N lines of vectors.txt next to it
     vectors.parquet   a column of texts and one of lists of E numbers
     endpoint.yaml     an OpenAI-compatible endpoint, `mode: embeddings` (see
                       `prompting.http_model`)

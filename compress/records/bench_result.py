@@ -36,7 +36,7 @@ class RacedFormat:
 @dataclass(frozen=True)
 class BenchResult:
     """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle
-    folder>:<precision>`; those of exported files are `<bundle folder>:<format>
+    folder>:<precision>`; for exported files they are `<bundle folder>:<format>
     <precision>`.
 
     sha256    name -> the digest of the file that ran

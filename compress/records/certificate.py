@@ -49,8 +49,8 @@ class Saturation:
             changed = f"changes {self.changed:,} answer{plural}, "
         return (
             f"On x86 processors without VNNI it answers differently: on {self.rows:,} "
-            f"rows this {changed}moves logits by up to {self.difference:.2g} and gives "
-            f"{metric} {self.after:.4f} instead of {self.before:.4f}."
+            f"rows this {changed}moves logits by up to {self.difference:.2g} and "
+            f"yields {metric} {self.after:.4f} instead of {self.before:.4f}."
         )
 
 
@@ -59,8 +59,8 @@ class Certificate:
     """A comparison of one file with the fp32 file that it was made from, on the same
     rows and one device.
 
-    That is the fp32 file of the same bundle; of a model that was trained again for
-    int8, the one before that training.
+    That is the fp32 file of the same bundle; for a model that was trained again for
+    int8, it is the one before that training.
 
     artefact     path of the file inside the bundle, such as onnx/model_quantized.onnx
     method       how it was made: `dynamic int8`, `static int8, percentile 99.99`, ...
@@ -150,8 +150,8 @@ class Sensitivity:
 
     product  name of the node in the graph; layer: its description, such as `layer 3
              feed-forward out`
-    error    mean squared difference of the logits from those of fp32, with only this
-             product quantised
+    error    mean squared difference of the logits from fp32's, with only this product
+             quantised
     share    of the file's error that disappears when only this product is left in
              float32; can be negative
     kept     whether it is left in float32 in the file that ships

@@ -14,7 +14,7 @@ class PhaseEstimate:
 
     steps, seconds   optimiser steps and seconds, at least and at most
     likely           its likely position between them, from 0 (at least) to 1 (at most)
-    disk_mb          the most that it holds on disk, in 10^6 bytes
+    disk_mb          the maximum that it holds on disk, in 10^6 bytes
     cached           whether it takes no time because an earlier command has done it
     note             anything unusual
     """
@@ -56,7 +56,7 @@ class Forecast:
         return self.limit is None or self.minutes[0] <= self.limit
 
     def _sum_minutes(self, bound: int) -> float:
-        """Sum the least (0) or the most (1) minutes of all phases."""
+        """Sum the minimum (0) or the maximum (1) minutes of all phases."""
         training = sum(each.seconds[bound] for each in self.phases if each.steps[1])
         others = sum(each.seconds[bound] for each in self.phases if not each.steps[1])
         if self.limit is not None:

@@ -15,8 +15,8 @@ BUSY = 0.2
 """How many of the CPUs that a measurement needs may be busy with other processes."""
 
 FEWEST_SHAPES = 5
-"""The fewest measured shapes for a latency model: with fewer, its leave-one-out error
-means nothing."""
+"""Minimum number of measured shapes for a latency model: with fewer, its leave-one-out
+error means nothing."""
 
 MOST_TOKENS = 2**24
 """Maximum tokens in one forward pass: with more, the inputs alone take gigabytes."""
@@ -61,7 +61,7 @@ class Latency:
     *_ms         milliseconds of one forward; init_ms: of opening the file; first_ms: of
                  the first forward
     peak_rss_mb  peak memory of the process with runtime and file, in 10^6 bytes; None
-                 where it cannot be read
+                 if it cannot be read
     noisy        whether the two passes disagree; the figures are then those of the
                  faster pass, and should not be quoted. noise: how far apart they are
     passes       p50 of each pass

@@ -1,7 +1,7 @@
 """The path that a run has walked from its teacher to the smallest student that keeps a
 share of its score.
 
-Kept as `path.json` in the run, from which an interrupted run goes on, and in
+Kept as `path.json` in the run, from which an interrupted run continues, and in
 report.json, from which its page is made.
 """
 

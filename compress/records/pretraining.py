@@ -25,7 +25,7 @@ class Pretraining:
     parameters  of the checkpoint
     seconds     wall time of all stages
     scores      None unless the checkpoint is a causal language model
-    following   the command that goes on with the checkpoint
+    following   the command that continues with the checkpoint
     machine     hardware facts, name -> value; versions: library -> version
     """
 

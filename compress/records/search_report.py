@@ -308,8 +308,8 @@ class SearchReport:
         )
 
     def nearest(self) -> TrialRecord | None:
-        """Return the point that exceeds its budgets by the least factor; of equals, the
-        one that scores best."""
+        """Return the point that exceeds its budgets by the smallest factor; of equals,
+        the one that scores best."""
         excess = {point.number: self._excess(point) for point in self.points}
         return min(
             (point for point in self.points if excess[point.number] is not None),

@@ -45,7 +45,7 @@ class Embedding(Task):
         "The model in this page finds what is nearest in meaning to what you type."
     )
     pair_metrics = ("spearman", "pearson")
-    """The metrics of pairs of texts; the others are of queries with passages."""
+    """The metrics of pairs of texts; the others are for queries with passages."""
     metrics = (*pair_metrics, *MEASURES)
 
     @classmethod

@@ -44,7 +44,7 @@ from compress.training.finetune import check_logits
 from compress.training.stage import stage_seed
 
 FACT_TOKENS = 128
-"""The most tokens that the facts add to the length of a text."""
+"""Maximum tokens that the facts add to the length of a text."""
 TRIED_ROWS = 64
 """Rows that are answered to estimate the time for all of them."""
 
@@ -220,8 +220,7 @@ class TeachFacts(Phase[Job]):
         return job.with_teacher(made_up), [*found, asking]
 
     def count_read(self, models: StageModels) -> int:
-        """Count the task's training texts, with those of a corpus if a stage reads
-        them."""
+        """Count the task's training texts, including a corpus if a stage reads it."""
         context = models.context
         most = len(context.data.train)
         for stage in models.recipe.training:
@@ -234,7 +233,7 @@ class TeachFacts(Phase[Job]):
 
 @dataclass(frozen=True)
 class KnowingCheckpoint(CheckpointTeacher):
-    """A checkpoint that reads the facts of a table beside each text."""
+    """A checkpoint that reads the facts of a table with each text."""
 
     knowledge: Knowledge
 
@@ -298,7 +297,7 @@ class KnowingCheckpoint(CheckpointTeacher):
 
 def _without_texts(recipe: Recipe) -> Recipe:
     """Return the recipe without what this teacher can do and recorded answers cannot:
-    give its layers to a student, and answer for more texts than the task's own."""
+    lend its layers to a student, and answer for texts beyond the task's own."""
     own = {"augment": None, "corpus": False}
     stages = tuple(stage.model_copy(update=own) for stage in recipe.stages)
     student = recipe.student.model_copy(update={"init": "teacher"})

@@ -60,7 +60,7 @@ class TextsToLabel:
     notes: tuple[str, ...] = ()
 
     def task(self, labels: Sequence[str]) -> Task:
-        """Return the task of the texts; of those without labels, the classification
+        """Return the task of the texts; for texts without labels, the classification
         into `labels`."""
         if self.labelled is not None:
             return self.labelled.task
@@ -191,8 +191,8 @@ def _line(
 def check_score(
     soft: SoftLabels, texts: TextsToLabel, teacher: str, *, strict: bool
 ) -> list[str]:
-    """Score the labels against those of the data, if it has any. Raises TeacherError
-    for a useless teacher."""
+    """Score the labels against the data's own, if it has any. Raises TeacherError for a
+    useless teacher."""
     if texts.labelled is None:
         return []
     labels_N = np.asarray(texts.rows["label"][:])
@@ -218,7 +218,7 @@ def label_texts(
     request: DistillRequest, tasks: TaskLoader, *, trial: bool
 ) -> DistillRequest:
     """Label the texts of a request by its prompt, if they have no labels; return the
-    request for the file of them, kept under $COMPRESS_HOME.
+    request with the file of labels, kept under $COMPRESS_HOME.
 
     tasks   loads the request's data
     trial   make the labels up
@@ -276,7 +276,7 @@ def label_texts(
             job.write(lines)
     print_note(
         console,
-        "the texts have no labels: those of the language model take their place, and "
+        "the texts have no labels: the language model's labels take their place, and "
         "scores are agreement with it",
     )
     return replace(request, data=str(file), prompt=prompt)
@@ -306,7 +306,7 @@ def load_texts(
     """Load texts to label.
 
     A source with a label column is a task: its training rows are read, and their labels
-    only score the teacher. Of any other table the text columns are read; a .txt file
+    only score the teacher. From any other table, the text columns are read; a .txt file
     whose lines have no columns is a table of one text per line. Everything else is a
     corpus, with one text per document. Raises DataError for a source without text, or
     if the text column cannot be detected.

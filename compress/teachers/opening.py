@@ -49,7 +49,7 @@ def choose_recipe(
 ) -> Recipe:
     """Choose the recipe that fits teacher and task; print why.
 
-    Of vectors, the family is that of the checkpoint that students are cut out of.
+    For vectors, the family is taken from the checkpoint that students are cut out of.
     """
     options = request.options
     prompted = request.prompt is not None

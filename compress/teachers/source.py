@@ -47,7 +47,7 @@ class TeacherSource:
         return self
 
     def resolve(self, recipe: Recipe) -> Recipe:
-        """Let a student that the recipe begins as the start be cut out of it."""
+        """Let a student whose `init` is the start be cut out of it."""
         return recipe
 
     def teach(

@@ -118,8 +118,8 @@ class VectorTeacher(TeacherSource):
 
 
 def cut_out_of(start: str, recipe: Recipe) -> Recipe:
-    """Return the recipe, whose student may name the start, with a student that is cut
-    out of it."""
+    """Return the recipe with a student that is cut out of the start, if its `init`
+    names the start."""
     if recipe.student.init != start:
         return recipe
     student = recipe.student.model_copy(update={"init": "teacher"})

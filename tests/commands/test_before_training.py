@@ -119,7 +119,7 @@ def test_notes_come_before_training(tmp_path: Path) -> None:
     ("layers", "code", "expected"),
     [
         (2, 130, "Continue with:"),
-        (3, 2, "stages[0] (intermediate): layers: uniform gives each of the 3"),
+        (3, 2, "stages[0] (intermediate): layers: uniform maps each of the 3"),
     ],
 )
 def test_losses_that_cannot_compare_the_models(layers: int, code: int, expected: str, tmp_path: Path) -> None:

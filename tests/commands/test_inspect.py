@@ -229,7 +229,7 @@ def test_a_search_is_described(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"teacher": "minilm", "data": "intents", "command": "x.py"}))
     tiny.bundle(tmp_path / "bundle", task=replace(tiny.SENTIMENT, text=("premise", "hypothesis")))
     found = compress.inspect(tmp_path)
-    assert f"compress predict {tmp_path}/bundle 'a text' --pair 'a text beside it'" in found.next
+    assert f"compress predict {tmp_path}/bundle 'a text' --pair 'its second text'" in found.next
     assert (found.form, found.facts["trials"], found.facts["budgets"]) == ("study", "3 complete", "latency 2")
     assert [row["name"] for row in found.scores] == ["trial 0", "trial 1"]
     assert any(words.startswith(f"compress search show {tmp_path} 1 --bundle") for words in found.next)
