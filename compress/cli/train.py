@@ -29,14 +29,11 @@ class TaughtOptions:
 
     corpus: opt.CorpusName = None
     prompt: Annotated[
-        str | None,
-        opt.training(help="Use a language model as teacher, with this prompt."),
+        str | None, opt.training(help="Prompt for a language model as the teacher.")
     ] = None
     knowledge: Annotated[
         str | None,
-        opt.training(
-            help="Table of triples: facts that the teacher reads with each text."
-        ),
+        opt.training(help="Table of triples with facts that the teacher reads."),
     ] = None
 
 

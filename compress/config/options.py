@@ -51,8 +51,7 @@ Resume = Annotated[
     bool, training("--resume", help="Continue the interrupted run in --out.")
 ]
 AllowPickle = Annotated[
-    bool,
-    training("--allow-pickle", help="Allow pickled weights; only if you trust them."),
+    bool, training("--allow-pickle", help="Allow pickled weights, if you trust them.")
 ]
 AllowCode = Annotated[
     str | None,
@@ -70,8 +69,7 @@ DataName = Annotated[
     ),
 ]
 CorpusName = Annotated[
-    str | None,
-    data_option(help="Unlabelled text to add: pydoc, a file, folder or hub id."),
+    str | None, data_option(help="Unlabelled text: pydoc, a file, folder or hub id.")
 ]
 TextColumns = Annotated[
     list[str] | None, data_option(help="Text column; give it twice for pairs of texts.")
@@ -104,7 +102,7 @@ Int8MaxDrop = Annotated[
 ]
 MaxDrop = Annotated[
     float,
-    output("--max-drop", min=0, max=100, help="Maximum score points int8 may lose."),
+    output("--max-drop", min=0, max=100, help="Maximum drop of the score, in points."),
 ]
 Plan = Annotated[
     bool, output("--plan", help="Estimate minutes, memory and disk; then stop.")
@@ -524,8 +522,7 @@ class CheckpointOptions:
     `compress.exporters.checkpoint.load_source`."""
 
     pair: Annotated[
-        bool,
-        data_option("--pair", help="The checkpoint's classifier reads pairs of texts."),
+        bool, data_option("--pair", help="A checkpoint's classifier reads text pairs.")
     ] = False
     pool: Annotated[
         Literal[
@@ -538,7 +535,6 @@ class CheckpointOptions:
         bool, output("--normalise", help="Normalise these vectors to length 1.")
     ] = False
     max_length: Annotated[
-        int | None,
-        output(min=1, help="Maximum text length of a checkpoint, in tokens."),
+        int | None, output(min=1, help="Maximum tokens of a text for a checkpoint.")
     ] = None
     allow_pickle: AllowPickle = False

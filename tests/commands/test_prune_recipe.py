@@ -97,7 +97,10 @@ def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], sai
 @pytest.mark.parametrize("ways", [(1.0, 1.0), (0.5, 0.4), (0.25, 0.5)])
 def test_every_prune_stage_goes_further_and_the_last_all_of_the_way(tmp_path: Path, ways: tuple[float, float]) -> None:
     (found,) = problems(tmp_path, f"stages.half.way={ways[0]}", f"stages.all.way={ways[1]}")
-    assert f"`way` of the prune stages is {ways[0]:g}, {ways[1]:g}; each goes further than the one before" in found
+    assert (
+        f"`way` of the prune stages is {ways[0]:g}, {ways[1]:g}; expected increasing values, the last of them 1"
+        in found
+    )
 
 
 def test_a_target_needs_a_stage_that_prunes() -> None:

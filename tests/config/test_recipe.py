@@ -195,7 +195,7 @@ def test_extends_one_level_only(tmp_path: Path) -> None:
 def test_extends_takes_no_path(tmp_path: Path, parent: object) -> None:
     written(tmp_path.parent, GOOD, "x")
     (problem,) = problems(written(tmp_path, {"extends": parent}))
-    assert "expected the name of one of our recipes, or of a file beside this one" in problem
+    assert "expected the name of one of our recipes, or of a file next to this one" in problem
 
 
 # Overrides
