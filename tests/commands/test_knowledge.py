@@ -192,7 +192,11 @@ def test_any_recipe_that_learns_answers_works(recipe: str, given: dict[str, Any]
             RecipeError,
             "tinybert.hidden reads layers; this teacher has only logits",
         ),
-        ({"recipe": "deberta-sift"}, RecipeError, "step: this teacher has only answered the task's own rows"),
+        (
+            {"recipe": "deberta-sift", "overrides": ["stages.0.max_length=64"]},
+            RecipeError,
+            "step: this teacher has only answered the task's own rows",
+        ),
         ({"recipe": "prune-taylor"}, RecipeError, "prune-taylor: prunes the teacher itself, which --knowledge lets"),
     ],
 )
