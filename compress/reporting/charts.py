@@ -1,8 +1,8 @@
 """Draw charts as inline SVG: bars, lines, predictions and progress, each for the width
 it is shown at.
 
-Many points are one path of dots, so that thousands stay a small file; a script finds
-each by the scale on the picture.
+Many points form one path of dots, which keeps the file small for thousands of them; a
+script locates each by the scale stored in the picture.
 """
 
 import math
@@ -23,13 +23,13 @@ MAIN = 690
 SIDE = 350
 WHOLE_COLUMN = 1088
 PHONE = 342
-"""Widths of the page's columns in pixels: the wider and the narrower of two, both
-together, and a phone's only one."""
+"""Widths in pixels: of the wider and the narrower of a page's two columns, of both
+together, and of a phone's only column."""
 LEFT = 52
 RIGHT = 14
 TOP = 34
 FOOT = 44
-"""Pixels around a plot."""
+"""Margins around a plot, in pixels."""
 ADVANCE = 0.58
 """Average width of a sans-serif letter in ems: no label outgrows the box reserved for
 it."""
@@ -38,8 +38,8 @@ MOST_POINTS = 400
 SMOOTHED_FROM = 60
 MANY_POINTS = 1000
 OFF_SCALE = 3
-"""A score this many times as far from the best as the median score is off the scale,
-which is for those in question."""
+"""Scores that lie farther below the best than this multiple of the median score's
+distance are off the scale."""
 NOT_LOSSES = frozenset(
     {
         "step",
@@ -50,7 +50,7 @@ NOT_LOSSES = frozenset(
         "num_input_tokens_seen",
     }
 )
-"""The entries that a trainer logs beside the loss and its parts."""
+"""Entries that a trainer logs in addition to the loss and its parts."""
 
 Pixel = tuple[float, float]
 Polyline = list[tuple[float, float]]
@@ -99,20 +99,20 @@ class Box:
     bottom: float
 
     def overlap(self, other: "Box") -> float:
-        """Compute the area both cover."""
+        """Compute the area that both boxes cover."""
         if (
             self.left >= other.right
             or other.left >= self.right
             or self.top >= other.bottom
             or other.top >= self.bottom
         ):
-            # as most pairs do: a label is held against everything on the picture
+            # as most pairs do: a label is compared with everything in the picture
             return 0.0
         wide = min(self.right, other.right) - max(self.left, other.left)
         return wide * (min(self.bottom, other.bottom) - max(self.top, other.top))
 
     def lost(self, taken: Sequence["Box"], inside: "Box") -> float:
-        """Compute the area that is outside the picture or under what is taken."""
+        """Compute the area that is outside of the picture or already taken."""
         area = (self.right - self.left) * (self.bottom - self.top)
         return area - self.overlap(inside) + sum(self.overlap(other) for other in taken)
 
@@ -138,8 +138,8 @@ def draw_picture(
     description: str,
     marks: Iterable[Markup],
 ) -> Markup:
-    """Make one picture; `key` is unique on the page, title and description are what the
-    blind hear."""
+    """Make one picture; `key` is unique on the page, title and description are read out
+    by screen readers."""
     width = f"{size[0]:.0f}"
     height = f"{size[1]:.0f}"
     return element(
@@ -186,7 +186,7 @@ def draw_box(box: Box, style: str) -> Markup:
 
 
 def draw_path(points: Sequence[Pixel], style: str) -> Markup:
-    """Draw a line through the points; a single one is drawn as a dot by the round
+    """Draw a line through the points; a single point appears as a dot, by the round
     cap."""
     drawn = points if len(points) > 1 else [*points, *points]
     return element(
@@ -195,8 +195,7 @@ def draw_path(points: Sequence[Pixel], style: str) -> Markup:
 
 
 def draw_dot(at: Pixel, style: str, hint: str, *, square: bool = False) -> Markup:
-    """Draw a point with a hint that shows on hovering; `square` ones stand on a
-    corner."""
+    """Draw a point with a tooltip; `square` draws a square on its corner."""
     x, y = at
     title = element("title", hint)
     if square:
@@ -210,8 +209,8 @@ def draw_dot(at: Pixel, style: str, hint: str, *, square: bool = False) -> Marku
 
 
 def draw_dots(places: Sequence[Pixel], style: str) -> Markup:
-    """Draw dots as one path; those at the same place are one. Many are placed to the
-    pixel."""
+    """Draw dots as one path, without duplicates; many dots are rounded to whole
+    pixels."""
     if not places:
         return Markup("")
     digits = 0 if len(places) > MANY_POINTS else 1
@@ -233,7 +232,7 @@ def text_width(content: str, size: float) -> float:
 
 
 def shorten(content: str, letters: int) -> str:
-    """Cut a text to so many letters, the last an ellipsis."""
+    """Shorten a text to at most `letters` characters, the last an ellipsis."""
     return content if len(content) <= letters else content[: letters - 1].rstrip() + "…"
 
 
@@ -296,7 +295,7 @@ class Axis:
         return [round(index * step, 12) for index in range(first, last + 1)]
 
     def labels(self, wanted: int) -> list[tuple[float, str]]:
-        """Choose the ticks, and write each as it stands beside the axis."""
+        """Choose the ticks, each with its label next to the axis."""
         ticks = self.ticks(wanted)
         step = (
             0.0
@@ -307,8 +306,8 @@ class Axis:
 
 
 def label(value: float, step: float) -> str:
-    """Write a tick with the decimals that neighbours `step` apart need; 0 for no step:
-    as short as it goes."""
+    """Write a tick with as many decimals as ticks `step` apart need; as short as
+    possible if `step` is 0."""
     if abs(value) >= 10_000:
         power = min(int(math.log10(abs(value)) / 3 + 1e-9), 6)
         return f"{value / 1000**power:g}{'kMGTPE'[power - 1]}".replace("-", "−")
@@ -321,11 +320,11 @@ def label(value: float, step: float) -> str:
 
 
 class Plot:
-    """A chart in the making: two axes, and marks placed by their values. What is below
-    the scale stands at its foot.
+    """A chart under construction: two axes, and marks placed by their values. Values
+    below the scale are drawn at its foot.
 
-    names  of the axes; the vertical one's lies flat above the axis, where it can be
-           read; '' for none
+    names  of the axes; the vertical axis has its name above it, written horizontally;
+           '' for none
     """
 
     def __init__(self, x: Axis, y: Axis, names: tuple[str, str]) -> None:
@@ -375,11 +374,11 @@ class Plot:
         self.marks.append(draw_text(x, y, content, style, anchor))
 
     def path(self, points: Iterable[Pixel], style: str) -> None:
-        """Draw a line through points that are given by their values."""
+        """Draw a line through points given by their values."""
         self.marks.append(draw_path([self.at(*point) for point in points], style))
 
     def dots(self, points: Iterable[Pixel], style: str) -> None:
-        """Draw dots that are given by their values."""
+        """Draw dots given by their values."""
         self.marks.append(draw_dots([self.at(*point) for point in points], style))
 
     def picture(self, key: str, title: str, description: str) -> Markup:
@@ -397,8 +396,8 @@ def least_on_scale(scores: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: what it is of, how much, the class of its colour, and the number beside
-    it where it is another one."""
+    """One bar: its name, its value, the class of its colour, and the number shown next
+    to it if it differs from the value."""
 
     name: str
     value: float
@@ -448,7 +447,7 @@ def bar_figure(
     caption: str = "",
     width: float = SIDE,
 ) -> Figure | None:
-    """Draw the bars whose value is known; None without any."""
+    """Draw the bars whose value is known; return None if there are none."""
     if not (bars := [item for item in items if units.is_known(item.value)]):
         return None
     return draw_figure(
@@ -514,8 +513,8 @@ def draw_lines(
 
 
 def loss_lines(points: Sequence[Point]) -> Lines:
-    """Choose the parts of the loss among the names of a curve, the total first, unless
-    it is its one part again."""
+    """Choose the parts of the loss among the names of a curve, the total first unless
+    it equals its only part."""
     found = {
         name: line
         for name, line in series(points)
@@ -525,7 +524,7 @@ def loss_lines(points: Sequence[Point]) -> Lines:
     parts = [line for name, line in found.items() if name not in ("loss", "eval_loss")]
     if len(parts) == 1 and len(total := found.get("loss", [])) == len(parts[0]):
         pairs = zip(total, parts[0], strict=True)
-        # the same but for rounding
+        # equal up to rounding
         if all(a == b and math.isclose(x, y, rel_tol=1e-4) for (a, x), (b, y) in pairs):
             del found["loss"]
     return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))
@@ -543,7 +542,7 @@ def loss_figures(
     if longest >= SMOOTHED_FROM:
         notes.append("Strong lines are running means, faint ones the values as logged.")
     if longest > MOST_POINTS:
-        notes.append(f"Of {longest:,} logged values, neighbours are averaged.")
+        notes.append(f"Neighbours among the {longest:,} logged values are averaged.")
     if _spans_decades([value for line in losses.values() for _, value in line]):
         notes.append("The vertical scale is logarithmic.")
     draw = partial(
@@ -557,7 +556,7 @@ def loss_figures(
 
 
 def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
-    """Draw the losses of a stage, and its scores on the validation split beside the
+    """Draw the losses of a stage, and its scores on the validation split next to the
     teacher's."""
     points = report.curves.get(name, ())
     known = dict(series(points))
@@ -569,7 +568,7 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
     figures = loss_figures(points, name, key, MAIN if scores else WHOLE_COLUMN)
     if scores:
         teacher = report.teacher_row
-        # as the curves are
+        # the split that the curves are scored on
         level = (
             report.score(teacher) if teacher and report.split == "validation" else None
         )
@@ -591,8 +590,8 @@ def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
 
 
 def load_figures(device: MeasuredDevice, key: str) -> list[Figure]:
-    """Draw medians by the minute of a device without pause, and temperatures where it
-    shows any."""
+    """Draw the median latency of each minute of a sustained run, and the temperature if
+    the device reports it."""
     runs = {name: run for name, run in device.sustained if run.minutes}
     times: Lines = {
         name: [(at, ms) for at, ms in enumerate(run.minutes, 1)]
@@ -718,8 +717,8 @@ def draw_predictions(timings: Sequence[Timing], key: str, width: float) -> Marku
 
 
 def draw_progress(report: SearchReport, key: str, width: float) -> Markup:
-    """Draw each trial's first score when the trial began, the best within the budgets
-    so far, and what has no score.
+    """Draw each trial's first score at the time it began, the best within the budgets
+    so far, and the trials without a score.
 
     At least one trial has a score.
     """

@@ -30,8 +30,8 @@ from compress.training.run import advise
 from compress.values import Range
 
 OWN = "own races"
-"""The device of the times in reports: files of one run were raced against each other,
-those of two were not."""
+"""Name of the device for times taken from reports: files of one run were raced
+together, files of different runs were not."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ComparedModel:
 
     @property
     def certified(self) -> bool | None:
-        """Return True if every certificate holds; None without one."""
+        """Return whether every certificate holds; None if the file has none."""
         return (
             all(one.certified for one in self.certificates)
             if self.certificates
@@ -111,8 +111,8 @@ class ComparedModel:
 
     @property
     def reason(self) -> str:
-        """Return the reason of the first certificate that does not hold, else of the
-        first."""
+        """Return the reason of the first certificate that does not hold, or else of the
+        first one."""
         return (
             min(self.certificates, key=lambda one: one.certified).reason
             if self.certificates
@@ -120,7 +120,7 @@ class ComparedModel:
         )
 
     def latency(self, view: View | None) -> Latency | None:
-        """Look up the times at `view`; None where it was not timed there."""
+        """Look up the times at `view`; None if it was not timed there."""
         return self.times.get(view.device, {}).get(view.setting) if view else None
 
     def median_ms(self, view: View | None) -> float | None:
@@ -133,8 +133,8 @@ class ComparedModel:
 class MeasuredDevice:
     """A device, and what was measured on it.
 
-    sources    (command, date) of each measurement; own: the times are those of the
-               reports, each run by itself
+    sources    (command, date) of each measurement; own: the times come from the
+               reports, measured separately for each run
     sustained  (name of the candidate, its times without pause)
     """
 
@@ -157,7 +157,7 @@ class Limits:
 
     @property
     def cheapest(self) -> bool:
-        """Return True if the cheapest file with a least score is wanted."""
+        """Return True if the cheapest file with a minimum score is wanted."""
         return (
             self.min_score is not None
             and self.budget_ms is None
@@ -170,7 +170,8 @@ class Pick:
     """The file to ship.
 
     candidate  None if no file is within the limits
-    best       the file within the limits that scores best; None is the candidate itself
+    best       the file within the limits that scores best; None if that is the
+               candidate
     level      the others within the limits whose scores these rows cannot tell from the
                best one, the best first
     """
@@ -189,8 +190,8 @@ class Comparison:
     candidates  by their score on these rows, the best first; then those without a score
     teachers    of the candidates
     baselines   (name, score) on these rows
-    view        where latency is compared; None where nothing was timed
-    unmatched   names in result files whose SHA-256 is that of no file here
+    view        where latency is compared; None if nothing was timed
+    unmatched   names in result files whose SHA-256 matches no file here
     """
 
     task: Task
@@ -208,7 +209,7 @@ class Comparison:
         return one.scores.get(self.basis) if self.basis else None
 
     def classes(self, one: ComparedModel) -> tuple[ClassScore, ...]:
-        """Look up the scores of each class on the rows of `basis`; () where there are
+        """Look up the scores of each class on the rows of `basis`; () if there are
         none."""
         return one.classes.get(self.basis, ()) if self.basis else ()
 
@@ -217,8 +218,8 @@ class Comparison:
         return macro_f1(self.classes(one))
 
     def drop(self, one: ComparedModel) -> float | None:
-        """Compute how much of the score of the same bundle's fp32 file is lost; None
-        for that file."""
+        """Compute how much of the score of the bundle's fp32 file is lost; None for the
+        fp32 file."""
         exact = next(
             (
                 each
@@ -251,8 +252,8 @@ class Comparison:
         ]
 
     def commonest(self) -> list[View]:
-        """List one view of each device: at the setting of `view`, or where that was not
-        measured, the most frequent."""
+        """List one view of each device: at the setting of `view`, or at the most
+        frequent one if that was not measured."""
         views = self.views()
         by_device = {view.device: view for view in reversed(views)}
         same = {
@@ -293,8 +294,8 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
     at  a device, a setting or both, in the words of their names and separated by
         commas: `browser, 32 tokens`
 
-    Raises BundleError for paths that cannot be read, bundles of different tasks, and an
-    `at` that was not measured; DeviceError for an invalid result file."""
+    Raises BundleError for paths that cannot be read, bundles of different tasks, and
+    for an `at` that was not measured; DeviceError for an invalid result file."""
     bundles, results = _read(paths)
     task = _check_task(bundles)
     devices, models, unmatched = _join(
@@ -317,8 +318,8 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
                 own=True,
             )
         )
-    # the rows that most candidates are scored on; of several, those that most teachers
-    # are scored on too
+    # the rows that most candidates are scored on; in a tie, those that most
+    # teachers are scored on too
     scored, taught = (
         [basis for one in group for basis in one.scores] for group in (models, teachers)
     )
@@ -354,12 +355,13 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
 
 
 def pick(comparison: Comparison, limits: Limits) -> Pick:
-    """Pick the cheapest of the files within the limits that these rows cannot tell from
-    the best score; with a least score alone, the fastest (or smallest) that reaches it.
+    """Pick the cheapest of the files within the limits whose scores these rows cannot
+    tell from the best; with a minimum score alone, the fastest (or smallest) that
+    reaches it.
 
     The cheapest is the smallest of those that are not clearly slower than the fastest;
-    a file that is not certified, or has lost classes, takes no other's place. Raises
-    BundleError for a least score that this metric cannot reach.
+    a file that is not certified, or has lost classes, never replaces the best. Raises
+    BundleError for a minimum score that this metric cannot reach.
     """
     least = limits.min_score
     metric = comparison.task.metric
@@ -411,8 +413,8 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
 def _find_cheapest(
     best: ComparedModel, others: Sequence[ComparedModel], view: View | None
 ) -> ComparedModel:
-    """Find the smallest of the files that are not clearly slower than the fastest; the
-    best one if its own times say nothing."""
+    """Find the smallest of the files that are not clearly slower than the fastest;
+    return `best` if its own times are missing or noisy."""
     timed = {
         id(one): latency for one in (best, *others) if (latency := one.latency(view))
     }
@@ -427,8 +429,8 @@ def _find_cheapest(
 
 
 def _choose_view(comparison: Comparison, at: str | None) -> View | None:
-    """Choose the view that `at` names; of several, the one that most candidates were
-    timed at."""
+    """Choose the view that `at` names; of several, the one with the most timed
+    candidates."""
     views = {
         view: {
             view.device.casefold(),
@@ -444,10 +446,10 @@ def _choose_view(comparison: Comparison, at: str | None) -> View | None:
         hint = (
             did_you_mean(unknown[0], names)
             if unknown
-            else " Each was, but not together."
+            else " Each was measured, but not together."
         )
         raise BundleError(
-            f"--at {at}: {', '.join(unknown) or 'that'}: no latency was measured "
+            f"--at {at}: {', '.join(unknown) or 'both'}: no latency was measured "
             f"there.{hint}"
         )
     return max(
@@ -510,7 +512,7 @@ def _read(
     unique = list(dict.fromkeys(folders))
     bundles = []
     for path, name in zip(unique, _name_bundles(unique), strict=True):
-        # every file checked: a report is of the files that the manifest lists
+        # every file is checked: a report describes the files that the manifest lists
         bundle = Bundle.load(path)
         report = (
             Report.from_json(path / REPORT) if REPORT in bundle.manifest.files else None
@@ -522,8 +524,8 @@ def _read(
 
 
 def _name_bundles(paths: Sequence[Path]) -> list[str]:
-    """Name each bundle by the shortest end of its path that is unique, without the
-    `bundle` at the end of a run's."""
+    """Name each bundle by the shortest unique end of its path, without the final
+    `bundle` of a run's path."""
     ends = [
         path.parts[1:-1]
         if path.name == "bundle" and len(path.parts) > 2
@@ -541,7 +543,7 @@ def _name_bundles(paths: Sequence[Path]) -> list[str]:
 
 
 def _list_files(bundle: ComparedBundle) -> Iterator[ComparedModel]:
-    """List the files of one bundle, with what its report says of them."""
+    """List the files of one bundle, with what its report says about them."""
     report = bundle.report
     certificates = report.certificates if report else ()
     for precision, file in BUNDLE_FILES.items():
@@ -578,13 +580,13 @@ def _list_files(bundle: ComparedBundle) -> Iterator[ComparedModel]:
             classes=dict.fromkeys(_row_score(report, row), row.classes)
             if row and row.classes
             else {},
-            # the worst of each class
+            # the worst change of each class
             fallen=tuple({one.label: one for one in reversed(changes)}.values())[::-1],
         )
 
 
 def _list_teachers(reports: Sequence[Report]) -> list[ComparedModel]:
-    """List each teacher, by name and rows, once, with the first times that are not
+    """List each teacher (by name and rows) once, with the first times that are not
     noisy."""
     teachers: dict[tuple[str, Basis], ComparedModel] = {}
     for report in reports:
@@ -607,7 +609,7 @@ def _list_teachers(reports: Sequence[Report]) -> list[ComparedModel]:
 
 
 def _row_score(report: Report | None, row: ReportRow | None) -> dict[Basis, float]:
-    """Return the score of a row by the rows it is of; {} where there is none."""
+    """Map the data that a row was scored on to its score; {} if it has none."""
     score = report.score(row) if report and row else None
     return (
         {Basis(report.data, report.split, report.split_rows): score}
@@ -621,7 +623,7 @@ def _list_proved(
     certificates: Iterable[Certificate],
     which: Literal["before", "after"],
 ) -> Iterator[tuple[Basis, float]]:
-    """Yield the scores in certificates, of the report's own metric."""
+    """Yield the scores in certificates that use the report's metric."""
     for one in certificates:
         value = finite(getattr(one, which))
         if report and one.metric == report.metric and value is not None:
@@ -639,11 +641,11 @@ def _own_times(row: ReportRow | None) -> dict[str, dict[Setting, Latency]]:
 def _join(
     results: Sequence[tuple[Path, BenchResult]], candidates: Sequence[ComparedModel]
 ) -> tuple[list[MeasuredDevice], list[ComparedModel], list[str]]:
-    """Join results to the files whose digest they name: devices, candidates with times,
-    names of no file here.
+    """Assign results to the files whose digest they name; return devices, candidates
+    with times, and names that match no file.
 
-    Results of the same device and processor are of one device; of the same file and
-    setting, the later ones count.
+    Results with the same name and processor belong to one device; of the same file and
+    setting, the latest count.
     """
     # candidate -> device -> setting -> times
     times: dict[str, dict[str, dict[Setting, Latency]]] = {}

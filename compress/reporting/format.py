@@ -1,5 +1,5 @@
-"""Format numbers and names for people. None, and any number that is not finite, becomes
-an em dash."""
+"""Format numbers and names for readers. None and numbers that are not finite become an
+em dash."""
 
 import math
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from typing import TypeGuard
 
 MISSING = "—"
 GAP = "\u00a0"
-"""Stands between a number and its unit, which stay on one line."""
+"""The space between a number and its unit, which keeps them on one line."""
 MOST_ITEMS_NAMED = 3
-"""Names that a sentence lists before it counts the others."""
+"""The most names that a sentence lists before it counts the others."""
 
 
 def is_known(value: float | None) -> TypeGuard[float]:
-    """Return True if there is a number to show."""
+    """Return True for a finite number."""
     return value is not None and math.isfinite(value)
 
 
 def capitalise(name: str) -> str:
-    """Make the first letter a capital, and leave the others as they are."""
+    """Capitalise the first letter, and leave the others unchanged."""
     return name[:1].upper() + name[1:]
 
 
@@ -33,7 +33,7 @@ def join_names(names: Sequence[str], most: int = MOST_ITEMS_NAMED) -> str:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Name each path relative to the folders that all of them share."""
+    """Name each path relative to the folder that all of them share."""
     parts = [Path(path).as_posix().split("/") for path in paths]
     shared = 0
     while (
@@ -58,8 +58,8 @@ def difference(largest: float, logit: float) -> str:
 
 
 def change(drop: float | None) -> str:
-    """Format a drop of 0.004 as `−0.004`, a gain with a plus; less than three decimals
-    show is 0.000."""
+    """Format a drop of 0.004 as `−0.004`, a gain with a plus; what three decimals do
+    not show is 0.000."""
     if not is_known(drop):
         return MISSING
     return "0.000" if abs(drop) < 0.0005 else f"{-drop:+.3f}".replace("-", "−")
@@ -96,7 +96,7 @@ def three_digits(value: float | None) -> str:
 
 
 def small(value: float | None) -> str:
-    """Format what may be tiny: 0.0123 as it is, 0.00000123 -> `1.2·10⁻⁶`."""
+    """Format a number that may be tiny: 0.0123 unchanged, 0.00000123 -> `1.2·10⁻⁶`."""
     if not is_known(value) or value == 0 or abs(value) >= 0.001:
         return three_digits(value)
     digits, _, power = f"{value:.1e}".partition("e")
@@ -123,21 +123,20 @@ def duration(seconds: float | None) -> str:
 
 
 def times(ratio: float) -> str:
-    """Format a factor: 4.264 -> `4.3×`; from 10 on without decimals, below 1 with two
-    digits."""
+    """Format a factor: 4.264 -> `4.3×`; no decimals from 10 on, two digits below 1."""
     if ratio >= 9.95:
         return f"{ratio:.0f}×"
     return f"{ratio:.1f}×" if ratio >= 0.995 else f"{ratio:.2g}×"
 
 
 def percent(ratio: float) -> str:
-    """Format a ratio: 0.0812 -> `8 %`; under one per cent with a decimal."""
+    """Format a ratio: 0.0812 -> `8 %`; one decimal below one per cent."""
     return f"{100 * ratio:.{0 if ratio >= 0.0095 else 1}f}{GAP}%"
 
 
 def drop_shared_parts(names: Sequence[str]) -> list[str]:
     """Drop the parts that all names of settings share, which leaves `64 tokens`, `16
-    tokens`; keep a single name."""
+    tokens`; a single name is kept whole."""
     parts = [name.split(", ") for name in names]
     if len(names) < 2 or len({len(name) for name in parts}) > 1:
         return list(names)

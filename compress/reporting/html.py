@@ -48,7 +48,7 @@ FOLDER = Path(__file__).parent / "templates"
 HEAT_LEVELS = 8
 FLOAT32_BYTES = 4
 KEY_RANK = 3
-"""Columns up to this rank are the key figures of a page."""
+"""Highest rank of the columns that are a page's key figures."""
 CHART_AXES: tuple[ObjectiveName, ...] = ("latency", "file_mb", "parameters")
 
 
@@ -74,10 +74,10 @@ def list_headings(body: str) -> list[tuple[str, Markup]]:
 
 
 def render(template: str, script: str = "", **values: Any) -> str:
-    """Render a template with these values, all text escaped, and one script inside,
+    """Render a template with these values, all text escaped, and one inline script,
     which the page's policy allows.
 
-    A missing value is an error of ours.
+    A missing value raises, as it is a bug of this package.
     """
     code = (FOLDER / script).read_text(encoding="utf-8") if script else ""
     digest = (
@@ -93,8 +93,8 @@ def render(template: str, script: str = "", **values: Any) -> str:
 
 
 def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
-    """List (heading, value, comparison with the teacher) for the student's columns of
-    the lowest ranks."""
+    """List (heading, value, comparison with the teacher) for the student's most
+    important columns."""
     roles = [line.role for line in table.rows]
     if "student" not in roles:
         return []
@@ -127,8 +127,8 @@ def heat_map(
     """Lay out the share of the error by layer and product, in the order of the graph:
     headings, and (name, cells).
 
-    A cell's tone says how strong it is, its detail what hovering says; None where a
-    layer has no such product. What is of no layer has one cell, and comes last.
+    A cell's tone shows its strength, its detail is the tooltip; it is None if a layer
+    has no such product. Products outside of layers have one cell, and come last.
     """
     strongest = max(
         (one.share for one in products if units.is_known(one.share)), default=0.0
@@ -141,7 +141,7 @@ def heat_map(
             else 0.0
         )
         hint = (
-            f"{one.layer}: {units.share(one.share)} of the error; alone "
+            f"{one.layer}: {units.share(one.share)} of the error; error alone "
             f"{units.small(one.error)}; {one.product}"
         )
         tone = (
@@ -300,7 +300,7 @@ def _lay_out_races(
     for index, device in enumerate(dict.fromkeys(one.device for one in variants)):
         group = [one for one in variants if one.device == device]
         settings = [setting for one in group for setting in one.ratio]
-        # the one that most variants ran at
+        # the setting that most variants ran at
         setting = max(dict.fromkeys(settings), key=settings.count, default="")
         bars = [
             Bar(
@@ -314,7 +314,7 @@ def _lay_out_races(
         ]
         figure = bar_figure(
             bars,
-            f"Time beside the first variant’s: {setting}",
+            f"Time relative to the first variant: {setting}",
             "×",
             f"{key}-{index}",
             width=MAIN,
@@ -403,8 +403,8 @@ def _draw_candidates(
 ) -> dict[str, Any]:
     """Draw the candidates against latency at a view, or (None) against size.
 
-    Returns the picture and its points, the cheapest first, or why there is none; and
-    the place in the controls.
+    Returns the picture and its points, the cheapest first, or the reason why there is
+    none; and its position in the controls.
     """
     unit, heading = ("ms", view.name) if view else ("MB", "File size")
     key = f"at-{at[0]}-{at[1]}" if view else "at-size"
@@ -437,12 +437,12 @@ def _draw_candidates(
     )
     notes = [f"One forward on {view.name}." if view else "The ONNX file alone."]
     notes.append(
-        "Up and left is better; the stairs join those that nothing beats for less."
+        "Up and left is better; the stairs join files that no cheaper file beats."
     )
     if view and not scatter.crowded(narrow=False):
         notes.append("Thin lines reach to the 95th percentile.")
     if scatter.crowded(narrow=True):
-        notes.append("Numbers are those of the table below.")
+        notes.append("Numbers refer to the table below.")
     if off := [
         f"{point.what} {units.score(point.score)}"
         for point in scatter.points
@@ -535,20 +535,20 @@ def render_search(report: SearchReport) -> str:
 
 
 def _draw_trials(report: SearchReport, cost: ObjectiveName, scatter: Scatter) -> Figure:
-    """Draw the trials against a cost, and say how the picture is read, and what is not
-    on it."""
+    """Draw the trials against a cost, and explain how to read the picture and what it
+    leaves out."""
     stairs = (
-        "; the stairs join what nothing within the budget beats for less"
+        "; the stairs join trials that no cheaper one within the budget beats"
         if scatter.front
         else ""
     )
     notes = [f"Up and left is better{stairs}."]
     if cost == "latency":
-        notes.append(f"Of {report.setting}, measured where it was, else predicted.")
+        notes.append(f"{report.setting}; predicted unless measured.")
     if any(one.stage not in (None, "subnet") for one in report.points):
         notes.append(
             "Filled points were trained after the search; the line under each begins "
-            "where it stood before."
+            "at its earlier score."
         )
     placed = [score for _, score in scatter.crowd] + [
         point.score for point in scatter.points if not point.square
@@ -558,7 +558,7 @@ def _draw_trials(report: SearchReport, cost: ObjectiveName, scatter: Scatter) ->
             f"Below this scale: {below:,} {'trial' if below == 1 else 'trials'}."
         )
     if unplaced := sum(one.score is not None for one in report.points) - len(placed):
-        notes.append(f"Scored, but not known by this cost: {unplaced:,}.")
+        notes.append(f"Scored, but with this cost unknown: {unplaced:,}.")
     return draw_figure(
         remarks.COST_NAMES[cost][0],
         scatter.draw,
@@ -574,17 +574,17 @@ def _draw_predictions(prediction: LatencyPrediction) -> list[Figure]:
     figures = []
     timings = prediction.timings
     if timings:
-        notes = ["On the line both are equal."]
+        notes = ["On the line, both are equal."]
         notes += ["Filled: shapes that were measured only after the search."] * any(
             one.finalist for one in timings
         )
-        notes += ["Orange: what FLOPs alone would have said."] * any(
+        notes += ["Orange: predicted from FLOPs alone."] * any(
             one.flops_ms is not None for one in timings
         )
         if noisy := sum(one.noisy for one in timings):
-            notes.append(f"Disturbed while measured: {noisy} of {len(timings)}.")
+            notes.append(f"Noisy measurements: {noisy} of {len(timings)}.")
         draw = partial(charts.draw_predictions, timings)
-        # its section has the heading
+        # the heading is the section's
         figures.append(draw_figure("", draw, "timings", MAIN, caption=" ".join(notes)))
     errors = [
         ("this predictor", prediction.error, "student"),
@@ -597,7 +597,7 @@ def _draw_predictions(prediction: LatencyPrediction) -> list[Figure]:
     ]
     accuracy = bar_figure(
         bars,
-        "Mean error on a shape it has not seen",
+        "Mean error on unseen shapes",
         "%",
         "prediction-error",
     )
@@ -605,7 +605,7 @@ def _draw_predictions(prediction: LatencyPrediction) -> list[Figure]:
 
 
 def _draw_progress(report: SearchReport) -> Figure | None:
-    """Draw how the trials went; None where none has a score."""
+    """Draw the scores of the trials over time; return None if no trial has a score."""
     if all(one.first is None for one in report.points):
         return None
     caption = (

@@ -1,5 +1,5 @@
-"""Say results in words: a headline for each page, and remarks on what its figures
-cannot bear."""
+"""Put results into words: a headline for each page, and remarks on what its figures do
+not support."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +21,15 @@ from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, P
 from compress.reporting.format import GAP, capitalise, join_names
 
 MACRO = 0.05
-"""The most by which macro F1 may fall further than the score without a remark."""
+"""The most by which macro F1 may fall further than the score before a remark is
+made."""
 LITTLE = 0.95
-"""A student has lost much that keeps less than this share of its teacher's score."""
+"""Share of its teacher's score below which a student counts as having lost much."""
 FARTHER = 1.2
-"""A student's numbers may be off by so many times its teacher's error without a
-remark."""
+"""Ratio of a student's error to its teacher's above which a remark is made
+(regression)."""
 BARELY = 0.1
-"""A teacher has learned little that makes less than this share of a baseline's errors
-good."""
+"""Share of a baseline's errors that a teacher must avoid to count as clearly better."""
 COST_NAMES: Mapping[ObjectiveName, tuple[str, str]] = {
     "latency": ("latency", "ms"),
     "file_mb": ("file size", "MB"),
@@ -43,7 +43,7 @@ def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
     """Divide a student's value by the first teacher's: `score`, `p50_ms`, or a field of
     its row.
 
-    None for other rows, and where one of the values is missing.
+    Returns None for other rows, and if a value is missing.
     """
     if report.teacher_row is None or row.role != "student":
         return None
@@ -62,7 +62,7 @@ def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
 
 
 def run_headline(report: Report) -> str:
-    """Say what the shipped student keeps of the teacher, and what it costs beside
+    """Say what the shipped student keeps of the teacher, and what it costs compared to
     it."""
     row = report.shipped
     metric = units.metric(report.metric)
@@ -76,7 +76,7 @@ def run_headline(report: Report) -> str:
     if teacher is None:
         return (
             f"{name} reaches {metric} {units.score(own)}; no teacher was measured "
-            "beside it."
+            "for comparison."
         )
     teachers = report.score(teacher)
     kept = over_teacher(report, row, "score")
@@ -154,7 +154,7 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
             continue
         if (macro_before - macro_after) - max(0.0, before - after) > MACRO:
             warnings.append(
-                f"{capitalise(row.name)} loses on {_kind_of_fall(teacher, row)} what "
+                f"{capitalise(row.name)} loses on {_kind_of_fall(teacher, row)}, which "
                 f"{units.metric(report.metric)} does not show: macro F1 falls from "
                 f"{units.score(macro_before)} to {units.score(macro_after)}."
             )
@@ -200,7 +200,9 @@ def _remark_classes(
 ) -> list[str]:
     """Name the classes of which a model finds less than another one."""
     return (
-        [f"{name} finds {describe_changes(hurt)}, beside {reference}."] if hurt else []
+        [f"{name} finds {describe_changes(hurt)}, compared to {reference}."]
+        if hurt
+        else []
     )
 
 
@@ -265,7 +267,7 @@ def _remark_loss(report: Report) -> list[str]:
         if is_choice_of_auto
         else "--recipe auto, which prunes the teacher where it can,"
     )
-    texts = ", and similar texts without labels (--corpus) help tasks of single texts"
+    texts = ", and similar texts without labels (--corpus) help single-text tasks"
     ends = texts if task.takes_texts and "--corpus" not in report.command else ""
     return [
         f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s "
@@ -314,8 +316,8 @@ def _remark_interval(
     rows: int | None,
     more: str = "",
 ) -> list[str]:
-    """Say which interval the number of rows leaves around an accuracy; nothing for
-    another metric."""
+    """State the confidence interval of an accuracy on so few rows; nothing for another
+    metric."""
     if metric != "accuracy" or not rows or score is None or not 0 <= score <= 1:
         return []
     low, high = map(units.score, wilson_interval(score, rows))
@@ -360,7 +362,7 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
             else "none was timed"
         )
         ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
-        return f"{request}, there is nothing: {', '.join(ends)}."
+        return f"{request}, no file qualifies: {', '.join(ends)}."
     how = f"{request}, {one.name} scores best" if request else f"{one.name} scores best"
     if limits.cheapest:
         how = (
@@ -379,7 +381,7 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
 
 
 def _describe_costs(comparison: Comparison, one: ComparedModel) -> str:
-    """Say a file's score, its time and its size."""
+    """State a file's score, its time and its size."""
     known = [(one.median_ms(comparison.view), "ms"), (one.size_mb, "MB")]
     at = " and ".join(
         units.measure(value, unit) for value, unit in known if value is not None
@@ -389,8 +391,8 @@ def _describe_costs(comparison: Comparison, one: ComparedModel) -> str:
 
 
 def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
-    """Say what keeps a pick honest: ties, proofs, lost classes, baselines, times, and
-    what was left out."""
+    """List the caveats of a pick: ties, certificates, lost classes, baselines, times,
+    and what was left out."""
     one = chosen.candidate
     metric = units.metric(comparison.task.metric)
     basis = comparison.basis
@@ -414,13 +416,13 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
         and len(comparison.candidates) > 1
     ):
         remarks.append(
-            f"How far apart two values of {metric} must be on {basis.rows:,} rows is "
-            "not known from them alone."
+            f"The margin of error of {metric} on {basis.rows:,} rows is not known: "
+            "small differences may be noise."
         )
     if one and one.certified is False:
         remarks.append(f"{one.name} is not certified: {one.reason}.")
     for each in filter(None, (one, chosen.best)):
-        remarks += _remark_classes(each.name, each.fallen, "what it was made from")
+        remarks += _remark_classes(each.name, each.fallen, "the model it was made from")
     if one and comparison.baselines and (own := comparison.score(one)) is not None:
         remarks += _remark_baseline(
             one.name, own, *max(comparison.baselines, key=lambda each: each[1])
@@ -434,8 +436,8 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
 
 
 def _describe_disturbance(comparison: Comparison) -> list[str]:
-    """Say which times are noisy, were taken beside others, or are of races of their
-    own."""
+    """Say which times are noisy, were taken on a busy machine, or come from separate
+    races."""
     view = comparison.view
     timed = [
         (one, found) for one in comparison.candidates if (found := one.latency(view))
@@ -450,8 +452,8 @@ def _describe_disturbance(comparison: Comparison) -> list[str]:
                     each.p50_ms for each in times if each.setting == view.setting
                 )
         notes.append(
-            "files of different runs were not raced together, as `compress bench` of "
-            "all bundles at once would"
+            "files of different runs were not raced together; `compress bench` with "
+            "all bundles at once does that"
         )
         wide = max(
             (times for times in races.values() if times),
@@ -462,13 +464,13 @@ def _describe_disturbance(comparison: Comparison) -> list[str]:
             spread = (
                 f"{units.three_digits(min(wide))} to {units.measure(max(wide), 'ms')}"
             )
-            notes.append(f"the same teacher took {spread} in them")
+            notes.append(f"the same teacher took {spread} in these runs")
     return notes
 
 
 def _describe_left_out(comparison: Comparison) -> list[str]:
-    """Say which candidates are scored on other rows, or not at all, were not timed, and
-    what is of no file here."""
+    """List the candidates scored on other rows or not at all, those that were not
+    timed, and measurements of unknown files."""
     view = comparison.view
     candidates = comparison.candidates
     other = [one for one in candidates if one.scores and comparison.score(one) is None]
@@ -491,18 +493,18 @@ def _describe_left_out(comparison: Comparison) -> list[str]:
     ]
     if view is None:
         notes.append(
-            "latency, as nothing was timed: give this the result files of `compress "
+            "latency, as nothing was timed: pass the result files of `compress "
             "bench` too"
         )
     return notes + (
-        [f"of no file given here: {join_names(comparison.unmatched)}"]
+        [f"measurements of files not given here: {join_names(comparison.unmatched)}"]
         if comparison.unmatched
         else []
     )
 
 
 def shape(choice: Mapping[str, int | float | str]) -> str:
-    """Say a choice of a search: `4 × 256, 8 heads, ffn 1024, int8`."""
+    """Describe the shape of a trial: `4 × 256, 8 heads, ffn 1024, int8`."""
     rest = dict(choice)
     depth = [str(rest.pop(name)) for name in ("layers", "hidden") if name in rest]
     if len(depth) == 1:
@@ -518,15 +520,15 @@ def shape(choice: Mapping[str, int | float | str]) -> str:
 
 
 def short_shape(choice: Mapping[str, int | float | str]) -> str:
-    """Say a choice in a few letters: `4×256`."""
+    """Abbreviate the shape of a trial: `4×256`."""
     if "layers" in choice and "hidden" in choice:
         return f"{choice['layers']}×{choice['hidden']}"
     return shape(choice).split(",")[0]
 
 
 def show_command(found: SearchReport, number: int) -> tuple[str, str]:
-    """Return the command that gets a trial's bundle: the words before the number, and
-    after it."""
+    """Return the command that exports a trial's bundle: the words before its number,
+    and after it."""
     return (
         f"compress search show {shlex.quote(found.study)} ",
         f" --bundle student-{number}",
@@ -534,7 +536,7 @@ def show_command(found: SearchReport, number: int) -> tuple[str, str]:
 
 
 def cost_text(objective: ObjectiveName, value: float | None) -> str:
-    """Say a cost with its unit: `3.41 ms`, `14.5 M`."""
+    """Format a cost with its unit: `3.41 ms`, `14.5 M`."""
     unit = COST_NAMES[objective][1]
     return units.measure(value, unit) if unit else units.magnitude(value)
 
@@ -544,7 +546,7 @@ def value_text(
     objective: ObjectiveName,
     value: float | None,
 ) -> str:
-    """Say a value of an objective with its name: `latency 3.41 ms`, `accuracy
+    """Format a value of an objective with its name: `latency 3.41 ms`, `accuracy
     0.901`."""
     if objective == "score":
         return f"{units.metric(found.metric)} {units.score(value)}"
@@ -552,8 +554,8 @@ def value_text(
 
 
 def budgets_text(found: SearchReport) -> str:
-    """Say all budgets: `at most 4.00 ms and accuracy at least 0.900`; '' without
-    any."""
+    """List all budgets: `at most 4.00 ms and accuracy at least 0.900`; '' if there are
+    none."""
     texts = []
     for name, limit in found.budgets.items():
         if name == "score":
@@ -567,8 +569,8 @@ def budgets_text(found: SearchReport) -> str:
 
 
 def answer(found: SearchReport) -> TrialRecord | None:
-    """Choose what a search's page speaks of: the student that ships, or else the best
-    within the budgets."""
+    """Choose the student that a search's page is about: the one that ships, or else the
+    best within the budgets."""
     return found.best_within() if found.winner is None else found.point(found.winner)
 
 
@@ -585,15 +587,15 @@ def list_anchors(found: SearchReport) -> list[Anchor]:
 
 
 def speed_of(found: SearchReport, point: TrialRecord | Anchor) -> float | None:
-    """Compute how many times the teacher's speed it has: of measured times where there
-    are any."""
+    """Compute the speed of a point relative to the teacher's, from measured times where
+    available."""
     ms = point.ms if isinstance(point, Anchor) else found.ms(point)
     return found.teacher_ms / ms if found.teacher_ms and ms else None
 
 
 def search_headline(found: SearchReport) -> str:
-    """Say which student under which budget has which score and time beside the
-    teacher's."""
+    """State the student found under the budgets, with its score and time compared to
+    the teacher's."""
     point = answer(found)
     if point is None:
         return f"{capitalise(unmet(found))}."
@@ -635,8 +637,8 @@ def search_remarks(found: SearchReport) -> list[str]:
     )
     scored = sum(one.score is not None for one in found.points)
     lucky = (
-        f"; the best of {scored:,} shapes was chosen by these same rows, and may be a "
-        "little lucky"
+        f"; the best of {scored:,} shapes was chosen on these same rows, so its score "
+        "may be a little high"
     )
     remarks = [f"Not proved yet: {'; '.join(doubts)}."] if doubts else []
     return remarks + _remark_interval(

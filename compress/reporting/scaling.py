@@ -45,24 +45,25 @@ from compress.reporting.tables import Line, ResultTable, column
 BAND_LEVEL = 0.9
 FIT_RESAMPLES = 400
 FIT_STEPS = 80
-"""Resamples of a band, and the most steps of a fit."""
+"""Number of resamples for a band, and most steps of one fit."""
 LEAST_VALUES = 4
-"""A curve needs so many different values of its cause: one fewer leaves nothing to
-check it by."""
+"""Fewest different values of a cause for a curve: with one fewer, nothing is left to
+check the fit."""
 LEAST_SPAN = 3.0
 FITTED_TOGETHER = 0.95
-"""Two causes whose logarithms correlate so much are not told apart."""
+"""Correlation of the logarithms of two causes above which their effects are not
+separated."""
 RISK = 0.01
-"""A trend must be this unlikely without one (F-test)."""
+"""p-value (F-test) below which a cause counts as having an effect."""
 STEEPEST = 4.0
 EXTRAPOLATION = 2.0
-"""The factor beyond what was measured up to which a curve still counts as shown by
+"""Factor beyond the measured range up to which a curve still counts as supported by
 it."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the confidence band around it."""
+    """An estimate and its confidence band."""
 
     value: float
     low: float
@@ -92,8 +93,8 @@ class Law:
         before: Mapping[str, float],
         after: Mapping[str, float],
     ) -> Interval:
-        """Compute how much the error falls between two places, both of the same curve
-        in every resample."""
+        """Compute how much the error falls between two places, taking both from the
+        same resampled curve."""
         return _interval(self._errors(before) - self._errors(after))
 
     def exponent(self, cause: str) -> Interval:
@@ -119,7 +120,7 @@ class Law:
 
 
 def _interval(values_B: Doubles) -> Interval:
-    """Return the first value in the band of the others."""
+    """Return the first value, with the band that the others form."""
     tail = (1 - BAND_LEVEL) / 2
     value = float(values_B[0])
     low, high = map(float, np.quantile(values_B[1:], (tail, 1 - tail)))
@@ -128,8 +129,8 @@ def _interval(values_B: Doubles) -> Interval:
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, or None where the points do not show one; `warnings` say why, or what it
-    does not tell."""
+    """A law, or None if the points do not show one; `warnings` say why, or what remains
+    uncertain."""
 
     law: Law | None
     warnings: tuple[str, ...]
@@ -141,12 +142,12 @@ def fit(
     *,
     seed: int = 0,
 ) -> Fit:
-    """Fit the law by which each cause lowers the error; bands by resampling residuals,
-    the same for the same seed.
+    """Fit the law by which each cause lowers the error. Bands come from resampled
+    residuals, reproducible by `seed`.
 
     A cause that was not varied, or that shows no trend, is left out and named in the
-    warnings. Values and errors must be positive: an error of nothing (a score of 1)
-    fits no power law and is left out with a warning.
+    warnings. Values and errors must be positive: an error of 0 (a score of 1) fits no
+    power law and is left out with a warning.
     """
     positive = [index for index, error in enumerate(errors) if error > 0]
     warnings = []
@@ -165,15 +166,16 @@ def fit(
         points = _Points({name: values[name] for name in names}, logs_N)
         if len(logs_N) < points.parameters + 2:
             warnings.append(
-                f"{len(logs_N)} points are too few to fit {points.parameters} numbers."
+                f"{len(logs_N)} points are too few to fit {points.parameters} "
+                "parameters."
             )
             break
         chances = {name: points.chance(name) for name in names}
-        # The least telling first: with it gone, the others may show theirs.
+        # Drop the least significant first: without it, the others may show an effect.
         worst = max(chances, key=lambda name: chances[name])
         if chances[worst] >= RISK:
             warnings.append(
-                f"The error does not fall with {worst} beyond what chance would do."
+                f"The error does not fall with {worst} more than chance explains."
             )
             names.remove(worst)
             continue
@@ -181,15 +183,16 @@ def fit(
         floor = law.floor()
         if not floor_shown(law, float(np.exp(logs_N.min()))):
             warnings.append(
-                f"Where it levels off is not shown: an error between {floor.low:.3f} "
-                f"and {floor.high:.3f} fits."
+                f"Where the error levels off is uncertain: any floor from "
+                f"{floor.low:.3f} to {floor.high:.3f} fits."
             )
         return Fit(law, tuple(warnings))
     return Fit(None, tuple(warnings))
 
 
 def _choose_varied(values: Mapping[str, Doubles]) -> tuple[list[str], list[str]]:
-    """Choose the causes varied enough to show a curve, and say what the others lack."""
+    """Choose the causes that vary enough to show a curve, and say what the others
+    lack."""
     varied = []
     why = []
     for name, values_N in values.items():
@@ -212,8 +215,8 @@ def _choose_varied(values: Mapping[str, Doubles]) -> tuple[list[str], list[str]]
         > FITTED_TOGETHER
     ):
         why.append(
-            f"{varied[0]} and {varied[1]} were varied together: which of them helped "
-            "is not told apart."
+            f"{varied[0]} and {varied[1]} were varied together: their effects "
+            "cannot be told apart."
         )
         return [], why
     return varied, why
@@ -244,8 +247,8 @@ class _Points:
         self.fitted_P, self.cost = _best(self.logs_CN, logs_N, self.threshold)
 
     def chance(self, cause: str) -> float:
-        """Compute how likely noise alone lowers the cost as much as this cause does
-        (F-test)."""
+        """Compute the probability that noise alone lowers the cost as much as this
+        cause does (F-test)."""
         from scipy.stats import f
 
         rest_CN = self.logs_CN[
@@ -259,8 +262,8 @@ class _Points:
         return float(f.sf(gain / max(self.cost / left, 1e-15), 2, left))
 
     def law(self, seed: int) -> Law:
-        """Resample the residuals of the fit, widened by what fitting took from them and
-        by Student's t."""
+        """Fit resampled residuals, widened for the degrees of freedom used and by
+        Student's t."""
         from scipy.stats import norm, t
 
         curve_N = _curve(self.fitted_P[None], self.logs_CN)[0]
@@ -274,8 +277,8 @@ class _Points:
         drawn_BN = np.random.default_rng(seed).choice(
             widened_N, (FIT_RESAMPLES, len(widened_N))
         )
-        # From the fit, and from a floor that matters where it has none: the valley
-        # between them is long.
+        # Start from the fit, and from one with another floor: the valley between them
+        # is long.
         other_P = self.fitted_P.copy()
         other_P[0] = self.logs_N.min() - (
             0.3 if self.fitted_P[0] < self.logs_N.min() - 2 else 4.0
@@ -427,7 +430,7 @@ def _costs(
 
 
 MOST_TRIALS = 400
-"""More trials than these tell a curve nothing new: evenly chosen ones are fitted."""
+"""Most trials that a curve is fitted to; of more, evenly spaced ones are taken."""
 CAUSES = {
     "size": "parameters without embeddings",
     "data": "examples seen in training",
@@ -439,7 +442,7 @@ NEAR_FIT = 1.3
 faintly."""
 
 Points = list[tuple[Mapping[str, float], float]]
-"""(cause -> its value, score)."""
+"""Pairs of (cause -> its value) and the score there."""
 
 
 @dataclass(frozen=True)
@@ -455,8 +458,8 @@ class Growth:
 
 
 def growth(found: SearchReport) -> Growth:
-    """Fit the laws of size and data, and of compute, as far as a search's scores show
-    them."""
+    """Fit the laws of size and data, and of compute, as far as a search's scores
+    support them."""
     known = [
         rung
         for rung in found.ladder
@@ -515,7 +518,7 @@ def growth(found: SearchReport) -> Growth:
         answers.append(
             f"There are {found.train_rows:,} rows to train on, each seen "
             f"{seen / found.train_rows:.1f} times: more data here means more passes "
-            "over them, new rows may be worth more."
+            "over them; new rows may be worth more."
         )
     return Growth(about, expected, tuple(answers), tuple(figures), warnings)
 
@@ -528,8 +531,7 @@ def _fit(points: Points, *causes: str) -> Fit:
 
 
 def _frontier(rungs: Sequence[Rung]) -> Points:
-    """List the rungs that score more than any that spent no more: the best that compute
-    bought."""
+    """List the rungs that no rung of equal or less compute outscores."""
     best: Points = []
     for rung in sorted(
         (one for one in rungs if one.flops > 0), key=lambda one: (one.flops, -one.score)
@@ -540,8 +542,8 @@ def _frontier(rungs: Sequence[Rung]) -> Points:
 
 
 def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float]:
-    """Choose from where to look: the answer's size (or the measured one nearest to it),
-    and all the data there were."""
+    """Choose the point to compare with: the answer's size (or the nearest measured one)
+    and all the data."""
     reference = {cause: high for cause, (_, high) in law.measured.items()}
     if "size" in law.measured:
         (low, high) = law.measured["size"]
@@ -560,7 +562,7 @@ def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float
 
 
 def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> ResultTable:
-    """Lay out the score to expect here, of half and twice the size, and of half and
+    """Tabulate the expected score here, at half and twice the size, and at half and
     twice the data."""
     places = [("here", here)] + [
         (f"{times} the {cause}", {**here, cause: here[cause] * factor})
@@ -590,7 +592,7 @@ def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> Resu
             ats,
             "",
             "",
-            lambda at: "" if law.measured_at(at) else "beyond what was measured",
+            lambda at: "" if law.measured_at(at) else "beyond the measured range",
         ),
     )
     return ResultTable(
@@ -601,7 +603,7 @@ def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> Resu
 
 
 def _score(error: Interval) -> str:
-    """Say a score with its band: `0.872 [0.868, 0.876]`."""
+    """Format a score with its band: `0.872 [0.868, 0.876]`."""
     return (
         f"{units.score(1 - error.value)} [{units.score(1 - error.high)}, "
         f"{units.score(1 - error.low)}]"
@@ -615,7 +617,7 @@ def _figure(
     held: Mapping[str, float],
     points: Points,
 ) -> Figure:
-    """Draw a law along one cause, all others held."""
+    """Draw a law along one cause, with all others fixed."""
     heading = f"{units.metric(found.metric)} against {cause}"
     slope = law.exponent(cause)
     caption = f"Exponent {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]."
@@ -634,8 +636,8 @@ def _draw(
     key: str,
     width: float,
 ) -> Markup:
-    """Draw the curve in its band, with the points; up to four times as far as they
-    reach, dashed from twice on."""
+    """Draw the curve in its band, with the points; up to a factor of 4 beyond them,
+    dashed beyond a factor of 2."""
     heading, law, cause, held, points = curve
     crowd: list[Pixel] = []
     own: list[Pixel] = []

@@ -41,10 +41,10 @@ from compress.reporting.remarks import (
 
 NAME_LETTERS = 26
 WITH_FACTS = 5
-"""The most points that a chart may have to show figures beside their names."""
+"""The most points that a chart may have to show figures next to their names."""
 LOG_FROM = 4
-"""Many costs that span more than this factor are on a logarithmic axis; few, from
-LOG_FEW on."""
+"""Range of costs, as a factor, above which the axis is logarithmic; LOG_FEW applies if
+there are few points."""
 LOG_FEW = 20
 NARROW = 500
 BOTTOM = 392
@@ -54,11 +54,10 @@ BOTTOM = 392
 class ScatterPoint:
     """A point of a scatter chart, at a cost and a score.
 
-    name    beside the point, where there is room; keep: wherever there is none; short:
-            instead of it elsewhere
-    what    what hovering calls it; cost_text: its cost in words
-    style   the class of its colour; a teacher and an anchor stand on a corner, others
-            are circles
+    name    next to the point, if there is room; keep: even without room; short: shown
+            in a crowded chart instead
+    what    its name in the tooltip; cost_text: its cost in words
+    style   the class of its colour; a teacher and an anchor are squares, others circles
     reach   the cost that a thin line reaches to
     before  the score that a thin line comes from
     number  by which a script finds it; '' for none
@@ -78,33 +77,33 @@ class ScatterPoint:
 
     @property
     def square(self) -> bool:
-        """Say whether it stands beside what is compared."""
+        """Return True for a teacher or an anchor, which are shown for comparison."""
         return self.style in ("teacher", "anchor")
 
     @property
     def facts(self) -> str:
-        """Say score and cost."""
+        """Format score and cost."""
         return f"{units.score(self.score)} · {self.cost_text}"
 
     @property
     def hint(self) -> str:
-        """Say what it is, with score and cost."""
+        """Name the point, with score and cost."""
         return f"{self.what}: {self.facts}"
 
     def group(self, marks: Markup, x: float) -> Markup:
-        """Group what is drawn of the point for a script."""
+        """Group the marks of the point for a script."""
         return group(marks, n=self.number, x=f"{x:.1f}") if self.number else marks
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Scores against a cost: points with their names, levels of what has no cost, and
-    the front as stairs.
+    """Scores against a cost: points with their names, levels for models without a cost,
+    and the front as stairs.
 
     axes      names of the cost and of the score; levels: (name, score)
-    front     (cost, score) of what nothing beats for less; crowd: of points that are
-              dots without names
-    most      so many points are all named, on a wide page and on a phone
+    front     (cost, score) of the points that no cheaper one beats; crowd: of the dots
+              without names
+    most      the most points that are all named, on a wide page and on a phone
     stretch   whether levels below all points are on the scale
     limit     (cost, its name) of a budget; budget: whether a script draws one
     field     the cost by which a script finds the points; '' for none
@@ -130,11 +129,11 @@ class Scatter:
 
     @cached_property
     def lowest(self) -> float:
-        """The least score that is on the scale."""
+        """The lowest score that is on the scale."""
         return least_on_scale(self.scores)
 
     def crowded(self, *, narrow: bool) -> bool:
-        """Say whether there are too many points to name them all, or to draw how far
+        """Return whether there are too many points to name them all, or to draw how far
         each reaches."""
         return sum(bool(point.name) for point in self.points) > self.most[narrow]
 
@@ -209,8 +208,8 @@ class Scatter:
         )
 
     def _axes(self, width: float) -> tuple[Axis, Axis]:
-        """Make room for the costs (no reach beyond twice its cost), the scores on the
-        scale, and levels near them."""
+        """Make the axes: room for the costs (a reach counts up to twice the cost), the
+        scores on the scale, and levels near them."""
         costs = [cost for cost, _ in self.crowd] + [point.cost for point in self.points]
         farthest = max(
             [*costs, *(min(point.reach, 2 * point.cost) for point in self.points)]
@@ -280,8 +279,8 @@ class Scatter:
 
 
 def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
-    """Place a label of `size` near a point: inside, on nothing that is taken, as near
-    as possible."""
+    """Place a label of `size` as near to a point as possible, inside the picture and on
+    free space."""
     wide, high = size
     x, y = point
     options = []
@@ -307,15 +306,15 @@ def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
                 top = y + reach
             elif down < 0:
                 top = y - reach - high
-            # A pixel farther counts as two square pixels hidden: what is taken has a
-            # margin that may be grazed.
+            # One pixel of distance counts like two hidden square pixels: taken boxes
+            # have a margin that a label may touch.
             options.append((2 * gap, Box(left, top, left + wide, top + high)))
     return min(options, key=lambda option: option[0] + option[1].lost(taken, inside))[1]
 
 
 def _draw_level(name: str, score: float, plot: Plot, taken: list[Box]) -> None:
-    """Draw a level: a line with its name, or an arrow where it is off the scale;
-    `taken` gets the room it takes."""
+    """Draw a level: a line with its name, or an arrow if it is off the scale; its room
+    is added to `taken`."""
     words = f"{shorten(name, NAME_LETTERS)} {units.score(score)}"
     y = plot.y
     box = plot.box
@@ -380,8 +379,8 @@ def choice_scatter(
     view: View | None,
     picked: ComparedModel | None,
 ) -> Scatter | None:
-    """Prepare score against the median at `view` or (None) the size of the file; None
-    where no candidate has both."""
+    """Prepare score against the median at `view`, or the file size if it is None;
+    return None if no candidate has both."""
 
     def cost(one: ComparedModel) -> float | None:
         return one.median_ms(view) if view else one.size_mb
@@ -389,7 +388,7 @@ def choice_scatter(
     front = comparison.front(cost)
     unit, axis = ("ms", "median latency, ms") if view else ("MB", "file size, MB")
     points = []
-    # candidates lie over teachers
+    # candidates are drawn over teachers
     for one in (*comparison.teachers, *comparison.candidates):
         value = cost(one)
         score = comparison.score(one)
@@ -430,9 +429,9 @@ def choice_scatter(
 
 def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
     """Prepare the trials' scores against one cost: trained ones, the front, the teacher
-    and anchors with their names.
+    and the anchors with their names.
 
-    All other scored trials are the crowd. None where no trial has both.
+    All other scored trials are the crowd. Returns None if no trial has both.
     """
     best = answer(report)
     first = report.compute_front(("score", cost))

@@ -1,5 +1,5 @@
-"""Make the tables of results, which the templates lay out on a page, and `terminal` in
-a terminal."""
+"""Make the tables of results, which templates lay out on pages, and
+`reporting.terminal` in a terminal."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,16 +43,17 @@ RACE_COLUMNS = {
     "first": ("first_ms", 5),
     "peak MB": ("peak_rss_mb", 3),
 }
-"""Heading -> (field of a latency, or the ratio to the first one; rank)."""
+"""Heading -> (field of a latency, or `ratio` to the first file; rank)."""
 PAGES_ONLY = 99
-"""The rank of a column that only pages show."""
+"""Rank of columns that only pages show."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measure of one row; `detail` in small print; tone: a class, as `bad`."""
+    """One measure of one row; `detail` is in small print, `tone` a class such as
+    `bad`."""
 
     text: str
     detail: str = ""
@@ -69,9 +70,9 @@ class Column:
     """One measure of every row, in their order; `group` is the heading over the
     headings of a page.
 
-    rank   the higher, the sooner a narrow terminal does without it; PAGES_ONLY: on
-           pages alone; page: not in terminals alone
-    alone  the heading where there is no room for groups; '' where it is the same
+    rank   a narrow terminal drops the columns of the highest rank first; PAGES_ONLY:
+           shown on pages alone; page: False for terminals alone
+    alone  the heading if there is no room for groups; '' if it is the same
     """
 
     heading: str
@@ -84,8 +85,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table: its name, the class of its colour, and the number that stands
-    for it in pictures."""
+    """A row of a table: its name, the class of its colour, and the number that labels
+    it in pictures."""
 
     name: str
     role: str = "plain"
@@ -94,8 +95,8 @@ class Line:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows under columns; `caption`: what a page says around the table, for a
-    terminal."""
+    """Rows under columns; `caption`: for a terminal, what a page says around the
+    table."""
 
     rows: tuple[Line, ...]
     columns: tuple[Column, ...]
@@ -109,7 +110,7 @@ class ResultTable:
         title: str = "",
         caption: Iterable[str] = (),
     ) -> "ResultTable":
-        """Leave out the columns in which no row has anything."""
+        """Leave out the columns that are empty in every row."""
         shown = tuple(
             column
             for column in columns
@@ -124,8 +125,7 @@ class ResultTable:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """List the headings over the headings, each with the number of columns it
-        spans."""
+        """List the group headings, each with the number of columns it spans."""
         names = [column.group for column in self.on_page]
         return [(name, names.count(name)) for name in dict.fromkeys(names)]
 
@@ -138,7 +138,7 @@ def column(
     rank: int = PAGES_ONLY,
     **more: Any,
 ) -> Column:
-    """Fill a column: `cell` returns the cell of a row, or its text."""
+    """Fill a column: `cell` maps a row to its cell, or to the text of it."""
     cells = (cell(row) for row in rows)
     return Column(
         heading,
@@ -150,8 +150,7 @@ def column(
 
 
 def run_table(report: Report) -> ResultTable:
-    """Compare the rows of a run: quality, size, speed and training, beside the
-    teacher's."""
+    """Compare the rows of a run with the teacher: quality, size, speed and training."""
     of = partial(column, report.rows)
 
     def part(what: str, form: Callable[[float | None], str], row: ReportRow) -> Cell:
@@ -249,7 +248,7 @@ def _ms(time: Latency | None, key: str = "p50_ms") -> str:
 
 
 def class_table(report: Report) -> ResultTable:
-    """Compare recall, precision and F1 of every class; those that a student lost come
+    """Compare recall, precision and F1 of every class; classes that a student lost come
     first."""
     rows = [row for row in report.rows if row.classes]
     scores = {row.name: {one.label: one for one in row.classes} for row in rows}
@@ -320,7 +319,7 @@ def latency_tables(
     """Lay out (name of the file, its times): a table per setting, a line per file; the
     ratio is to the first one.
 
-    formats  what is known of the exported files, by the name in their times
+    formats  facts about the exported files, by the names in `times`
     """
     by_setting: dict[Setting, list[tuple[str, Latency]]] = {}
     for name, one in times:
@@ -346,7 +345,7 @@ def latency_tables(
             )
         if busy := dict.fromkeys(one.busy for one in timed if one.busy):
             notes.append(
-                f"busy: {', '.join(busy)}: alone on the machine these files are faster"
+                f"busy: {', '.join(busy)}: on an idle machine these files are faster"
             )
         columns = [
             column(timed, "", heading, partial(figure, key, timed[0]), rank)
@@ -356,8 +355,8 @@ def latency_tables(
             known = [formats[one.name] for one in timed]
             if any(one.format == "openvino" for one in known):
                 notes.append(
-                    "openvino computes in bfloat16 where the processor has it; the "
-                    "difference is float32's"
+                    "openvino computes in bfloat16 where the processor has it; its "
+                    "difference is measured in float32"
                 )
             columns[:0] = [
                 column(known, "", "file MB", lambda one: f"{one.bytes / 1e6:.2f}", 2)
@@ -387,8 +386,8 @@ def format_certified(certified: bool | None, reason: str) -> Cell:
 
 
 def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
-    """Compare every candidate after the teachers: score, proof, size, and times on each
-    device."""
+    """Compare the teachers and every candidate: score, certificate, size, and times on
+    each device."""
     rows = (*comparison.teachers, *comparison.candidates)
     view = comparison.view
     of = partial(column, rows)
@@ -456,7 +455,7 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
     if view:
         caption += [
             f"latency of one forward: {view.name}",
-            "on front: no other is as good at less time",
+            "on front: no faster file scores as high",
         ]
     lines = [Line(one.name, "teacher") for one in comparison.teachers]
     for number, one in enumerate(comparison.candidates, 1):
@@ -617,13 +616,13 @@ TRIAL_HEADINGS = (
     "file, MB",
     "parameters",
 )
-"""The columns of every trial, beside its number."""
+"""Headings of the columns of a trial, after its number."""
 
 
 @dataclass(frozen=True)
 class TrialRow:
     """A trial: its values for the script (score and costs), its cells under
-    TRIAL_HEADINGS, and whether it is on the front or else within the budgets."""
+    TRIAL_HEADINGS, and its class: on the front, or else within the budgets."""
 
     number: int
     values: str
@@ -632,7 +631,7 @@ class TrialRow:
 
 
 def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> TrialRow:
-    """Lay out a trial in full; `front`: the numbers of those on it."""
+    """Lay out a trial in full; `front`: the numbers of the trials on the front."""
     values = (
         point.score,
         *(found.value(point, cost) for cost in ("latency", "file_mb", "parameters")),
@@ -674,7 +673,7 @@ def format_predicted(point: TrialRecord) -> str:
 
 def front_table(found: SearchReport) -> ResultTable:
     """Lay out the teacher, the anchors, and the front from the best score down; the
-    answer stands out."""
+    answer is highlighted."""
     chosen = answer(found)
     front = [found.point(number) for number in found.front or found.compute_front()]
     if chosen and chosen not in front:
@@ -743,7 +742,7 @@ def front_table(found: SearchReport) -> ResultTable:
 
 
 def search_facts(found: SearchReport) -> list[tuple[str, str]]:
-    """Count the trials of a search, and say what it took."""
+    """Count the trials of a search, and list what it took."""
     total = sum(found.costs.values())
     scored = sum(point.first is not None for point in found.points)
     numbers = [("Trials", f"{len(found.points):,}"), ("Scored", f"{scored:,}")]
@@ -764,8 +763,8 @@ def search_facts(found: SearchReport) -> list[tuple[str, str]]:
 
 
 def tabulate_rejected(found: SearchReport) -> list[ResultTable]:
-    """Count the trials that were not completed by state and reason; reasons with other
-    numbers are one reason."""
+    """Count the trials that were not completed by state and reason; reasons that differ
+    only in numbers are one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for point in found.points:
         if point.state != "complete":
@@ -779,13 +778,13 @@ def tabulate_rejected(found: SearchReport) -> list[ResultTable]:
     ]
     if more := sum(len(reasons) for _, reasons in ordered[MOST_REASONS:]):
         rows[MOST_REASONS:] = [
-            ("other", f"{more:,}", f"{len(ordered) - MOST_REASONS} reasons more")
+            ("other", f"{more:,}", f"{len(ordered) - MOST_REASONS} more reasons")
         ]
     columns = (
         column(rows, "", "trials", itemgetter(1)),
         column(rows, "", "reason (of one)", itemgetter(2)),
     )
-    title = "Not completed, and why"
+    title = "Trials not completed, and why"
     return (
         [ResultTable(tuple(Line(state) for state, _, _ in rows), columns, title)]
         if rows
@@ -815,7 +814,7 @@ def perplexity_table(scores: LanguageScores) -> ResultTable:
         [Line(model.name, role(at)) for at, model in enumerate(models)],
         [
             column(models, "", "Perplexity", perplexity, rank=1),
-            column(models, "", "Nats a token", nats, rank=2),
+            column(models, "", "Nats per token", nats, rank=2),
             column(models, "", "Parameters", size, rank=3),
         ],
     )

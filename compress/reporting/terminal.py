@@ -37,22 +37,23 @@ if TYPE_CHECKING:
 
 
 NAME_WIDTH = 40
-"""The longest name that gets a line of its own; a longer one is folded."""
+"""Characters of the longest name that is not folded onto a second line."""
 HEADING_WIDTH = 10
 CAPTION_WIDTH = 56
 NAMES_SHOWN = 12
-"""Matrix products, or labels, that are listed in a terminal; the JSON has them all."""
+"""The most matrix products, or labels, that are listed in a terminal; the JSON has
+all."""
 
 
 ANY_WIDTH = 1000
-"""More characters than any table is wide."""
+"""A width, in characters, that no table reaches."""
 
 
 def to_terminal(table: ResultTable, width: int = ANY_WIDTH, *, more: str = "") -> Table:
     """Lay out a table for a terminal of this width, with as many columns as fit, by
     rank.
 
-    more  where the other columns are shown, for the caption
+    more  the option that shows the other columns, for the caption
     """
     columns = [one for one in table.columns if one.rank < PAGES_ONLY]
     shown = [
@@ -136,7 +137,7 @@ def print_table(
 
 
 def print_wide(console: Console, table: Table) -> None:
-    """Print a table as wide as it is, whatever the width of the terminal."""
+    """Print a table at its full width, whatever the width of the terminal."""
     width = console.width
     console.width = ANY_WIDTH
     console.print(table)
@@ -172,15 +173,15 @@ def print_bench(console: Console, result: BenchResult, *, wide: bool = False) ->
         console.print(f"left out: {reasons}", markup=False, highlight=False)
     if result.install:
         console.print(
-            f"to measure more, in an environment of its own: {result.install}",
+            f"to measure more, in a separate environment: {result.install}",
             markup=False,
             highlight=False,
         )
 
 
 def _tabulate_sustained(result: BenchResult, names: Mapping[str, str]) -> ResultTable:
-    """Lay out the p50 of each minute and the temperature at its end, for each file in
-    the order in which it ran."""
+    """Tabulate the p50 of each minute and the temperature at its end, for each file in
+    the order in which they ran."""
     curves = result.sustained
 
     def degrees(celsius: float | None) -> str:
@@ -204,7 +205,7 @@ def _tabulate_sustained(result: BenchResult, names: Mapping[str, str]) -> Result
     raced = {(time.name, time.setting): time.p50_ms for time in result.latencies}
     notes = [
         f"{one.name}: {one.minutes[0] / race:.2f} times its p50 in the race from the "
-        "first minute on: something else used the machine, or it was hot already"
+        "first minute on: the machine was busy, or already hot"
         for one in curves
         if (race := raced.get((one.name, one.setting)))
         and one.minutes[0] > NOISE_FACTOR * race
@@ -223,7 +224,7 @@ def format_quantized(done: "Quantized") -> str:
     in_float = units.join_names([layer(name) for name in done.proof.kept], NAMES_SHOWN)
     lines = [
         f"{proof.method}, {proof.data}, {proof.place}; {proof.device}, {proof.runtime}",
-        f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; "
+        f"{proof.metric} {proof.before:.4f} in fp32, {proof.after:.4f} in int8; "
         f"agreement {proof.agreement:.4f}",
         "; ".join(f"{name} {size:.1f} MB" for name, size in done.sizes.items()),
         f"in float32: {in_float or 'no product'}",
@@ -232,7 +233,7 @@ def format_quantized(done: "Quantized") -> str:
         proof.warning,
     ]
     if not proof.certified:
-        # methods that may come nearer
+        # methods that may lose less
         others = (
             "qat" if proof.method.startswith("SmoothQuant") else "smoothquant or qat"
         )
@@ -240,7 +241,7 @@ def format_quantized(done: "Quantized") -> str:
             "" if "learned in training" in proof.method else f" Try --method {others}."
         )
         lines.append(
-            f"The nearest file found is in the bundle, marked uncertified.{advice}"
+            f"The best file found is in the bundle, marked uncertified.{advice}"
         )
     return "\n".join(filter(None, lines))
 
@@ -362,7 +363,7 @@ def choice_values(
 
 def forecast_lines(forecast: Forecast) -> Iterator[str]:
     """Yield the lines of a forecast: one for each phase, the totals, and the budgets
-    out of reach."""
+    that cannot be met."""
     yield forecast.title
     width = max(len(phase.name) for phase in forecast.phases)
     for phase in forecast.phases:
@@ -388,7 +389,7 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
     yield f"together {together}{likely}, {memory}, {forecast.disk_mb:,.0f} MB of disk"
     if not forecast.keeps_limit:
         yield (
-            f"out of reach: --minutes {forecast.limit:g}; what is not training takes "
+            f"out of reach: --minutes {forecast.limit:g}; all but the training takes "
             f"{forecast.minutes[0]:.1f}"
         )
     yield from (f"out of reach: {budget}" for budget in forecast.out_of_reach)
@@ -443,8 +444,8 @@ def gate_markdown(result: GateResult) -> str:
 
 
 def gate_junit(result: GateResult) -> str:
-    """Write JUnit XML with a test case for each check: `failed` is a failure, `cannot
-    be told` an error."""
+    """Write JUnit XML with a test case for each check: `failed` becomes a failure,
+    `cannot be told` an error."""
     count = [one.outcome for one in result.checks].count
     suite = ElementTree.Element(
         "testsuite",

@@ -28,9 +28,9 @@ from compress.reporting.charts import (
 from compress.reporting.tables import Cell, Line, ResultTable, column
 
 AIR = 1.15
-"""Room beside the points on a logarithmic axis, as a factor."""
+"""Margin around the points on a logarithmic axis, as a factor."""
 WALK_BOTTOM = 290
-"""The pixel of the horizontal axis, from the top."""
+"""Position of the horizontal axis, in pixels from the top."""
 
 
 def describe_sizes(rung: PathStudent) -> str:
@@ -38,7 +38,7 @@ def describe_sizes(rung: PathStudent) -> str:
     sizes = {name: count for name, count in rung.sizes.items() if name != "head_size"}
     layers = sizes.pop("layers")
     if not layers:
-        return f"a vector of {rung.sizes['hidden']} for each token"
+        return f"a vector of width {rung.sizes['hidden']} for each token"
     return ", ".join(
         [f"{layers} layers", *(f"{name} {count}" for name, count in sizes.items())]
     )
@@ -50,22 +50,22 @@ def describe_kept(look: KeptScore) -> str:
 
 
 def path_text(path: WalkedPath) -> list[str]:
-    """Say what was asked, what was found, and how sure that is."""
+    """Say what was asked for, what was found, and how certain it is."""
     rung = path.student
     if rung is None:
         return []
     look = rung.looks["finished"]
     sentences = [
         f"Asked for {units.share(path.keep)} of the teacher's score with the least "
-        f"{path.least}: {rung.name} of {len(path.students)} shapes on the way down, "
+        f"{path.least}: {rung.name} of {len(path.students)} shapes on the path, "
         f"{describe_sizes(rung)}, keeps {describe_kept(look)} on {look.examples:,} "
-        f"validation examples; the chance that it keeps what was asked is "
+        f"validation examples; the probability that it keeps the requested share is "
         f"{100 * look.chance:.0f} %."
     ]
     if not look.keeps:
         sentences.append(
             "No student on the path is likely enough to keep "
-            f"{units.share(path.keep)}: this one comes nearest."
+            f"{units.share(path.keep)}: this one comes closest."
         )
     if not look.resolved:
         sentences.append(explain_unresolved(look, path.keep))
@@ -86,20 +86,20 @@ def path_text(path: WalkedPath) -> list[str]:
 
 
 def explain_unresolved(look: KeptScore, keep: float) -> str:
-    """Say that there are too few examples to be sure, and how many would do."""
+    """Say that there are too few examples to be certain, and how many would suffice."""
     enough = (
         "no number of them can"
         if look.needed is None
         else f"about {look.needed:,} would"
     )
     return (
-        f"{look.examples:,} validation examples cannot show with 90 % that a student "
-        f"keeps {units.share(keep)}; {enough}."
+        f"{look.examples:,} validation examples cannot show with 90 % confidence that "
+        f"a student keeps {units.share(keep)}; {enough}."
     )
 
 
 _RANKS: dict[Training, int] = {"brief": 3, "long": 2, "finished": 0}
-"""The higher, the sooner a narrow terminal leaves the column out."""
+"""Rank of each column: a narrow terminal drops the highest first."""
 
 
 def path_table(path: WalkedPath) -> ResultTable:
@@ -134,7 +134,7 @@ def path_figures(path: WalkedPath) -> list[Figure]:
     """Draw the kept share against the cost, and against the size of the file."""
     if not any(rung.looks for rung in path.students):
         return []
-    # one chart if the size of the file is what is to be least
+    # one chart if the file size is what is minimised
     axes: dict[str, Callable[[PathStudent], float]] = {
         COST_UNITS[path.least]: lambda rung: rung.cost,
         "MB": lambda rung: rung.file_mb,
@@ -145,8 +145,8 @@ def path_figures(path: WalkedPath) -> list[Figure]:
             partial(_draw, path, name, cost),
             f"path-{at}",
             SIDE,
-            caption="Hollow: after a brief recovery, and in blue a longer one; filled: "
-            "finished. Upright lines are 80 % intervals; across: what was asked for.",
+            caption="Hollow: after a brief recovery, in blue after a longer one; "
+            "filled: finished. Vertical: 80 % intervals; horizontal: the requested share.",
         )
         for at, (name, cost) in enumerate(axes.items())
     ]
@@ -184,5 +184,5 @@ def _draw(
             hint = f"{rung.name}, {training}: {describe_kept(look)}"
             place = plot.at(at, 100 * look.share)
             plot.marks.append(draw_dot(place, _STYLES[training], hint))
-    description = f"{len(rungs)} shapes; the line is {units.share(path.keep)}"
+    description = f"{len(rungs)} shapes; the line marks {units.share(path.keep)}"
     return plot.picture(key, "What students on the path keep", description)

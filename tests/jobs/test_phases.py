@@ -183,7 +183,7 @@ def test_a_time_limit_bounds_the_total() -> None:
     assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
     short = Forecast("", phases, 100.0, limit=0.25)
     assert short.minutes == (0.5, 0.5), "only training can be cut"
-    assert "out of reach: --minutes 0.25; what is not training takes 0.5" in list(forecast_lines(short))
+    assert "out of reach: --minutes 0.25; all but the training takes 0.5" in list(forecast_lines(short))
 
 
 def test_the_probable_time_is_between_the_least_and_the_most() -> None:

@@ -89,7 +89,7 @@ def test_flat_data_show_no_law(noise: float) -> None:
         errors = 0.1 * np.exp(noise * np.random.default_rng(seed).standard_normal(16))
         found = fit({"size": list(np.geomspace(1e5, 1e7, 16))}, list(errors))
         assert found.law is None, seed
-        assert found.warnings == ("The error does not fall with size beyond what chance would do.",)
+        assert found.warnings == ("The error does not fall with size more than chance explains.",)
 
 
 def test_an_error_that_rises_with_size_shows_no_law() -> None:
@@ -130,7 +130,7 @@ def test_a_floor_that_was_not_reached_is_a_warning() -> None:
     noise = np.exp(0.04 * np.random.default_rng(0).standard_normal(8))
     found = fit({"size": list(sizes)}, list((0.01 + 20 * sizes**-0.4) * noise))
     assert law(found) is not None
-    assert "Where it levels off is not shown" in found.warnings[-1]
+    assert "Where the error levels off is uncertain" in found.warnings[-1]
 
 
 def test_points_without_error_are_left_out() -> None:

@@ -187,7 +187,7 @@ def test_growth_answers_for_half_and_twice_and_says_what_was_not_measured() -> N
     assert list(rows) == ["here", "half the size", "twice the size", "half the data", "twice the data"]
     assert all(re.fullmatch(r"0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", cells[0]) for cells in rows.values())
     assert rows["twice the data"][1].startswith("+") and rows["half the size"][1].startswith("−")
-    assert rows["twice the data"][2] == "beyond what was measured" and rows["half the data"][2] == ""
+    assert rows["twice the data"][2] == "beyond the measured range" and rows["half the data"][2] == ""
     assert [figure.heading for figure in told.figures] == [
         f"Accuracy against {of}" for of in ("size", "data", "compute")
     ]
