@@ -147,7 +147,7 @@ def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
     """
     if shutil.which("adb") is None:
         raise DeviceError(
-            "adb: there is no program `adb` here; install Android's platform-tools "
+            "adb: the program `adb` is not installed; install Android's platform-tools "
             "(Debian: adb)"
         )
     port = int(environ.get("ANDROID_ADB_SERVER_PORT", SERVER_PORT))
@@ -239,7 +239,7 @@ def _adb(words: Sequence[str], name: str, seconds: float) -> str:
         )
     except subprocess.TimeoutExpired:
         raise DeviceError(
-            f"{name}: `adb {' '.join(words[:4])}` did not end within {seconds:g} s"
+            f"{name}: `adb {' '.join(words[:4])}` did not finish within {seconds:g} s"
         ) from None
     output = done.stdout.decode(errors="replace")
     if done.returncode:
@@ -257,7 +257,7 @@ def _adb(words: Sequence[str], name: str, seconds: float) -> str:
 SUFFIX = {"onnxruntime_perf_test": ".onnx", "benchmark_model": ".tflite"}
 NUMBER_PATTERN = r"(\d[\d.]*(?:[eE][+-]?\d+)?)"
 TEMPORARY = "/data/local/tmp"
-"""The only folder of Android from which the shell's user may run programs."""
+"""The only folder on Android from which adb's shell may run programs."""
 PROGRAM_TIMEOUT = 1800.0
 """The most seconds that a native program may take."""
 PHONE_SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
@@ -289,7 +289,7 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
         first = figures.get("First inference time cost")
         if not ms or init is None or first is None:
             raise DeviceError(
-                f"{program}: its output cannot be parsed. It ended: {end}"
+                f"{program}: its output cannot be parsed. It ends: {end}"
             )
         peak = figures.get("Peak working set size")
         return PassTimes(1e3 * init, first, ms, None if peak is None else peak / 1e6)
@@ -306,8 +306,8 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
     needed = ("count", "min", "max", "median", "p95", "Init", "First inference")
     if missing := [name for name in needed if name not in figures]:
         raise DeviceError(
-            f"{program}: prints no {', '.join(missing)}; expected a newer build. It "
-            f"ended: {end}"
+            f"{program}: did not print {', '.join(missing)}; expected a newer build. "
+            f"The output ends: {end}"
         )
     ranks = (np.arange(figures["count"]) + 0.5) / figures["count"]
     ranks[0] = 0

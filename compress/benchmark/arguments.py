@@ -10,7 +10,7 @@ from compress.exporters import formats
 from compress.records.latency import DeviceError, Setting
 
 DEFAULT_SEQ = 128
-"""Tokens of a text, unless others are given or the model takes fewer."""
+"""Default number of tokens in a text, if the model takes that many."""
 SECONDS_OF_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
 RUNTIME_CHOICES = {
     suffix: each.runtime

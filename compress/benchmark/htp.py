@@ -50,7 +50,7 @@ class Emulated:
 
 
 def find_emulator() -> str:
-    """Find the Python that has the emulator; '' if there is none."""
+    """Find a Python that has the emulator; return '' if there is none."""
     if python := os.environ.get(PYTHON):
         return python
     return sys.executable if importlib.util.find_spec("onnxruntime_qnn") else ""

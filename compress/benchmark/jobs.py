@@ -41,7 +41,7 @@ def timing_job(path: Path) -> dict[str, Any]:
     ):
         if not (words := read_proof(path).words):
             raise ExportError(
-                f"{path}: names no words to time it with; write it again with: "
+                f"{path}: lists no words to time it with; write it again with: "
                 "compress export --for text"
             )
         return {**job, "words": words}
@@ -58,14 +58,14 @@ def logits_job(path: Path) -> dict[str, Any]:
     """Build the job that computes the logits of rows."""
     if path.suffix not in (".onnx", ".xml"):
         raise ExportError(
-            f"{path}: logits are computed of .onnx and .xml files only; a "
-            f"{path.suffix} file can be timed"
+            f"{path}: logits are computed for .onnx and .xml files only; a "
+            f"{path.suffix} file can only be timed"
         )
     return _open_job(path)
 
 
 def _open_job(path: Path) -> dict[str, Any]:
-    # those of an .ort file took effect when it was written
+    # the session entries of an .ort file took effect when it was written
     entries: dict[str, str] = {}
     if path.suffix == ".onnx":
         entries = session_entries(read_model(path))

@@ -30,8 +30,8 @@ from compress.progress import Progress, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
 EXIT_TIMEOUT = 15.0
-"""Seconds that an agent has to exit after its input ends: it kills its runners and
-removes its folder, if any."""
+"""Seconds that an agent may take to exit after its input ends, to kill its runners and
+remove its folder."""
 
 MakeError = Callable[[int | None, str], DeviceError]
 """Build the error for a lost agent from its exit code (None: timed out) and its output
@@ -350,7 +350,7 @@ def _other_load(
 
 
 START = 60.0
-"""Seconds that an agent on this machine has to start; it takes a tenth of one."""
+"""Seconds that an agent on this machine may take to start; it usually takes 0.1."""
 
 
 def race(

@@ -19,7 +19,7 @@ SIZE = 1024
 """Rows and columns of the matrices; one product is 2 * SIZE^3 floating-point
 operations."""
 SECONDS_PER_PROBE = 0.125
-"""Seconds for each format and number of threads: half a second in all."""
+"""Seconds for each number format and number of threads; half a second in all."""
 
 
 def main(packages: list[str], threads: int) -> None:

@@ -79,7 +79,7 @@ def race_files(
     if rounds < 2 or runs < 1:
         raise DeviceError(
             f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to "
-            "compare, of 1 run"
+            "compare them, and 1 run"
         )
     names = tuple(files)
     share = 1 / (2 * max(1, len(settings)))

@@ -31,8 +31,8 @@ SSH_FAILURES = (
     ),
     (
         "Host key verification failed",
-        "its host key is unknown here. Connect once by hand (ssh {host}), compare and "
-        "accept the key",
+        "its host key is unknown here. Connect once yourself (ssh {host}), then compare "
+        "and accept the key",
     ),
     (
         "Permission denied",
@@ -48,7 +48,7 @@ SSH_FAILURES = (
         "no ssh server listens there. Is sshd running on this port? Another: "
         "ssh:host:port",
     ),
-    ("timed out", "no answer. Is it on, and reachable from here?"),
+    ("timed out", "no answer. Is it switched on, and reachable from here?"),
     ("No route to host", "it cannot be reached. Is it on, and in this network?"),
     ("Network is unreachable", "it cannot be reached. Is it on, and in this network?"),
 )
@@ -137,7 +137,7 @@ def open_ssh(
     name = f"ssh:{where}"
     if shutil.which("ssh") is None:
         raise DeviceError(
-            f"{name}: there is no program `ssh` here; install an OpenSSH client"
+            f"{name}: the program `ssh` is not installed; install an OpenSSH client"
         )
     source = Path(str(agent.__file__)).read_bytes()
 

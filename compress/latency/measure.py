@@ -174,7 +174,7 @@ def race(
         if sweep % 2:
             left.reverse()
         if left:
-            why = "" if sweep < SWEEPS else ", disturbed until now"
+            why = "" if sweep < SWEEPS else ", all disturbed so far"
             say(
                 f"{device.name}: timing {len(left)} files at {setting}, turn "
                 f"{sweep + 1}{why}"
@@ -188,7 +188,7 @@ def race(
             together = list(dict.fromkeys([*left[at : at + RACED_TOGETHER], *files]))[
                 :RACED_TOGETHER
             ]
-            # alone, a file would have the caches for itself
+            # alone, a file would have the CPU caches to itself
             some = {name: files[name] for name in together}
             races.append(
                 {

@@ -56,8 +56,8 @@ class Estimate:
 def keep_within(
     costs: Mapping[str, Mapping[str, float]], limits: Mapping[Any, float]
 ) -> tuple[list[str], str]:
-    """Return the names of the shapes whose costs keep all limits, and the shape that is
-    closest to keeping them."""
+    """Return the names of the shapes whose costs keep all limits, and the shape closest
+    to keeping them."""
     excess = {
         name: max((cost[each] / limits[each] for each in limits), default=0.0)
         for name, cost in costs.items()
@@ -308,7 +308,7 @@ SAMPLES = 14
 """Shapes that a latency model is fitted to: measuring them takes about 20 s on one
 core."""
 WORTH_KEEPING = 0.1
-"""The largest mean error of a latency model that is cached."""
+"""The largest mean error with which a latency model is cached."""
 
 
 @dataclass(frozen=True)

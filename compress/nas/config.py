@@ -52,7 +52,7 @@ AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")
 `config.SETTING`."""
 PRECISIONS = ("int8", "fp32")
 COST_ROUNDING = 1e-6
-"""The share of a step by which the last value may miss `to`: shares such as 1/96 are
+"""How far the last value may miss `to`, as a share of a step: shares such as 1/96 are
 written with ten digits."""
 
 
@@ -161,7 +161,7 @@ class Space(Frozen):
                 found = ", ".join(
                     f"{name} has {count} values" for name, count in counts.items()
                 )
-                problems.append(f"tied: {found}; expected as many")
+                problems.append(f"tied: {found}; expected equal numbers")
         supernet = self.mode == "supernet"
         if supernet and self.supernet is None:
             problems.append(
@@ -171,8 +171,8 @@ class Space(Frozen):
             problems.append("supernet: is given, and `mode: plain` trains none")
         if supernet and self.student.model_fields_set:
             problems.append(
-                "student: a supernet's students are parts of the teacher; for others, "
-                "mode: plain"
+                "student: a supernet's students are parts of the teacher; use "
+                "mode: plain for others"
             )
         if list(self.rungs) != sorted({*self.rungs, 1.0}):
             problems.append(
@@ -210,8 +210,8 @@ class Space(Frozen):
         stages: Sequence[Stage],
         student: StudentSpec | None = None,
     ) -> Recipe:
-        """Make a recipe of some of its stages, so that they can be checked and run as
-        such."""
+        """Make a recipe from some of the stages, so that they can be checked and run
+        like one."""
         lm = Stage.model_validate(TEACHER_LM)
         return Recipe(
             name=name,
@@ -255,7 +255,7 @@ class Space(Frozen):
         space: "NameLike | Space",
         overrides: Sequence[str] = (),
     ) -> "Space":
-        """Load what a function was given: a name, a path or a Space."""
+        """Load a space given as a name, a path or a Space."""
         if isinstance(space, Space):
             return space
         return Space.load(name_of(space), overrides)
@@ -307,13 +307,13 @@ class Space(Frozen):
 
 
 def _locate(name: str) -> Path:
-    """Return the file of the space of ours, or the .yaml file, of this name. Raises
-    SearchError."""
+    """Return the file of the built-in space of this name, or the .yaml file itself.
+    Raises SearchError."""
     is_file = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_file else loader.folder() / "spaces" / f"{name}.yaml"
     if not path.is_file():
         hint = "" if is_file else did_you_mean(name, space_names())
-        raise SearchError(f"no space {name!r}.{hint} A .yaml file also works")
+        raise SearchError(f"no such space: {name!r}.{hint} A .yaml file also works")
     return path
 
 
@@ -327,11 +327,12 @@ def _check_axis(name: str, values: Sequence[SettingValue], mode: str) -> list[st
     if name not in known and not (mode == "plain" and name.startswith("config.")):
         if mode == "supernet" and (name in AXES or name.startswith("config.")):
             return [
-                f"axes.{name}: a supernet has one for all its students: use mode: plain"
+                f"axes.{name}: is the same for all students of a supernet: use mode: "
+                "plain"
             ]
         if name in SLICED:
             return [
-                f"axes.{name}: is for supernets; here it is "
+                f"axes.{name}: is for supernets; here, use "
                 "config.intra_bottleneck_size"
             ]
         return [f"axes.{name}: no such axis.{did_you_mean(name, known)}"]
@@ -404,12 +405,12 @@ class Budget(BudgetOptions):
         if self.speedup is not None and self.speedup <= 1:
             raise SearchError(
                 f"--speedup {self.speedup:g}: the teacher itself has 1; expected more, "
-                "as in 2 for half of its latency"
+                "such as 2 for half of its latency"
             )
         if self.min_score is not None and self.min_score > 1:
             raise SearchError(
                 f"--min-score {self.min_score:g}: no metric is above 1; expected a "
-                "share, as in 0.9"
+                "share, such as 0.9"
             )
 
     def limits(self, teacher_ms: float | None) -> dict[ObjectiveName, float]:

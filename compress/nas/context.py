@@ -108,7 +108,8 @@ class ScratchEvaluator:
         return score_student(student, self.evaluator, self.training)
 
     def find_trained(self, choice: ShapeChoice) -> Path | None:
-        """Return the checkpoint of the last leg; None if it is not on this machine."""
+        """Return the checkpoint of the last leg, or None if it is not on this
+        machine."""
         run = Run(
             self.folder / architecture_key(choice), self.costs.search.seed, main=True
         )
@@ -248,7 +249,7 @@ class SearchContext:
     def winners(self) -> tuple[int, ...]:
         """The trials chosen for the final distillation, in the order of the choice."""
         file = self.run.path / WINNERS
-        remedy = "Remove it and repeat the command with --resume: winners are rechosen"
+        remedy = "Remove it and repeat the command with --resume to choose them again"
         return load_record(tuple[int, ...], file, remedy) if file.is_file() else ()
 
     @property
@@ -263,8 +264,8 @@ class SearchContext:
         write_json(self.run.path / RACE, asdict(race))
 
     def decide_winner(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
-        """Return the trial chosen at this place, in this session or an earlier one:
-        later scores do not change it."""
+        """Return the trial chosen at this place, in this session or an earlier one;
+        later scores do not change the choice."""
         known = self.winners
         if at >= len(known):
             known = (*known, choose(known))

@@ -34,10 +34,10 @@ SHAPES_DRAWN = 400
 """Shapes drawn, of which some are chosen to be measured."""
 PRICED = 2000
 PRICED_BY_PARTS = 300
-"""Shapes checked against a budget: of latency alone, and where parameters must be
-counted too."""
+"""Numbers of shapes checked against a budget: PRICED if only latency is limited,
+PRICED_BY_PARTS if parameters must be counted too."""
 BAND = 0.8
-"""The share of the latency limit above which a shape makes use of the budget."""
+"""The share of the latency limit above which a shape counts as using the budget."""
 
 
 @dataclass(frozen=True)
@@ -247,12 +247,12 @@ def _explain_excess(
             exceeded.append(f"has {prices[name]:,.4g} {name}; allowed are {limit:,.4g}")
             advice.append(f"{option} of at least {least}")
     return (
-        f"{'; '.join(exceeded)}. Ask for {', '.join(advice)}, or let the space have "
-        "fewer layers or narrower ones"
+        f"{'; '.join(exceeded)}. Ask for {', '.join(advice)}, or add "
+        "shallower or narrower shapes to the space"
     )
 
 
 def _round_up(value: float) -> str:
-    """Format three significant digits, never less than the value."""
+    """Format with three significant digits, rounded up."""
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / step) * step:.10g}"

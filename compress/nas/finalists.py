@@ -102,7 +102,7 @@ def distill_briefly(context: SearchContext, points: Sequence[TrialRecord]) -> No
         ):
             context.say(
                 "the time for short distillations is over: skipping trial "
-                f"{point.number} and those after it"
+                f"{point.number} and all that follow"
             )
             return
         context.say(

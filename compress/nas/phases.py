@@ -73,10 +73,10 @@ if TYPE_CHECKING:
 DEFAULT_TRIALS = {"supernet": 200, "plain": 24}
 """Number of shapes to score, if neither a number nor a time limit is given."""
 TEACHER_SHARE = 0.3
-"""The most of a search's time that its teacher is fine-tuned."""
+"""The largest share of a search's time for fine-tuning its teacher."""
 TIMED = 0.25
-"""Where the time to measure files usually lies between that of the cheapest shape (0)
-and of the most expensive one (1), by docs/LOG.md."""
+"""Position of the likely time to measure files between the cheapest shape (0) and the
+most expensive one (1), from docs/LOG.md."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class PrepareTeacher(Phase[SearchJob]):
             return replace(job, teacher=teacher.with_context(context))
 
     def _limit(self, job: SearchJob) -> TimeLimit | None:
-        """Return the time that fine-tuning may take, if that of the search is
-        limited."""
+        """Return the time that fine-tuning may take, or None if the search has no time
+        limit."""
         total = job.time_budget.total
         if total is None:
             return None
@@ -360,7 +360,7 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
         )
         models.run_stages(recipe.stages)
 
-    # at least so many students must fit into the time
+    # this many students, at least, must fit into the time
     least_trials = 8
     with context.time_budget.part("trials"):
         short = context.search.space.short
@@ -403,8 +403,7 @@ def begin_study(
 def run_search(
     context: SearchContext, study: "optuna.Study", *, trials: int | None
 ) -> SearchReport:
-    """Run the trials; write the report and its page from time to time, and at the
-    end."""
+    """Run the trials; write the report and its page periodically, and at the end."""
     printed_at = time.monotonic()
     seconds_between_prints = 30.0
     anchors = record.score_anchors(context)
@@ -444,10 +443,10 @@ def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
     training = f"a short distillation, stage `{space.short.name}`"
     if space.mode == "supernet" and not short:
         stages = stages[:1]
-        training = f"that of the supernet it is a part of, stage `{stages[0].name}`"
+        training = f"that of the supernet that contains it, stage `{stages[0].name}`"
     note = (
-        f"Its only training was {training}; the search's final distillation was left "
-        "out."
+        f"Its only training was {training}; the search's final distillation was "
+        "skipped."
     )
     return ship_student(context, point, student, stages, began=time.time(), note=note)
 
@@ -455,8 +454,8 @@ def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
 def estimate_trials(
     trial: tuple[float, float], study: StudyOptions, space: Space, scored: int
 ) -> PhaseEstimate:
-    """Estimate the trials by the minimum and maximum seconds of one; with only a time
-    limit, by their share of it."""
+    """Estimate the trials from the minimum and maximum seconds of one, or, if only the
+    time is limited, from their share of it."""
     if study.trials is None and study.minutes is not None:
         share = 60 * study.minutes * parts(space)["trials"]
         return PhaseEstimate(
@@ -476,8 +475,9 @@ def _measure(
 ) -> tuple[PhaseEstimate, tuple[float, float], tuple[str, ...]]:
     """Export and race the first and the last of these shapes, and the teacher.
 
-    Return the forecast for all shapes to measure, minimum and maximum seconds per file,
-    and the budgets that the first shape, with the fewest operations, exceeds.
+    Return the forecast for all shapes to measure, the minimum and maximum seconds per
+    file, and the budgets that the first shape, which has the fewest operations,
+    exceeds.
     """
     search = costs.search
     shapes = costs.shapes

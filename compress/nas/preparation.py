@@ -72,7 +72,8 @@ STUDY = "study.db"
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """The keywords of `compress.search` and its forecast. See there."""
+    """The keyword arguments of `compress.search`, which documents them, and of its
+    forecast."""
 
     teacher: TeacherLike
     data: DataLike
@@ -140,7 +141,7 @@ class SearchRequest:
         return measure_lengths(loaded, model, seed).fitting
 
     def identify(self, config: SearchConfig) -> dict[str, Any]:
-        """Return what identifies its run, besides the settings of the search."""
+        """Return what identifies the run, in addition to the settings of the search."""
         storage = self.study.storage
         return {
             "teacher": config.teacher,
@@ -204,8 +205,8 @@ class SearchJob:
     points       the finalists
     done         what an earlier session has done; per_file: least and most seconds of a
                  file to measure; net: the barely trained supernet; stages: estimates of
-                 the stages of a finalist; unreachable: budgets that no shape keeps. All
-                 of them of a search that is only estimated
+                 the stages of a finalist; unreachable: budgets that no shape keeps.
+                 Only a forecast sets these
     """
 
     search: SearchConfig

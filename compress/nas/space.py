@@ -136,7 +136,7 @@ class Shapes:
             else:
                 blocks.append(AxisGroup(group.names, tuple(rows)))
             dropped += [
-                f"{name} {value}: in no student that {teacher.model_type} allows"
+                f"{name} {value}: not possible in any {teacher.model_type} student"
                 for at, name in enumerate(group.names)
                 for value in dict.fromkeys(row[at] for row in group.rows)
                 if value not in values[at]
@@ -225,7 +225,7 @@ class Shapes:
         )
 
     def _as_choice(self, rows: Sequence[tuple[SettingValue, ...]]) -> ShapeChoice:
-        """Write every size as its count, so that equal students are written alike."""
+        """Write every size as a count, so that equal students have equal choices."""
         values: dict[str, SettingValue] = {}
         for block, row in zip(self.blocks, rows, strict=True):
             values |= zip(block.names, row, strict=True)
@@ -243,8 +243,8 @@ class Shapes:
         return {**values, **sizes}
 
     def _check_settings(self) -> None:
-        """Build one student for each value of a `config.` axis: only then do families
-        refuse unknown values."""
+        """Build one student for each value of a `config.` axis, as families refuse
+        unknown values only then."""
         problems = []
         for at, block in enumerate(self.blocks):
             if not any(name.startswith(("config.", "share.")) for name in block.names):

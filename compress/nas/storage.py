@@ -44,8 +44,8 @@ GRACE = 60
 """Seconds between the heartbeats of a trial, and after its last one until its process
 counts as dead."""
 RETRIES = 2
-"""The most retries of a killed process's shape: one too large for memory kills every
-worker."""
+"""The most retries of a shape whose process was killed: a shape too large for memory
+kills every worker."""
 LOCK_SECONDS = 60
 CONNECT_SECONDS = 10
 """Seconds to wait for another process to release an SQLite file, and for a server to
@@ -95,7 +95,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def storage_errors(study: str) -> Iterator[None]:
-    """Turn errors of a database that is lost, full or locked for too long into
+    """Turn errors of a database that is lost, full or locked for too long into a
     StorageError."""
     try:
         yield

@@ -464,7 +464,7 @@ class _Session:
         that a killed search repeats it."""
         seed = self.study.user_attrs.get("seed")
         sampler = self.study.user_attrs["sampler"]
-        # gp goes on from what it fitted before
+        # gp continues from its previous fit
         if seed is not None and sampler != "gp" and not self.worker:
             trials = self.study.get_trials(deepcopy=False)
             drawn = sum(

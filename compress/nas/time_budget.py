@@ -20,8 +20,8 @@ PROBES = (8, 24)
 """Steps of two short trainings; the difference of their times gives the time of a
 step."""
 LEAST_STEP_SHARE = 0.5
-"""The least time of a step, as a share of the longer training's mean: the difference of
-two short times is noisy."""
+"""The lowest plausible time of a step, as a share of the longer training's mean: the
+difference of two short times is noisy."""
 SPARE = 0.9
 """Share of a stage's time that its steps may fill; scoring and writing take the
 rest."""

@@ -122,8 +122,8 @@ def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
     if len(rivals) < REDUCTION or place <= promoted:
         return ""
     return (
-        f"{standing.score:.4g} is place {place} of {len(rivals) + 1} that {about}; the "
-        f"best {promoted} go on"
+        f"{standing.score:.4g} ranks {place} of {len(rivals) + 1} that {about}; the "
+        f"best {promoted} continue"
     )
 
 

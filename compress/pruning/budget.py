@@ -39,16 +39,17 @@ from compress.training.run import Run
 
 SHAPE_FILE = "shape.json"
 BUDGET_MARGIN = 1.02
-CERTAINLY = 1.2
-"""A shape that takes so many times the limit is refused at once; less may be noise."""
 """The factor by which an untrained shape must beat its limit: two measurements differ
 by that much."""
+CERTAINLY = 1.2
+"""Ratio of a shape's latency to its limit above which it is refused at once; a smaller
+excess may be noise."""
 ATTEMPTS = 3
-"""Shapes to train at most, each smaller than the one before, whose file was too
+"""The most shapes to train, each smaller than the one before, whose file was too
 slow."""
 CHECKS = 3
-"""Measurements of a shipped file that is too slow, as long as other processes keep the
-CPUs busy; the best counts."""
+"""The most measurements of a shipped file that is too slow, while other processes keep
+the CPUs busy; the best one counts."""
 WHOLE_SHAPE = "the whole model"
 SHIPPED_SHAPE = "the shipped file"
 
@@ -158,13 +159,13 @@ class Decision:
 
 
 def runs_alone(device: str) -> bool:
-    """Return True for a device on which nobody has to do anything."""
+    """Return True for a device that needs no action by the user."""
     return device.partition(":")[0] in ("local", "ssh")
 
 
 def device_messages(device: str, console: Console) -> Callable[[str], None]:
-    """Return a printer of a device's messages, silent for local and ssh devices, where
-    the user has nothing to do."""
+    """Return a printer of a device's messages; silent for local and ssh devices, which
+    need no action by the user."""
     if runs_alone(device):
         return lambda _: None
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
@@ -197,7 +198,7 @@ def refuse_unreachable(
     recipe: Recipe, teacher: Teacher, context: TrainingContext, run: Run
 ) -> None:
     """Raise PruneError if even the smallest shape of a model exceeds the recipe's
-    budget. Weights do not matter, so that it is asked before any are trained."""
+    budget. Weights do not matter, so this is checked before any training."""
     target = recipe.target
     if not recipe.pruning or not target.budgets or _file(run, 1).is_file():
         return
@@ -228,8 +229,8 @@ def refuse_unreachable(
             f"{', '.join(target.budgets)}: the smallest shape of {teacher.name}, "
             f"{smallest}, takes {times[smallest]:.3g} ms on {timer.about}, the whole "
             f"model {times[WHOLE_SHAPE]:.3g} ms, and {limit:.3g} ms are asked for: ask "
-            f"for no more than {times[WHOLE_SHAPE] / times[smallest]:.2g} times its "
-            "speed, or for fewer tokens (seq)"
+            f"for at most {times[WHOLE_SHAPE] / times[smallest]:.2g} times its speed, "
+            "or for fewer tokens (seq)"
         )
 
 
@@ -274,9 +275,9 @@ def resolve_budget(
             if attempt > 1 and context.time_limit is not None:
                 warn(
                     context.console,
-                    f"--minutes {context.time_limit.minutes:g}: the larger shape "
-                    "before, whose file was too slow, has taken most of them: this one "
-                    "trains for the rest. Give more minutes if it is not good enough",
+                    f"--minutes {context.time_limit.minutes:g}: most of "
+                    "them went to the previous, larger shape, whose file was too slow: "
+                    "this one trains for the rest. Give more if it is not good enough",
                 )
             yield _with_sizes(recipe, decision, attempt, context.console)
             decision = from_first(partial(Decision.read, _file(run, attempt)))
@@ -294,8 +295,8 @@ def _decide(
     attempt: int,
     margin: float,
 ) -> Decision | None:
-    """Load or make the decision of an attempt; None if a further one finds nothing
-    smaller."""
+    """Load or make the decision of an attempt; None if a further attempt finds no
+    smaller shape."""
     file = _file(run, attempt)
     if not from_first(file.is_file):
         decision = None
@@ -469,8 +470,8 @@ def decide(
             return search.decide_by_time(timer, margin)
     if cut.plan.sizes in search.shapes.values():
         raise PruneError(
-            f"max_params: {task_teacher.name} itself has no more: there is nothing to "
-            "prune"
+            f"max_params: {task_teacher.name} itself has no more parameters: there is "
+            "nothing to prune"
         )
     ranked = search.rank(search.shapes, {})
     return Decision(target.budgets, None, ranked[0], tuple(ranked))
@@ -504,9 +505,9 @@ class _ShapeSearch:
         aim = limit / margin
 
         def scale_from(whole_then: float) -> float:
-            """Return the factor from times taken beside this one of the whole model to
-            those of the limit: a speed-up is a ratio, and other processes may have
-            ended or begun in between."""
+            """Return the factor that scales times taken together with `whole_then` to
+            the conditions of the limit: a speed-up is a ratio, and the load of the
+            machine may have changed."""
             return 1.0 if target.speedup is None else whole_ms / whole_then
 
         predicted = timer.predict({**self.configs, **whole})
@@ -525,9 +526,9 @@ class _ShapeSearch:
             )
             if not fits:
                 raise PruneError(
-                    f"{', '.join(target.budgets)}: no shape of {self.name} takes "
+                    f"{', '.join(target.budgets)}: no shape of {self.name} runs in "
                     f"{aim * margin:.3g} ms on {timer.about}. The nearest, {least}, "
-                    f"takes about {estimates[least].ms:.3g} ms: ask for no less than "
+                    f"takes about {estimates[least].ms:.3g} ms: ask for at least "
                     "that, or for fewer tokens (seq)"
                 )
             ranked = self.rank({name: self.shapes[name] for name in fits}, estimates)
@@ -565,7 +566,7 @@ class _ShapeSearch:
             )
             print_note(
                 self.cut.context.console,
-                f"no measured shape takes {limit:.3g} ms; choosing the fastest, "
+                f"no measured shape runs in {limit:.3g} ms; choosing the fastest, "
                 f"{chosen.name}, which takes {chosen.ms:.3g} ms",
             )
         return Decision(

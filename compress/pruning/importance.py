@@ -160,7 +160,7 @@ def _is_per_token(student: PreTrainedModel, signals: Signals) -> bool:
 
 
 def _answers(student: PreTrainedModel, signals: Signals, chosen_BL: Tensor) -> Tensor:
-    """Return (R, V) logits, one answer a row; (R, D) hidden states if there is no
+    """Return (R, V) logits, one answer per row; (R, D) hidden states if there is no
     head."""
     if signals.logits is None:
         return signals.layers[-1][chosen_BL].float()
@@ -262,7 +262,7 @@ class Batches:
 
 RATED = "importance.safetensors"
 IMPORTANCE_VERSION = "1"
-"""Part of every cache key: raise it when gates, taps or losses change what they
+"""Part of every cache key: increase it when gates, taps or losses change what they
 compute."""
 
 
@@ -312,7 +312,7 @@ def compute_importance(
         rows, collate, min(batch, len(rows)), device, bf16, teacher_model, console
     )
     entry = home() / "importance" / _key(call, model, rows, batches, teacher)
-    # others may have another disk, or sums with other bits
+    # other processes may use another disk, or round sums differently
     means = from_first(lambda: load_file(entry / RATED) if is_whole(entry) else None)
     if means is None:
         sums = call.function(model, batches, plan, **call.options)
@@ -339,7 +339,7 @@ def check_agreement(kept: Kept) -> Kept:
 def _mean(
     sums: Importance, plan: SlicePlan, rows: int, call: Call
 ) -> dict[str, Tensor]:
-    """Average over all processes' rows, by the names of groups, in the same order
+    """Average over the rows of all processes, by group name, in the same order
     everywhere."""
     if missing := [
         str(group)
@@ -353,7 +353,7 @@ def _mean(
     wait_for_all()
     means: dict[str, Tensor] = {}
     for group, total in sorted(sums.items()):
-        # where processes can add up
+        # on a device where processes can add tensors up
         here = total.detach().float().contiguous().to(PartialState().device)
         means[str(group)] = (reduce(here, "sum") / rows).cpu()
         if not bool(means[str(group)].isfinite().all()):

@@ -32,8 +32,8 @@ from compress.training.context import TrainingContext
 
 FIRST_CUT = 1.8
 CUT = 1.4
-"""How many times less the first shape costs than the model, and each other one than the
-shape before it."""
+"""Ratios of costs: of the model to the first shape, and of each shape to the next
+one."""
 CUT_ROWS = 512
 """Rows on which units are rated and shapes compared before each cut."""
 SHAPES_COMPARED = 12
@@ -42,7 +42,7 @@ SHAPES_COMPARED = 12
 
 @dataclass(frozen=True)
 class ShapeCosts:
-    """The costs of a model's shapes, in the unit of what is to be least.
+    """The costs of a model's shapes, in the unit of the cost that is minimised.
 
     where    the device, its setting and the precision of latencies; '' for other costs
     costs    by the names of the shapes; whole: of the model itself
@@ -57,7 +57,7 @@ COUNTED: Final[Mapping[Least, Callable[[ModelCost], float]]] = {
     "mb": attrgetter("file_mb"),
     "params": attrgetter("parameters"),
 }
-"""The costs that follow from a config; a latency is measured."""
+"""The costs that are computed from a config; latency is measured instead."""
 
 
 def compute_costs(
@@ -65,7 +65,8 @@ def compute_costs(
     recipe: Recipe,
     context: TrainingContext,
 ) -> ShapeCosts:
-    """Compute what the recipe wants least, for the shapes of the model's grid."""
+    """Compute the cost that the recipe minimises, for the shapes of the model's
+    grid."""
     grid = shape_grid(model.config, SlicePlan.from_model(model))
     configs = {name: resize_config(model.config, sizes) for name, sizes in grid.items()}
     configs[WHOLE_SHAPE] = model.config
@@ -111,9 +112,8 @@ class Cutter:
         limit: float,
         stage: Prune,
     ) -> PathStudent | None:
-        """Choose the shape within the model whose cost fills the limit, and whose
-        answers are closest to the model's, for a stage to cut to; None if every shape
-        costs more.
+        """Choose the shape for a stage to cut to: its cost fills the limit, and its
+        answers are closest to the model's. None if every shape costs more.
 
         Every process takes part, and gets the same shape.
         """

@@ -79,8 +79,7 @@ def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
 
 
 def largest_shapes(shapes: Mapping[str, Sizes]) -> Iterator[str]:
-    """Yield the shapes that no other one contains: of shapes within a budget, these
-    fill it."""
+    """Yield the shapes that no other shape contains: these use up a budget."""
     for name, sizes in shapes.items():
         if not any(other != sizes and sizes.within(other) for other in shapes.values()):
             yield name
@@ -128,7 +127,7 @@ def losses(
     plan = SlicePlan.from_model(model)
     shape = Shape.from_config(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
-    # rows of like lengths together
+    # batch rows of similar length
     order = np.argsort(whole_numbers(rows, "length"), kind="stable")
     parts = [
         collate([rows[int(i)] for i in order[at : at + COMPARED_BATCH]])
@@ -171,7 +170,7 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
             dims[part.dim] = width * sum(
                 left.get(group, plan.groups[group]) for group in part.groups
             )
-        # a first layer unlike the rest stays
+        # a first layer that differs from the rest is kept
         layer = plan.cuts[name].layer
         first = int(plan.family.own_first_layer)
         stays = layer is None or layer < first
@@ -207,7 +206,7 @@ class CutModel:
     ) -> "CutModel":
         """Rate the units of a model; every process takes part. seed: of the run."""
         if isinstance(model, SentenceEncoder):
-            # vectors keep their width however narrow the shape is
+            # vectors keep their width, however narrow the shape is
             model = copy.deepcopy(model)
             project(model)
         model.to(PartialState().device)

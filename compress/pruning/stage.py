@@ -198,8 +198,8 @@ def prune_stage(
     """Cut `model` to `sizes` by the stage's importance, and write the result to the
     stage's folder of the run.
 
-    before: the record of the previous prune stage, if there was one. Every process
-    keeps the same units.
+    before: the record of the previous prune stage, or None. Every process keeps the
+    same units.
     """
     started = time.perf_counter()
     set_seed(rating_seed(stage, run.seed))

@@ -7,12 +7,15 @@ classifier, half of everything.
     works     beit, camembert, data2vec-text, flaubert, layoutlm, megatron-bert,
               rembert, roberta-prelayernorm, roformer, vit, vit_msn, xlm-roberta-xl,
               xmod, yoso
-    refused   deberta (the first), fnet, ibert, squeezebert: no queries, keys and values
-              of their own convbert, longformer: the library stops big_bird, canine,
-              dinov2, esm, luke, mpnet, mra, nystromformer: what it gives is no model of
-              that class all with grouped keys (granite, phi3, gemma, ...): the library
-              does not end (VainF/Torch-Pruning#527) tied weights: it does not see the
-              tie; families with a slice plan: that is exact
+    refused   deberta (the first), fnet, ibert, squeezebert: they have no separate
+              queries, keys and values
+              convbert, longformer: the library raises an error
+              big_bird, canine, dinov2, esm, luke, mpnet, mra, nystromformer: the result
+              is not a valid model of that class
+              all with grouped keys (granite, phi3, gemma, ...): the library never
+              terminates (VainF/Torch-Pruning#527)
+              tied weights: the library does not see the tie
+              families with a slice plan, which is exact
 
 Other families are tried: either the result loads and computes the same as the cut
 model, or PruneError is raised."""
@@ -85,7 +88,7 @@ def prune_generic(
         raise PruneError(
             "importance taylor needs a loss, and magnitude has no use for one"
         )
-    # what is frozen would not be cut
+    # frozen weights would not be cut
     pruned = copy.deepcopy(model).eval().requires_grad_(True)
     try:
         with _quiet(), torch.enable_grad():  # the library traces the graph of gradients
@@ -263,8 +266,8 @@ def _tensors(out: Any) -> list[Tensor]:
 def _reload(
     pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]
 ) -> PreTrainedModel:
-    """Save and load `pruned`, check that it computes the same, and make it trainable
-    where `model` is, in its mode."""
+    """Save and load `pruned`, check that it computes the same, and give it the
+    trainable weights and the mode of `model`."""
     with init_empty_weights():
         plain = type(pruned)(pruned.config).state_dict()
     for name, tensor in pruned.state_dict().items():

@@ -31,9 +31,9 @@ Method = Literal["minmax", "percentile", "entropy"]
 BINS = 4096
 """Bins on each side of 0."""
 HISTOGRAM_LEVELS = 256
-"""The number of values of eight bits."""
+"""The number of values that eight bits can represent."""
 CANDIDATES = 128
-"""Thresholds that `entropy` compares."""
+"""The number of thresholds that `entropy` compares."""
 
 
 @dataclass
@@ -129,9 +129,9 @@ def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
 
 
 TOKENS_PER_RUN = 512
-"""The most tokens in a batch."""
+"""The most tokens in one batch."""
 CALIBRATION_WINDOW = 1024
-"""Rows in memory at a time, to form batches of equal length: padding would count as
+"""Rows held in memory to form batches of equal length: padding would count as
 activations."""
 
 

@@ -50,11 +50,12 @@ FEWEST_ROWS."""
 
 @dataclass(frozen=True)
 class FloatCost:
-    """The cost of the products in float32, compared with the all-int8 file.
+    """The cost of keeping products in float32, compared with the all-int8 file.
 
     ms          p50 of one forward at `setting` on the device; mb: 10^6 bytes of the
                 file
-    max_drop    the lowest limit, in the score's own unit, for which all would be int8
+    max_drop    the lowest limit, in the score's own unit, with which all products would
+                be int8
     """
 
     ms: float
@@ -330,7 +331,7 @@ def judge(
 
 def verdict(outcome: ScoreDrop, max_drop: float) -> tuple[bool, str]:
     """Decide whether the drop is within the limit and no class has collapsed by more;
-    give the reason."""
+    also return the reason."""
     lost = 100 * outcome.drop
     limit = 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"

@@ -68,19 +68,20 @@ NPU_CALIBRATIONS: tuple[tuple[Method, float], ...] = (
 )
 NPU_ROWS = 256
 LEAST_ROWS = 16
-"""The least rows for calibration."""
+"""The fewest rows for calibration."""
 SHORTEST = 8
-"""The least fixed length in tokens: MobileBERT's trigrams, and any text, need some."""
+"""The shortest fixed length, in tokens: MobileBERT's trigrams, and any text, need
+several."""
 
 EMULATED_ROWS = (32, 256)
 """Rows for the emulator, spread evenly: the minimum, and the maximum if that takes at
 most EMULATED_SECONDS."""
 EMULATED_SECONDS = 120.0
 LEAST_AGREEMENT = 0.9
-"""The share of answers like the fp32 file's below which a certified file is warned
-of."""
+"""Agreement with the fp32 file's answers below which even a certified file draws a
+warning."""
 UNTIMED = (
-    "no latency is reported: the emulator's time does not predict that of a phone. A "
+    "no latency is reported: the emulator's time does not predict a phone's. A "
     "context binary is for one version of the processor and of QNN; for any other the "
     "ONNX file is compiled again"
 )
@@ -277,13 +278,13 @@ def write_npu(
     verdicts = list[str]()
     warnings = list[str]()
     verdicts.append(
-        f"shapes are fixed: one row of {', '.join(map(str, lengths))} tokens a file. "
+        f"shapes are fixed: one row of {', '.join(map(str, lengths))} tokens per file. "
         "Use the shortest that fits the text, and pad with attention_mask 0; inputs "
         "are int32"
     )
     if not emulator:
         warnings.append(
-            "not run on the emulator of the HTP, which is not installed: "
+            "not run on the HTP emulator, which is not installed: "
             f"{htp.how_to_install()}"
         )
     for precision in precisions:
@@ -297,7 +298,7 @@ def write_npu(
         if mixed is not None:
             blocks = "; ".join(
                 [
-                    f"activations of 16 bits in {len(kept)} of {mixed.products} blocks",
+                    f"16-bit activations in {len(kept)} of {mixed.products} blocks",
                     *kept,
                 ]
             )
@@ -352,11 +353,10 @@ def _lengths(context: ExportContext, model: Any) -> list[int]:
 
 
 def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
-    """Return warnings: of operators that the HTP leaves to the CPU, and of a score that
-    other answers than fp32's keep.
+    """Return warnings about operators that the HTP leaves to the CPU, and about a score
+    that is kept with other answers than fp32's.
 
-    A weak student can keep its score so, because other ones of its answers are then
-    right.
+    A weak student can keep its score this way: it errs on other rows than before.
     """
     left = [
         f"{proof.artefact}: the HTP does not support {', '.join(proof.left)}: these "
@@ -370,7 +370,7 @@ def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
     return [
         *left,
         f"{measured.artefact}: keeps the score, but {1 - measured.agreement:.0%} of "
-        "its answers are not those of the fp32 file: look at some before it ships, or "
+        "its answers differ from the fp32 file's: inspect some before you ship it, or "
         "use w8a16",
     ]
 

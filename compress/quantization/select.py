@@ -57,8 +57,8 @@ CALIBRATION_PERCENTILE = 99.99
 DYNAMIC = "dynamic int8"
 CALIBRATION_ROWS = 512
 SHIPPED_WORTH = 0.2
-"""The share of the error that a product must carry to stay in float32 in a bundle that
-was just written."""
+"""The share of the error that a product must cause to stay in float32 in a newly
+written bundle."""
 
 
 @dataclass(frozen=True)

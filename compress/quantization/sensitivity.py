@@ -233,7 +233,7 @@ SENSITIVITY_TOKENS = 64
 SENSITIVITY_ROUNDS = 4
 SENSITIVITY_RUNS = 8
 LEAST_COST = 1e-3
-"""The least cost of a product as a share of the file's latency; less cannot be
+"""The lowest cost of a product, as a share of the file's latency; less cannot be
 measured."""
 
 

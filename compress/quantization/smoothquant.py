@@ -98,7 +98,7 @@ class _Search:
         return [node for node in readers if node.op_type != "Shape"]
 
     def norm(self, name: str) -> Producer:
-        """Divide in a LayerNorm that has its weights for itself."""
+        """Divide in a LayerNorm whose weights are not shared."""
         graph = self.wiring.graph
         node = self.wiring.writer(name, "LayerNormalization")
         affine = [each for each in node.input[1:] if each and not self._is_zero(each)]
@@ -310,8 +310,8 @@ class _Smoother:
         self.before: dict[str, onnx.NodeProto] = {}
 
     def owns(self, group: _Group) -> bool:
-        """Return True if nothing else reads the group's weights, as a lookup of tied
-        embeddings would."""
+        """Return True if nothing else reads the group's weights, such as a lookup of
+        tied embeddings."""
         weights = {each.weight for each in group.products}
         starts = {each.ends[0] for each in group.products}
         return all(

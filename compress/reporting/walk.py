@@ -146,7 +146,7 @@ def path_figures(path: WalkedPath) -> list[Figure]:
             f"path-{at}",
             SIDE,
             caption="Hollow: after a brief recovery, in blue after a longer one; "
-            "filled: finished. Vertical: 80 % intervals; horizontal: the requested share.",
+            "filled: finished. Vertical: 80 % intervals; horizontal: requested share.",
         )
         for at, (name, cost) in enumerate(axes.items())
     ]

@@ -176,7 +176,7 @@ def test_a_resumed_run_keeps_its_decision(
 @pytest.mark.parametrize(
     ("limits", "parts"),
     [
-        ({"max_latency_ms": 1e-6}, ["no shape of", "takes 1e-06 ms", "The nearest", "ask for no less"]),
+        ({"max_latency_ms": 1e-6}, ["no shape of", "runs in 1e-06 ms", "The nearest", "ask for at least"]),
         ({"max_latency_ms": 2.0}, ["itself takes 1 ms", "nothing to prune"]),
         ({"max_params": 100}, ["the smallest shape of", "compress trim"]),
         ({"max_params": 10**9}, ["nothing to prune"]),
@@ -192,7 +192,7 @@ def test_an_impossible_budget_is_refused(
 
 @pytest.mark.parametrize(
     ("budget_given", "words"),
-    [({"speedup": 900}, "ask for no more than .* times its speed"), ({"max_params": 100}, "the smallest shape of")],
+    [({"speedup": 900}, "ask for at most .* times its speed"), ({"max_params": 100}, "the smallest shape of")],
 )
 def test_a_budget_that_no_shape_keeps_is_refused_before_the_teacher_is_trained(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_given: dict[str, float], words: str

@@ -139,7 +139,7 @@ def test_the_record_holds_a_certificate_of_each_place(made: ExportResult) -> Non
         assert cpu["method"].startswith(entry["precision"])
         assert 0 < cpu["max_logit_difference"] < 1.0
         assert (cpu["rows"], cpu["split"], cpu["certified"]) == (40, "validation", True)
-    assert any("not run on the emulator" in warning and "onnxruntime-qnn" in warning for warning in made.warnings)
+    assert any("not run on the HTP emulator" in warning and "onnxruntime-qnn" in warning for warning in made.warnings)
     assert any("no latency is reported" in verdict for verdict in made.verdicts)
     own = json.loads(
         {e.key: e.value for e in read_model(made.path / "model_w8a8_32.onnx").metadata_props}["compress.certificate"]

@@ -180,7 +180,7 @@ def test_any_trial_becomes_a_bundle_whose_card_names_its_training(
     assert told.code == 0, told.err
     assert load_plain(tmp_path / "b").config.hidden_size == other.choice["hidden"]
     card = (tmp_path / "b" / "README.md").read_text()
-    assert "Its only training was that of the supernet it is a part of, stage `supernet`" in card
+    assert "Its only training was that of the supernet that contains it, stage `supernet`" in card
     after = load_report(copied)
     assert "shipped" in after.point(other.number).scores
     assert after.costs == found.costs, "what a search cost stays what it was"

@@ -59,17 +59,17 @@ WASM: Mapping[str, str] = {
     "ort-wasm-simd-threaded.mjs": "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",  # noqa: E501
     "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",  # noqa: E501
 }
-"""The files that the page loads, entry first, and their SHA-256. 14 MB."""
+"""The files that the page loads, entry first, with their SHA-256 (14 MB in all)."""
 
 WEBGPU: Mapping[str, str] = {
     "ort.webgpu.min.mjs": "3dffff71811bc13a3a3d9591c57ca5ee5735b8f5f3eaf789510b02bb040ae3a0",  # noqa: E501
     "ort-wasm-simd-threaded.asyncify.mjs": "3d1c85995364bb643302fc6fd877a0c3ba5ae72401815e0f24828a53d9191e28",  # noqa: E501
     "ort-wasm-simd-threaded.asyncify.wasm": "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",  # noqa: E501
 }
-"""The files of the build with WebGPU. 27 MB."""
+"""The files of the build with WebGPU (27 MB in all)."""
 
 NPM_TIMEOUT = 600
-"""Seconds that npm may take: the tarball has 33 MB."""
+"""Seconds that npm may take to fetch the tarball of 33 MB."""
 
 BY_HAND = (
     f"On a machine that has npm: npm pack {WEB_PACKAGE}. Then pass the tarball, or the "
@@ -183,7 +183,7 @@ def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
 def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:
     for name in _list_changed(folder, pins):
         raise DeviceError(
-            f"{folder / name}: another version than {WEB_PACKAGE}, or damaged. Remove "
+            f"{folder / name}: not {WEB_PACKAGE}, or damaged. Remove "
             "it. "
             f"{BY_HAND}"
         )
@@ -602,7 +602,7 @@ def browser(
                     "has both: --device adb."
                 )
         if not site.session.wait_for_claim(timeout):
-            near = "on a device in this machine's network, if no firewall keeps it out"
+            near = "on a device in this machine's network, if no firewall blocks it"
             raise DeviceError(
                 f"browser: nobody opened the link in {timeout:.0f} s. Open it in a "
                 "browser "

@@ -46,8 +46,8 @@ SILENCE = 20.0
 """Seconds without a poll after which the page counts as gone."""
 
 COMMAND_TIMEOUT = 900.0
-"""The most seconds one command may take: opening a large file over a slow network, or a
-round of a slow model."""
+"""The most seconds that one command may take, such as opening a large file over a slow
+network, or a round of a slow model."""
 
 GONE_REASONS = (
     "Usual reasons: the tab was closed or reloaded, the phone was locked, the network "
@@ -163,8 +163,8 @@ class PageSession:
             return self._answer
 
     def end(self, message: str, patience: float = 2.0) -> None:
-        """Tell the page that the measurement is over, and wait `patience` seconds for
-        it to hear that."""
+        """Tell the page that the measurement is over, and wait at most `patience`
+        seconds for its reply."""
         with self._changed:
             self._number += 1
             self._command = {"id": self._number, "do": "end", "say": message}
@@ -299,7 +299,7 @@ class _Server(ThreadingHTTPServer):
     hosts: frozenset[str]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a broken connection: a page that is gone is noticed by its silence."""
+        """Ignore a broken connection: the silence of a page shows that it is gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -474,7 +474,7 @@ Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
 
 @dataclass(frozen=True)
 class BrowserFacts:
-    """The browser's description of itself; '' and 0 where it gives none.
+    """The browser's description of itself; '' and 0 for facts that it does not report.
 
     timer_ms  the smallest step its clock shows
     isolated  whether the page may share memory between threads
