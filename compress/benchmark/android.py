@@ -288,9 +288,7 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
         init = figures.get("Session creation time cost")
         first = figures.get("First inference time cost")
         if not ms or init is None or first is None:
-            raise DeviceError(
-                f"{program}: its output cannot be parsed. It ends: {end}"
-            )
+            raise DeviceError(f"{program}: its output cannot be parsed. It ends: {end}")
         peak = figures.get("Peak working set size")
         return PassTimes(1e3 * init, first, ms, None if peak is None else peak / 1e6)
     # earlier ones: warm-up

@@ -31,7 +31,7 @@ SSH_FAILURES = (
     ),
     (
         "Host key verification failed",
-        "its host key is unknown here. Connect once yourself (ssh {host}), then compare "
+        "its host key is unknown here. Connect once yourself (ssh {host}), compare "
         "and accept the key",
     ),
     (

@@ -332,8 +332,7 @@ def _check_axis(name: str, values: Sequence[SettingValue], mode: str) -> list[st
             ]
         if name in SLICED:
             return [
-                f"axes.{name}: is for supernets; here, use "
-                "config.intra_bottleneck_size"
+                f"axes.{name}: is for supernets; here, use config.intra_bottleneck_size"
             ]
         return [f"axes.{name}: no such axis.{did_you_mean(name, known)}"]
     if name == "precision":

@@ -54,7 +54,7 @@ def test_a_space_that_extends_another(tmp_path: Path) -> None:
     assert (found.name, found.about, found.axes) == ("mine", "Mine.", {**base.axes, "layers": (2, 3)})
     assert (found.stages, found.rungs) == (base.stages, base.rungs)
     file.write_text("extends: widthdepth\n", encoding="utf-8")
-    with pytest.raises(SearchError, match=r"no space 'widthdepth'\. Did you mean 'width-depth'"):
+    with pytest.raises(SearchError, match=r"no such space: 'widthdepth'\. Did you mean 'width-depth'"):
         Space.load(str(file))
     file.write_text("- layers\n", encoding="utf-8")
     with pytest.raises(SearchError, match="expected a mapping with axes and stages, found list"):

@@ -323,7 +323,7 @@ def test_the_worse_of_similar_cost_are_pruned() -> None:
     before = standings((0.9, 10), (0.8, 9), (0.85, 9.5), (0.88, 9.8), (0.5, 3))
     assert (
         reason_to_prune(Standing(0.7, (10.0,)), before)
-        == "0.7 is place 5 of 5 that cost about the same; the best 2 go on"
+        == "0.7 ranks 5 of 5 that cost about the same; the best 2 continue"
     )
     assert not reason_to_prune(Standing(0.89, (10.5,)), before)  # beaten, but among the best
 
@@ -336,7 +336,7 @@ def test_without_rivals_nothing_is_pruned() -> None:
 
 def test_without_rivals_of_similar_cost_cheaper_ones_count() -> None:
     before = standings((0.6, 1), (0.7, 2), (0.8, 3))
-    assert reason_to_prune(Standing(0.5, (100.0,)), before) == "0.5 is place 4 of 4 that cost no more; the best 2 go on"
+    assert reason_to_prune(Standing(0.5, (100.0,)), before) == "0.5 ranks 4 of 4 that cost no more; the best 2 continue"
     assert not reason_to_prune(Standing(0.75, (100.0,)), before)
 
 

@@ -132,7 +132,7 @@ def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch
     points: Any = [SimpleNamespace(number=number, choice={}) for number in (3, 1, 4, 2)]
     finalists.distill_briefly(context, points)
     assert kept == [3, 1]
-    assert said[-1:] == ["the time for short distillations is over: skipping trial 4 and those after it"]
+    assert said[-1:] == ["the time for short distillations is over: skipping trial 4 and all that follow"]
 
 
 @pytest.mark.parametrize("content", DAMAGES, ids=lambda content: content[:9])

@@ -183,9 +183,7 @@ def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
 def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:
     for name in _list_changed(folder, pins):
         raise DeviceError(
-            f"{folder / name}: not {WEB_PACKAGE}, or damaged. Remove "
-            "it. "
-            f"{BY_HAND}"
+            f"{folder / name}: not {WEB_PACKAGE}, or damaged. Remove it. {BY_HAND}"
         )
     return [folder / name for name in pins]
 
