@@ -1,4 +1,4 @@
-"""Answer Arrow batches with a bundle, in whatever process of an engine they are.
+"""Answer Arrow batches with a bundle, in any worker process of an engine.
 
 Ray Data (`map_batches`) and Spark (`mapInArrow`) send a function to their workers and
 call it with batches of rows. `ArrowPredictor` is this function.
@@ -33,8 +33,8 @@ class ArrowPredictor:
     text: tuple[str, ...] | None
 
     def __call__(self, rows: Rows) -> Rows:
-        """Return the rows with columns for the answers. Raises DataError for columns
-        that are missing, have no texts, or would be overwritten."""
+        """Return the rows with added columns for the answers. Raises DataError for
+        columns that are missing, hold no texts, or would be overwritten."""
         schema = self.schema(rows.schema)
         whole = isinstance(rows, pa.Table)
         table = rows if whole else pa.Table.from_batches([rows])
@@ -69,8 +69,8 @@ class ArrowPredictor:
         for field in self.open().answer_schema():
             if field.name in given.names:
                 raise DataError(
-                    f"the rows have a column {field.name!r}, which the answers add; "
-                    "rename that column"
+                    f"the rows have a column {field.name!r}, which the answers "
+                    "would overwrite; rename that column"
                 )
             given = given.append(field)
         return given

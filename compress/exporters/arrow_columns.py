@@ -1,4 +1,4 @@
-"""Make Arrow tables of columns."""
+"""Make Arrow tables from columns."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from compress.errors import DataError
 
 
 def to_table(columns: Mapping[str, Any], types: pa.Schema) -> pa.Table:
-    """Make a table of columns, as `row_writers` describes them.
+    """Make a table from columns, as `row_writers` describes them.
 
-    types   of some columns; those of the others follow from their values
+    types   of some columns; the types of the others follow from their values
 
     Raises DataError for a column with values of several types.
     """

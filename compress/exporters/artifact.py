@@ -93,12 +93,12 @@ FIXED_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""Files that `attach` must not replace: with others it is another bundle."""
+"""Files that `attach` must not replace, as they define the bundle."""
 
 
 def _is_onnx(file: Path) -> bool:
-    """Return True for a file that begins as ONNX does: with field 1 of a protobuf
-    message, its version."""
+    """Return True for a file that begins like ONNX: with field 1 of a protobuf message,
+    the version."""
     if not file.is_file():
         return False
     with file.open("rb") as content:
@@ -132,8 +132,8 @@ class Bundle:
 
         An existing bundle at `path` is replaced, anything else is refused. Model and
         tokenizer are not changed. `recipe` is YAML text, `card` the fields of `Card`,
-        `keep` the graph's nodes that stay float32 in int8. Raises BundleError when
-        model, tokenizer and task do not belong together, ExportError from the export.
+        `keep` the graph's nodes that stay float32 in int8. Raises BundleError if model,
+        tokenizer and task do not fit together, ExportError from the export.
         """
         from compress.exporters import bundle_files
         from compress.exporters.card import model_card
@@ -153,7 +153,7 @@ class Bundle:
         """Load a bundle, or the bundle of a run, and check every file against the
         manifest.
 
-        Raises BundleError, with hashes, for files that are missing, truncated or
+        Raises BundleError, with the hashes, for files that are missing, truncated or
         changed.
         """
         given = Path(name_of(path))
@@ -178,7 +178,7 @@ class Bundle:
 
     @property
     def sentence(self) -> "SentenceSettings":
-        """Read what a model of vectors does after its encoder; another model has no
+        """Read what a sentence encoder does after its encoder; other models have no
         such modules."""
         from compress.models.sentence_folder import SentenceFolder
         from compress.models.sentence_settings import TOKENS_ONLY
@@ -189,13 +189,13 @@ class Bundle:
 
     @property
     def leaves_out_prompts(self) -> bool:
-        """Check whether vectors leave the tokens of prompts out, which files read as
-        `prompt_length`."""
+        """Check whether vectors leave out the tokens of prompts, whose number files
+        read as `prompt_length`."""
         return self.sentence.leaves_out_prompts
 
     def files(self) -> dict[str, Path]:
-        """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and
-        those added later."""
+        """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and any
+        added later."""
         return {
             precision: self.path / name
             for precision, name in BUNDLE_FILES.items()
@@ -204,7 +204,7 @@ class Bundle:
 
     @check_arguments
     def check_has(self, precision: Precision) -> None:
-        """Raise BundleError, with the command that makes it, where there is no file of
+        """Raise BundleError, with the command that makes it, if there is no file of
         this precision."""
         if BUNDLE_FILES[precision] in self.manifest.files:
             return
@@ -272,11 +272,11 @@ class Bundle:
         """Predict for each text, or pair of texts (a question and its context), in
         order: see `Predictor.predict`.
 
-        texts   a list, a column of a table, or an array; of pairs, where the task has
+        texts   a list, a column of a table, or an array; of pairs, if the task has
                 pairs. For one text, give a list of one
 
-        Returns a list; for an iterator, such as a generator, an iterator, which reads
-        some hundred texts at a time."""
+        Returns a list; for an iterator, such as a generator, it returns an iterator
+        that reads a few hundred texts at a time."""
         from compress.exporters.predictor import iterate_batches
 
         given = read_texts(texts, self.task.text, where="Bundle.predict")
@@ -302,7 +302,7 @@ class Bundle:
         threads      how many rows to run at a time in each worker
         prompt_name  for vectors: the model's prompt to put before each text
 
-        Raises BundleError for a bundle without a task, where there is no file of this
+        Raises BundleError for a bundle without a task, if there is no file of this
         precision, and for a prompt that the model does not have."""
         from compress.exporters.arrow import ArrowPredictor
 
@@ -358,18 +358,18 @@ class Bundle:
         precision: Literal["fp32", "int8"] = "int8",
         new: TokenCount = 32,
     ) -> list[str]:
-        """Generate at most `new` tokens after each text, or in answer to it, always the
-        most likely one.
+        """Generate at most `new` tokens after each text, or in answer to it, by greedy
+        decoding.
 
         `texts` is a list or column of texts, as for `predict`. Texts are truncated to
-        the bundle's `max_length`. For sampling and beams use optimum or
+        the bundle's `max_length`. For sampling and beam search, use optimum or
         transformers.js.
         """
         return self.open_writer(precision, new=new).complete(list(texts))
 
     @property
     def generative(self) -> bool:
-        """Return True if the bundle writes text."""
+        """Return True if the bundle generates text."""
         return self.manifest.kind == "generative"
 
     @check_arguments
@@ -381,7 +381,7 @@ class Bundle:
         threads: ThreadCount = 1,
     ) -> "TextWriter":
         """Open a language model for many calls: see `complete`. Raises BundleError for
-        another bundle, and for one without a file of this precision."""
+        any other bundle, and for one without a file of this precision."""
         from compress.exporters.text_generator import DECODER_ONLY, TextWriter
 
         if not self.generative:
@@ -434,7 +434,7 @@ class Bundle:
 
     @check_arguments
     def evaluator(self, split: SplitLike) -> "Evaluator":
-        """Encode a split with the bundle's tokenizer, to score logits on it."""
+        """Encode a split with the bundle's tokenizer, to compute scores from logits."""
         from compress.data.encoder import TextEncoder
 
         # imports scipy, which prediction does not need
@@ -490,10 +490,10 @@ class Bundle:
 
     @check_arguments
     def put(self, precision: Precision | Literal["text"], source: FileName) -> "Bundle":
-        """Copy the ONNX file `source` into the bundle as the file of this precision; as
-        safe as `attach`.
+        """Copy the ONNX file `source` into the bundle as its file of this precision, as
+        safely as `attach`.
 
-        Raises BundleError if it is no such file.
+        Raises BundleError if it is not such a file.
         """
         if not _is_onnx(Path(source)):
             raise BundleError(
@@ -516,7 +516,7 @@ class Bundle:
         )
 
     def report(self) -> Report:
-        """Read the bundle's report; where there is none, return an empty one with the
+        """Read the bundle's report; if there is none, return an empty one with the
         bundle's task."""
         if (self.path / REPORT).is_file():
             return Report.from_json(self.path / REPORT)
@@ -548,8 +548,9 @@ class Bundle:
         """Add this evidence to the bundle's report, and certificates to its card.
 
         A certificate replaces an older one of the same file on the same device and
-        runtime; a race, an older one on the same device; sensitivities, all older ones.
-        Raises BundleError for a value that is not finite: JSON cannot hold it.
+        runtime; a race replaces an older one on the same device; sensitivities replace
+        all older ones. Raises BundleError for a value that is not finite: JSON cannot
+        hold it.
         """
         for each in (*certificates, *sensitivity, *tuning):
             for name, value in asdict(each).items():  # type: ignore[call-overload]  # mypy joins the three to object
@@ -666,8 +667,8 @@ def _describe(task: Task) -> str:
 
 
 def check_place(path: Path) -> None:
-    """Raise BundleError where the path exists and is not a bundle, OutputError where no
-    folder can be written."""
+    """Raise BundleError if the path exists and is not a bundle, OutputError if no
+    folder can be written there."""
     check_output_folder(path, "out")
     if path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path):
         raise BundleError(
@@ -677,7 +678,7 @@ def check_place(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise BundleError, before any work is done, where a bundle cannot be changed in
+    """Raise BundleError, before any work is done, if a bundle cannot be changed in
     place."""
     if not os.access(path, os.W_OK):
         raise BundleError(
@@ -697,8 +698,8 @@ def check_destination(bundle: Path, out: Path | None) -> None:
 
 @contextmanager
 def writing(path: Path, manifest: Manifest, card: str) -> Iterator[Path]:
-    """Yield a folder with the card of a new bundle for its files; at the end write its
-    manifest, with the hash of each file, and let it take the place of `path`."""
+    """Yield a folder for the files of a new bundle, with its card; at the end, write
+    the manifest with the hash of each file, and replace `path` by the folder."""
     with building(path) as folder:
         (folder / BUNDLE_CARD).write_text(card, encoding="utf-8")
         yield folder
@@ -707,8 +708,8 @@ def writing(path: Path, manifest: Manifest, card: str) -> Iterator[Path]:
 
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder for a complete bundle; it takes the place of `path` at
-    the end, and is removed if anything fails."""
+    """Yield a temporary folder for a complete bundle; it replaces `path` at the end,
+    and is removed if anything fails."""
     check_place(path)
     try:
         with atomic_folder(path) as folder:

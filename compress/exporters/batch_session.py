@@ -1,11 +1,11 @@
-"""Run batches of rows, each answered as it is alone.
+"""Run batches of rows, each with the same answer as alone.
 
-A call of onnxruntime for each short row costs more than what the model computes. Rows
-of equal length need no padding, and unless the file chooses its scales by the whole
-batch, as int8 with dynamic ranges does, onnxruntime computes each of them as alone. The
-graph of a model of lookups is rewritten for rows of any length (`rewrite.batch`).
+For short rows, a call of onnxruntime costs more than the computation. Rows of equal
+length need no padding, and onnxruntime answers each as it would alone, unless the file
+chooses its scales by the whole batch, as int8 with dynamic ranges does. The graph of a
+static embedding model is rewritten for rows of any length (`rewrite.batch`).
 
-Batches are used only if drawn rows are answered in them bit by bit as alone.
+Batches are used only if random rows get the same answers in them, bit by bit, as alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -71,8 +71,8 @@ class BatchSession:
         return cls(session, outputs, padded=True)
 
     def agrees(self, run_alone: RunAlone, vocabulary: int) -> bool:
-        """Check whether drawn rows are answered in batches as `run_alone` answers
-        them.
+        """Check whether random rows get the same answers in batches as from
+        `run_alone`.
 
         vocabulary   the number of token ids
         """
@@ -114,8 +114,8 @@ class BatchSession:
         return ordered
 
     def _cut(self, lengths: Array) -> Iterator[Array]:
-        """Yield the numbers of rows for a batch: of similar or equal length, and few
-        enough for the processor's cache."""
+        """Yield the indices of the rows of each batch: of similar or equal length, and
+        few enough for the processor's cache."""
         most_tokens = 2048 if self.padded else 512
         order = np.argsort(lengths, kind="stable")
         start = 0
@@ -131,7 +131,7 @@ class BatchSession:
             start += len(batch)
 
     def _run(self, tokens: TokenArrays, rows: Array) -> NDArray[np.float32]:
-        """Run some rows, by their numbers, padded to the longest of them."""
+        """Run the rows with these indices, padded to the longest of them."""
         begins_R1 = tokens.bounds[rows, None]
         lengths_R1 = tokens.bounds[rows + 1, None] - begins_R1
         place_L = np.arange(lengths_R1.max())

@@ -21,15 +21,15 @@ from compress.slicing.shape import positions, token_rows
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
     """Raise BundleError unless model, tokenizer and task fit together, and DataError
-    for a tokenizer that a bundle cannot have; quick enough to call before training."""
+    for a tokenizer that a bundle cannot hold; quick enough to call before training."""
     kind = type(model).__name__
     outputs = task.count_outputs(model.config)
     if outputs != task.outputs:
         raise BundleError(f"{kind}: {outputs} outputs; the task has {task.outputs}")
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise BundleError(
-            f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle "
-            "needs; expected a fast tokenizer, as AutoTokenizer loads for all common "
+            f"{type(tokenizer).__name__}: cannot be saved as tokenizer.json, which the "
+            "bundle needs; expected a fast tokenizer, as AutoTokenizer loads for all common "
             "models"
         )
     if not task.tokenwise:
@@ -63,7 +63,7 @@ def write_encoder(
 ) -> None:
     """Write an encoder, which is not changed, in float32.
 
-    task    of its head; None: it has none
+    task    of its head; None for an encoder without a head
     keep    the nodes of the graph that stay float32 in int8
 
     Raises ExportError as `to_onnx` does.

@@ -24,19 +24,19 @@ METRICS = {
     "spearman": "spearmanr",
     "exact": "exact_match",
 }
-"""The hub's names of metrics, where they are not ours."""
+"""The hub's names of metrics that differ from ours."""
 MARKS = re.compile(r"[\\`*_\[\]|#]")
 
 
 @dataclass(frozen=True)
 class Card:
-    """The contents of a model card that the manifest does not have; all optional except
+    """The contents of a model card that are not in the manifest; all optional except
     the name.
 
     name        the title
     recipe      name of the recipe; citation: the paper it follows, one line; command:
                 the command that made the model
-    teacher     the teacher's name; base_model: its hub id, where it has one
+    teacher     the teacher's name; base_model: its hub id, if it has one
     license     of the teacher, as the hub calls it; language: its code, such as `en`
     data        name of the training data; dataset, config: its id on the hub and its
                 part; '' for other data
@@ -44,10 +44,10 @@ class Card:
     results     metric, value, low, high (the ends of the 95 % interval, or None), rows
                 and file of every score
     rows        the scores table: one mapping per line, all with the same keys
-    classes     the same per class: precision / recall / F1 of every model
-    vectors     the same per form of vectors: their bytes and score
-    proofs      sentences on what was certified; measured: on what was measured
-    limits      sentences on the model's limits
+    classes     the table of precision / recall / F1 of every model by class
+    vectors     the table of bytes and score by form of vectors
+    proofs      sentences about the certificates; measured: about the measurements
+    limits      sentences about the model's limits
     """
 
     name: str
@@ -129,7 +129,7 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
 
 
 def proof_line(proof: "Certificate") -> str:
-    """Summarise a certificate in a sentence, and in another what the file loses on
+    """Summarise a certificate in one sentence, and in a second what the file loses on
     other processors."""
     line = (
         f"{proof.artefact}, {proof.method}, on {proof.place}; "
@@ -145,9 +145,9 @@ def revise(
     proofs: Sequence["Certificate"],
     replaced: Mapping[str, str],
 ) -> str:
-    """Replace the certificates in a model card. Of `replaced` files (precision -> name)
-    remove the scores for the hub, and note that those in the table are of earlier
-    files."""
+    """Replace the certificates in a model card. For `replaced` files (precision ->
+    name), remove the scores for the hub, and note that the scores in the table belong
+    to earlier files."""
     from huggingface_hub import ModelCard
 
     found = ModelCard(card, ignore_metadata_errors=True)
@@ -186,7 +186,7 @@ def export_card(
     """
     library = formats.find(record["for"]).library
     card = Card.parse({"name": record["source"], **origin})
-    # which is what transformers.js calls the pipeline of vectors
+    # transformers.js's name for the pipeline of vectors
     pipeline = "feature-extraction"
     if task is not None and not task.vectors:
         pipeline = task.pipeline
@@ -215,14 +215,14 @@ def licence(card: Card) -> Markup:
     data = escape(card.data)
     if card.license:
         text = (
-            f"{escape(card.license)}: that of "
+            f"{escape(card.license)}: the licence of "
             f"{teacher or 'the model that it was made from'}, by its own card."
         )
     else:
         whose = (
-            f"that of {teacher} is not known here"
+            f"the licence of {teacher} is unknown"
             if teacher
-            else "where the weights come from is not known here"
+            else "the origin of the weights is unknown"
         )
         text = (
             f"No licence is given: {whose}. Whoever publishes the model adds "
@@ -230,13 +230,12 @@ def licence(card: Card) -> Markup:
         )
     if card.dataset:
         text += (
-            f" The data have their own: https://huggingface.co/datasets/{card.dataset}."
+            " The data have their own licence: "
+            f"https://huggingface.co/datasets/{card.dataset}."
         )
     elif data:
         ours = data == "intents"
-        licence = (
-            "part of compress, Apache-2.0" if ours else "under a licence not known here"
-        )
+        licence = "part of compress, Apache-2.0" if ours else "under an unknown licence"
         text += f" The data, {data}, are {licence}."
     return Markup(text)
 
@@ -306,7 +305,7 @@ def file_card(
                `snippets` for several platforms
     record     export.json, with the inputs, outputs and labels of the files
     files      path, precision, bytes and note of each
-    verdicts   sentences on where and how to run the files
+    verdicts   sentences about where and how to run the files
     """
     shown = [(each.title, each.language, Markup(each.code)) for each in snippets]
     if load:
@@ -340,7 +339,7 @@ def render(**values: Any) -> str:
 
 def escape(value: object) -> str:
     """Escape a value as one line of Markdown that is safe in tables and links; floats
-    to four significant digits."""
+    are rounded to four significant digits."""
     if isinstance(value, Markup):
         return value
     if value is None:

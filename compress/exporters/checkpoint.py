@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from compress.models.saved_head import SavedHead
 
 TASK_HEADS: Final[tuple[Kind, ...]] = ("classification", "tagging", "qa")
-"""Kinds of task, one for each head that is exported."""
+"""Kinds of task, one for each head that can be exported."""
 GENERATIVE: Final = (
     *("GPT2LMHeadModel", "T5ForConditionalGeneration"),
     *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
@@ -42,7 +42,7 @@ READ_AS_ENCODERS: Final = (
 """Language models that are exported as encoders of tokens, without their head; other
 causal ones are refused."""
 UNLIMITED_LENGTH: Final = 512
-"""The `max_length` where neither model nor tokenizer has a limit."""
+"""The `max_length` if neither model nor tokenizer has a limit."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Checkpoint:
              that returns a vector for each token
     kind     of the bundle that it is written as
     leaves_out_prompts   whether vectors leave the tokens of prompts out
-    origin   licence, language and hub id, where its own card has them: fields of
+    origin   licence, language and hub id, if its own card has them: fields of
              `exporters.card.Card`
     """
 
@@ -67,7 +67,7 @@ class Checkpoint:
     leaves_out_prompts: bool = False
 
     def write(self, out: Path, *, opset: int = 17) -> Bundle:
-        """Write it as a bundle; a model with a task always has our own opset.
+        """Write it as a bundle; a model with a task always gets our default opset.
 
         Raises BundleError and ExportError as `Bundle.write` does.
         """
@@ -100,7 +100,7 @@ def load_source(
 ) -> ExportSource:
     """Load a bundle or a checkpoint.
 
-    pair        a sequence classifier reads two texts
+    pair        whether a sequence classifier reads two texts
     pool, normalise   the pooling of an encoder whose folder does not define one
     max_length  tokens that a text is truncated to; None: as many as model and tokenizer
                 allow
@@ -162,12 +162,12 @@ def load_source(
 
 
 def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
-    """Raise ExportError for a checkpoint that is more than an encoder, whose tokens
-    alone would be exported."""
+    """Raise ExportError for a checkpoint that is more than an encoder, as only its
+    token vectors would be exported."""
     from compress.models.saved_head import explain_unknown_head
 
     is_listed = source.kind == "sentence_encoder"
-    # as of T5, to which AutoModel would add a decoder of random weights
+    # such as T5's, to which AutoModel would add a decoder with random weights
     if config.is_encoder_decoder or head.name.endswith("EncoderModel"):
         if is_listed:
             raise ExportError(
@@ -180,7 +180,7 @@ def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
             f"{source.path}: {head.name}: is not a plain encoder; expected one of "
             f"{', '.join(GENERATIVE)}"
         )
-    # its modules say what is read of the encoder, whatever class was saved
+    # its modules say which output of the encoder is used, whatever class was saved
     if is_listed:
         return
     if head.part == "unknown":
@@ -209,8 +209,8 @@ class _Loader:
     allow_pickle: bool
 
     def load_with_task(self, task: Task) -> Checkpoint:
-        """Load a checkpoint with a head. Raises TeacherError where the head is not the
-        one that config.json describes."""
+        """Load a checkpoint with a head. Raises TeacherError if the head is not the one
+        that config.json describes."""
         from compress.models import teacher as teachers
 
         teacher = teachers.load(
@@ -218,7 +218,7 @@ class _Loader:
         )
         if not teacher.trained:
             raise TeacherError(
-                f"{self.name}: the head's outputs are not those of id2label in its "
+                f"{self.name}: the head's outputs do not match id2label in its "
                 "config.json; correct id2label"
             )
         return self._describe(teacher.model, teacher.tokenizer, task=task)
@@ -230,8 +230,8 @@ class _Loader:
         return self._describe(model, tokenizer, kind="generative")
 
     def load_encoder(self, settings: SentenceSettings) -> Checkpoint:
-        """Load an encoder: with modules as one that answers with vectors, else as it
-        is, without a pooler that its files lack."""
+        """Load an encoder: with modules, as a sentence encoder; otherwise unchanged,
+        without a pooler that its files lack."""
         import transformers
 
         source = SentenceFolder.read(self.folder)
@@ -270,10 +270,10 @@ class _Loader:
         task: Task | None = None,
         kind: BundleKind = "task",
     ) -> Checkpoint:
-        """Choose the `max_length`: what is requested, else `limit`, else as many tokens
+        """Choose the `max_length`: the requested one, else `limit`, else as many tokens
         as model and tokenizer allow.
 
-        Raises ExportError where the requested one exceeds the model's positions.
+        Raises ExportError if the requested one exceeds the model's positions.
         """
         longest = positions(model)
         length = limit if self.max_length is None else self.max_length

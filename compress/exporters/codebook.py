@@ -1,9 +1,9 @@
-"""Store the table of words of an int8 file by a codebook, if it was rounded to one in
-training (`compress.training.codebook`): a byte for each part of four numbers.
+"""Store the word embeddings of an int8 file with a codebook, if training rounded them
+to one (`compress.training.codebook`): one byte for each part of four numbers.
 
-Nothing is rounded here. The parts in the same place of all rows, up to 256 different
+Nothing is rounded here. The parts in the same place of all rows, at most 256 different
 ones, are numbered: the table holds the numbers, the codebook the parts. A row is looked
-up in the one, then its parts in the other, by operators that every runtime has.
+up in the table, then its parts in the codebook, with operators that every runtime has.
 """
 
 from pathlib import Path
@@ -17,17 +17,17 @@ from compress.exporters.session import read_model
 from compress.models.codebook import find_codebook
 
 NUMBERS = ".codes"
-"""How the names of tables of numbers end."""
+"""Suffix of the names of tables of numbers."""
 
 
 def has_codebook(file: Path) -> bool:
-    """Return True if a table of the ONNX file is stored by a codebook."""
+    """Return True if a table of the ONNX file is stored with a codebook."""
     tensors = read_model(file).graph.initializer
     return any(tensor.name.endswith(NUMBERS) for tensor in tensors)
 
 
 def pack_tables(graph: Graph) -> None:
-    """Store the tables of bytes by codebooks that have one, where it is smaller."""
+    """Store byte tables with a codebook, if they have one and the result is smaller."""
     found = []
     for node in graph.nodes:
         table = _table_of_bytes(graph, node)
@@ -57,7 +57,7 @@ def _look_up_parts(
     codes_VP: Array,
     book_PCN: Array,
 ) -> None:
-    """Put the lookups of parts in the place of a lookup of rows."""
+    """Replace a lookup of rows by lookups of their parts."""
     table, ids = node.input
     name = node.name
     parts, values, numbers = book_PCN.shape

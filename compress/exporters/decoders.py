@@ -1,6 +1,6 @@
-"""Trace generative models: the decoder of GPT-2 and of Llama's like, T5's encoder and
-decoder, with the keys and values of earlier tokens as inputs and outputs. Names are
-optimum's and transformers.js's.
+"""Trace generative models: decoders such as GPT-2 and Llama, T5's encoder and decoder,
+with the keys and values of earlier tokens as inputs and outputs. Names follow optimum
+and transformers.js.
 
 B batch, L new tokens, M all tokens, S tokens of T5's source, D hidden, N layers.
 """
@@ -59,8 +59,7 @@ class CachedLayer(DynamicLayer):
 
 
 def _cache(past: Sequence[Tensor], layers: int) -> DynamicCache:
-    """Make a cache of alternating keys and values; an empty one where there are
-    none."""
+    """Make a cache from alternating keys and values; an empty one if there are none."""
     cache = DynamicCache()
     cache.layers = [
         CachedLayer(*past[2 * layer : 2 * layer + 2]) for layer in range(layers)
@@ -73,8 +72,8 @@ def _flat(cache: Any) -> list[Tensor]:
 
 
 def _causal(length: Any, total: Any, window: int | None = None) -> Tensor:
-    """Compute the causal mask (L, M) of the last L of M tokens; with `window` each sees
-    only the last `window` tokens, itself included."""
+    """Compute the causal mask (L, M) of the last L of M tokens; with `window`, each
+    token sees only the last `window` tokens, itself included."""
     place_M = torch.arange(total)
     distance_LM = place_M[total - length :, None] - place_M[None, :]
     return (
@@ -85,8 +84,8 @@ def _causal(length: Any, total: Any, window: int | None = None) -> Tensor:
 
 
 class CausalDecoder(nn.Module):
-    """GPT-2, Llama and its like: tokens, past keys and values -> logits, present keys
-    and values.
+    """GPT-2, Llama and similar decoders: tokens, past keys and values -> logits,
+    present keys and values.
 
     Keys are stored after rotary positions. Raises ExportError for rotary positions
     whose frequencies change with the length of a text.
@@ -191,7 +190,7 @@ class T5Decoder(nn.Module):
 
     @property
     def past(self) -> list[str]:
-        """List the names of the keys and values: of each layer the decoder's own, then
+        """List the names of the keys and values: for each layer the decoder's own, then
         the source's."""
         kinds = [
             f"{kind}.{part}"
@@ -208,7 +207,7 @@ class T5Decoder(nn.Module):
             [each for n in range(at, len(past), 4) for each in past[n : n + 2]]
             for at in (0, 2)
         )
-        # transformers needs encoder outputs even where the source's keys are cached
+        # transformers needs encoder outputs even if the source's keys are cached
         states = (
             given[0] if self.first else torch.zeros(1, 1, self.model.config.d_model)
         )
@@ -261,7 +260,7 @@ class T5Decoder(nn.Module):
 
 
 def trace(module: nn.Module, path: Path, *, opset: int) -> None:
-    """Write the graph of one of the modules above. Raises ExportError when it cannot be
+    """Write the graph of one of the modules above. Raises ExportError if it cannot be
     traced."""
     example: dict[str, Tensor] = module.example()  # type: ignore[operator]  # mypy takes it for a Tensor
     past: list[str] = getattr(module, "past", [])
@@ -301,8 +300,8 @@ def merge_decoders(
     """Merge two models into one with the inputs of both and the outputs of `first`; the
     switch is a bool (1,).
 
-    `following` passes its input through for an output of `first` that it does not have
-    itself.
+    For an output of `first` that `following` does not have, it passes its input
+    through.
     """
     weights: dict[str, onnx.TensorProto] = {}
     then, otherwise = (
@@ -374,8 +373,8 @@ def _branch(
 
 
 def tie_matrices(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
-    """Replace matrices that are the transpose of another, as a head is of the embedding
-    it shares, by a Transpose.
+    """Replace matrices that are the transpose of another one, such as a head tied to
+    its embedding, by a Transpose.
 
     onnxruntime computes it when it opens the file. Changes `model`, except for matrices
     of fewer values than `smallest`.

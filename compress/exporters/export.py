@@ -39,7 +39,7 @@ for every family (torch 2.13, onnxruntime 1.31): DeBERTa's graph is invalid belo
 exporter ends above."""
 
 FAR = 0.1
-"""The share of the largest logit beyond which a difference is warned of."""
+"""The share of the largest logit above which a difference draws a warning."""
 
 
 def export(
@@ -60,8 +60,8 @@ def export(
     options      names to record, the data, and the lengths of files with fixed lengths
 
     Raises ExportError for an unsupported precision or opset, a missing extra, a model
-    that this format cannot hold, or a file whose answers are not the model's; nothing
-    is left then.
+    that this format cannot hold, or a file whose answers differ from the model's; no
+    files are left behind then.
     """
     chosen = check(source, out, to=to, precisions=precisions, opset=opset)
     format = formats.find(to)
@@ -170,7 +170,7 @@ def check_settings(
     opset: int | None,
     in_place: bool,
 ) -> list[str]:
-    """Check what is asked for, before a model is loaded: see `check`.
+    """Check the request before a model is loaded: see `check`.
 
     origin    the folder of the model
     in_place  whether it is a bundle, into which ONNX files can be written
@@ -207,8 +207,8 @@ def check_settings(
 
 
 def _check_free(out: Path, to: str, origin: Path) -> None:
-    """Raise ExportError where the export would replace the model itself, or anything
-    that is not an export; OutputError where no folder can be written."""
+    """Raise ExportError if the export would replace the model itself, or anything that
+    is not an export; OutputError if no folder can be written there."""
     check_output_folder(out, "out")
     if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
         raise ExportError(

@@ -1,5 +1,5 @@
-"""Formats to export: one file a format, found by its name, which holds what is known of
-it and imports no library.
+"""Export formats: one file per format, named after it, which holds its facts and
+imports no library.
 
 from compress.exporters import formats
 

@@ -1,4 +1,4 @@
-"""Core AI assets, which take the place of Core ML's packages from iOS 27 on."""
+"""Core AI assets, which replace Core ML packages from iOS 27 on."""
 
 from compress.exporters.formats.format import Extra, Format
 

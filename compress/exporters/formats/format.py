@@ -38,7 +38,7 @@ class Race:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """The facts of a format, for everybody who would otherwise compare its name.
+    """The facts of a format, so that no other code compares its name.
 
     name        of the format, and of its file
     files       what is written, in Markdown, for docs/export.md
@@ -53,9 +53,11 @@ class Format:
     runtime     the Python package that runs them on this machine; '' if none does
     extra       what to install, if the base install does not suffice
     library     as the hub calls it; '': the export is a bundle, with its own card
-    snippets    the code that runs a file, by its templates: see `exporters.snippets`
-    race        how the files are timed; a sentence says why they cannot be timed here
-    copies_tokenizer    whether the tokenizer is copied next to what the writer wrote
+    snippets    the names of the templates of code that runs a file: see
+                `exporters.snippets`
+    race        how the files are timed, or a sentence that says why they cannot be
+                timed here
+    copies_tokenizer    whether the tokenizer is copied next to the written files
     fixed_length        whether lengths are given in advance, by `--seq`
     leaves_out_prompts  whether vectors can leave out a prompt's tokens
     """

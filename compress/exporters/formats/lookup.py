@@ -24,7 +24,7 @@ def find(name: str) -> Format:
 
 @cache
 def known() -> tuple[Format, ...]:
-    """List the formats, by name: first those of the base install, ONNX before all."""
+    """List the formats by name: ONNX first, then the base install's, then others."""
     modules = (
         import_module(f"{PACKAGE}.{module.name}")
         for module in iter_modules(import_module(PACKAGE).__path__)
@@ -34,7 +34,7 @@ def known() -> tuple[Format, ...]:
 
 
 def load(address: str) -> Any:
-    """Import the function at the address that a format gives, as its `writer`."""
+    """Import the function at an address in a format, such as its `writer`."""
     module, _, function = address.rpartition(".")
     return getattr(import_module(module), function)
 
