@@ -29,8 +29,8 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise BundleError(
             f"{type(tokenizer).__name__}: cannot be saved as tokenizer.json, which the "
-            "bundle needs; expected a fast tokenizer, as AutoTokenizer loads for all common "
-            "models"
+            "bundle needs; expected a fast tokenizer, as AutoTokenizer loads for all "
+            "common models"
         )
     if not task.tokenwise:
         settings = TokenizerSettings.from_tokenizer(tokenizer)

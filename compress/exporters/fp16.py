@@ -1,11 +1,10 @@
 """Convert to float16: half the size, for GPUs, WebGPU and phones that compute in it; on
 an x86 CPU it saves space, not time.
 
-What float16 cannot hold stays float32: nodes whose values come near its limit of 65504
-on trial rows, as the residual stream of MobileBERT does. The accuracy of the file
-cannot be measured on a CPU, where onnxruntime computes most of it in float32; so the
-check is the fp32 graph with every intermediate result rounded to float16, as a GPU
-stores it.
+Nodes whose values come near float16's limit of 65504 on trial rows, such as
+MobileBERT's residual stream, stay float32. The accuracy of the file cannot be measured
+on a CPU, where onnxruntime computes most of it in float32; so the check is the fp32
+graph with every intermediate result rounded to float16, as a GPU stores it.
 """
 
 import copy
@@ -35,12 +34,12 @@ from compress.exporters.session import (
 
 LARGEST_FLOAT16 = 65504
 FLOAT16_SAFE = LARGEST_FLOAT16 / 4
-"""Values beyond it stay float32: a quarter of float16's largest, as real texts may go
-further than the trial rows."""
+"""The largest value that is stored in float16: a quarter of its limit, as real texts
+may exceed the trial rows."""
 
 FP16_TOLERANCE = 0.02
-"""The most that logits may differ from fp32's, relative to the largest (or to 1):
-float16 gives a few thousandths."""
+"""The largest allowed difference of the logits from fp32's, relative to the largest
+logit (or to 1); float16 usually differs by a few thousandths."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Float16Conv
     """Write the fp32 ONNX file `source` in float16 to `target`; ids in and logits out
     keep their types.
 
-    Raises ExportError for a file that cannot be read, or whose logits in float16 are
-    not the fp32 ones.
+    Raises ExportError for a file that cannot be read, or whose logits in float16 differ
+    from the fp32 ones.
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -123,8 +122,8 @@ def _round(
     for weight in graph.initializer:
         if weight.data_type == TensorProto.FLOAT and weight.name not in free:
             exact = onnx.numpy_helper.to_array(weight)
-            # values beyond float16, as float32's lowest in a mask, become its largest,
-            # as in the converter
+            # values beyond float16, such as float32's lowest in a mask, become its
+            # largest, as in the converter
             values = np.where(
                 np.isfinite(exact),
                 np.clip(exact, -LARGEST_FLOAT16, LARGEST_FLOAT16),

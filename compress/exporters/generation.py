@@ -1,12 +1,12 @@
-"""Write and run bundles of generative models: GPT-2 and Llama's like as one decoder, T5
-as two files.
+"""Write and run bundles of generative models: decoders such as GPT-2 and Llama as one
+file, T5 as two.
 
     GPT-2  onnx/model.onnx
     T5     onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
     and each in int8, as onnx/model_quantized.onnx
 
-The names are those of optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and of
-transformers.js. Loading a bundle and generating text import neither torch nor
+The names are the ones that optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and
+transformers.js, expect. Loading a bundle and generating text import neither torch nor
 transformers."""
 
 import shutil
@@ -41,7 +41,7 @@ def write(
     checked against the model.
 
     `card` has the fields of `Card`. Raises ExportError for another architecture, for a
-    model of over 2 GB, and where the files do not compute what the model does.
+    model of over 2 GB, and if the files do not compute the same as the model.
     """
     from compress.exporters.card import Card, file_card
     from compress.exporters.int8 import quantize_dynamic
@@ -124,7 +124,7 @@ def _finish(raw: Path, target: Path, suffix: str) -> None:
 def check(model: Any, folder: Path) -> float:
     """Compute the largest difference between the folder's fp32 logits, computed in
     several steps, and the model's, computed in one; relative to the largest logit (or
-    to 1). Raises ExportError where it exceeds GENERATION_TOLERANCE."""
+    to 1). Raises ExportError if it exceeds GENERATION_TOLERANCE."""
     import torch
 
     seeded = torch.Generator().manual_seed(0)

@@ -1,12 +1,12 @@
-"""Make int8 ONNX files of fp32 ones.
+"""Make int8 ONNX files from fp32 ones.
 
-    dynamic  weights stored as int8, activations quantised as they come: no calibration
+    dynamic  weights stored as int8, activations quantised at run time: no calibration
              data is needed
-    static   activations are quantised with scales known beforehand, from calibration or
-             from training; of two forms:
-      fused  what is fastest in onnxruntime on a CPU: QuantizeLinear, once for all
-             products that read a tensor, and com.microsoft's MatMulIntegerToFloat,
-             which multiplies, scales and adds the bias in one operator
+    static   activations are quantised with fixed scales, from calibration or from
+             training; in two forms:
+      fused  the fastest in onnxruntime on a CPU: QuantizeLinear, once for all products
+             that read a tensor, and com.microsoft's MatMulIntegerToFloat, which
+             multiplies, scales and adds the bias in one operator
       qdq    QuantizeLinear and DequantizeLinear around float products, as OpenVINO,
              TensorRT and mobile runtimes read them
 
@@ -16,10 +16,10 @@ int8, symmetric; embedding tables uint8, one scale and zero point each, as in
 
 By default a file gives the same sums on every processor. x86 processors with AVX2 or
 AVX-512 but without VNNI add the products of two neighbours, rows k and k + 1 of the
-weight with an even k, in 16 bits, where they saturate. The scale of a column is hence
-chosen such that no two neighbours of one sign add up to more than 128: 128 x 255 is
-less than 2^15. With `full_range` its largest weight is 127, for processors with exact
-sums: with VNNI, and ARM."""
+weight with an even k, in 16 bits, where they saturate. The scale of a column is
+therefore chosen such that no two neighbours of the same sign add up to more than 128:
+128 x 255 is less than 2^15. With `full_range`, its largest weight is 127, for
+processors with exact sums: x86 with VNNI, and ARM."""
 
 import logging
 import re
@@ -68,15 +68,15 @@ def quantize_dynamic(
     (`per_channel`) or per matrix; embedding tables uint8 with one scale and zero point
     each. Products of two activations (queries x keys, probabilities x values) stay
     float32: quantising them too is slower. Activations get one uint8 scale per tensor
-    and run, so a row's logits depend a little on its batch and padding, and on the
+    and run, so a row's logits depend slightly on its batch and padding, and on the
     processor. `keep` names nodes that stay float32. Raises ExportError for a file that
     cannot be read or has no weights to quantise.
     """
     file = read_model(source)
     properties = inherit_metadata(file)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # onnxruntime writes beside its input, and leaves that behind when it fails: hence a
-    # folder that goes away
+    # onnxruntime writes next to its input, and leaves files behind if it fails: hence a
+    # temporary folder
     with (
         tempfile.TemporaryDirectory(
             dir=target.parent, prefix=f".{target.name}."
@@ -91,7 +91,7 @@ def quantize_dynamic(
                     raw,
                     partial,
                     per_channel=per_channel,
-                    # that is what becomes of a Gemm
+                    # the name that it gives to a Gemm
                     nodes_to_exclude=[*keep, *(f"{name}_MatMul" for name in keep)],
                     extra_options={"MatMulConstBOnly": True},
                 )
@@ -122,8 +122,8 @@ def _fit_neighbours(
     *,
     per_channel: bool,
 ) -> None:
-    """Round the weights of a graph that onnxruntime has quantised, made of `exact`,
-    again, such that no sum of two products leaves 16 bits."""
+    """Round the weights of a graph that onnxruntime has quantised from `exact` again,
+    such that no sum of two products overflows 16 bits."""
     graph = Graph(small)
     weights = {tensor.name: tensor for tensor in exact.initializer}
     for product in products(exact):
@@ -142,9 +142,9 @@ def _fit_neighbours(
 
 @contextmanager
 def _silence_root_logger() -> Iterator[None]:
-    """Drop records of the root logger itself: there onnxruntime asks for a
-    pre-processing that would fuse the graph, lists integer tensors that it rightly
-    leaves alone, and installs a handler if there is none."""
+    """Drop the records of the root logger: there, onnxruntime asks for a pre-processing
+    that would fuse the graph, lists integer tensors that it rightly leaves unchanged,
+    and installs a handler if there is none."""
     root = logging.getLogger()
     handler = logging.NullHandler()
 
@@ -178,11 +178,11 @@ def quantize_static(
     keep          names of the products that stay float32
     per_channel   one scale per output column of a weight, or one per weight
     full_range    use all 8 bits of a weight, for processors that sum exactly
-    outputs       tensor that a product writes -> its lowest and highest value, where it
-                  is rounded to uint8 as well
+    outputs       tensor that a product writes -> its lowest and highest value, if it is
+                  rounded to uint8 as well
 
-    Raises ExportError for a file without products, a name in `keep` that is none, and
-    tensors without range."""
+    Raises ExportError for a file without products, a name in `keep` that is no product,
+    and tensors without a range."""
     model = read_model(source)
     graph = Graph(model.graph)
     found = products(graph)
@@ -212,8 +212,8 @@ def quantize_static(
 
 
 def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
-    """Compute scale and zero point of uint8 numbers that stand for low..high, 0 among
-    them exactly."""
+    """Compute scale and zero point of uint8 numbers that represent low..high, with 0
+    exact."""
     low = min(low, 0.0)
     high = max(high, 0.0)
     scale = np.float32((high - low) / 255 or 1.0)
@@ -224,8 +224,8 @@ def quantise_bias(
     bias: NDArray[np.float32],
     unit: NDArray[np.float32],
 ) -> NDArray[np.int32]:
-    """Quantise a bias in units of what the integer product is in: the scale of the
-    activations x the weight's."""
+    """Quantise a bias in the unit of the integer product: the scale of the activations
+    times the weight's."""
     limits = np.iinfo(np.int32)
     return np.clip(
         np.rint(bias.astype(np.float64) / unit), limits.min, limits.max
@@ -240,8 +240,8 @@ def quantise_matrix(
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantise (in, out) to int8; return it and the scales: (out,) or ().
 
-    Unless `full_range`, two neighbours of one sign add up to 127 at most before they
-    are rounded, hence to 128 after."""
+    Unless `full_range`, two neighbours of the same sign add up to at most 127 before
+    rounding, hence to 128 after it."""
     most = 127
     sizes = np.abs(matrix) if full_range else add_neighbours(matrix)
     largest = sizes.max(axis=0 if per_channel else None)
@@ -252,8 +252,8 @@ def quantise_matrix(
 
 
 def add_neighbours(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Add two rows of (in, out), 0 and 1, 2 and 3, and so on, where they have one sign,
-    and return the sizes of the sums; where they have not, of the larger one."""
+    """Add rows 0 and 1, 2 and 3, ... of (in, out) where they have the same sign, and
+    return the absolute sums; where signs differ, return the larger absolute value."""
     padded = np.pad(matrix, ((0, len(matrix) % 2), (0, 0)))
     above = np.maximum(padded, 0.0)
     below = np.maximum(-padded, 0.0)
@@ -344,7 +344,7 @@ class _Static:
             return
         inputs = [f"{product.reads}_float", f"{product.weight}_float"]
         self._dequantise(matrix, scales, inputs[1], axis=1)
-        # onnxruntime makes QGemm of it, but only if the bias is quantised too
+        # onnxruntime fuses it into QGemm, but only if the bias is quantised too
         if product.gemm:
             if product.bias is not None:
                 inputs.append(f"{product.name}_bias_float")
@@ -450,9 +450,9 @@ again."""
 
 
 def read_learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
-    """Read the ranges of quantisation-aware training: layer -> [low, high] of what it
-    reads, and [low, high] of what it gives, if that is rounded too, in one list; empty
-    without it."""
+    """Read the ranges of quantisation-aware training: layer -> [low, high] of its
+    input, extended by [low, high] of its output if that is rounded too; empty without
+    such training."""
     found: Mapping[str, Sequence[float]] = getattr(config, LEARNED_KEY, None) or {}
     return found
 
@@ -464,11 +464,11 @@ def quantize_learned(
     *,
     keep: Sequence[str] = (),
 ) -> None:
-    """Write `source`, the fp32 file of such a model, as static int8 with its own
-    ranges.
+    """Write `source`, the fp32 file of a model trained for int8, as static int8 with
+    its learned ranges.
 
-    Layers without a range stay in float32, as they were in training; so do those of
-    `keep`. Raises ExportError when `source` has none of the layers.
+    Layers without a range stay in float32, as in training; so do the layers in `keep`.
+    Raises ExportError if `source` has none of the layers.
     """
     ranges = {}
     outputs = {}
@@ -477,7 +477,7 @@ def quantize_learned(
     factors = read_factors(graph)
     for product in products(graph):
         module = module_of(product.name)
-        # the last: of a part of its product
+        # the last one belongs to a part of its product
         places = (module, REPEAT_SUFFIX.sub("", module), module.rpartition(".")[0])
         found = next((learned[place] for place in places if place in learned), None)
         if found is None:

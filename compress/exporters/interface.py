@@ -1,4 +1,4 @@
-"""Describe what a model file takes and gives."""
+"""Describe the inputs and outputs of a model file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,12 +45,12 @@ class Interface:
 
     @property
     def length(self) -> int:
-        """Return the tokens of every row; 0 if rows may differ."""
+        """Return the number of tokens in every row; 0 if it varies."""
         tokens = self.inputs[0].shape[-1]
         return tokens if isinstance(tokens, int) else 0
 
     def fix(self, tokens: int | str, integers: str) -> "Interface":
-        """Return the interface of a file that takes one row, of these tokens, as
+        """Return the interface of a file that takes one row of this many tokens, as
         integers of this type."""
         sizes: Mapping[int | str, int | str] = {
             "batch_size": 1,

@@ -19,13 +19,14 @@ MANIFEST_FILE = "manifest.json"
 FORMER = "contents.json"
 """The manifest's name in bundles without a task of version 0.1."""
 MOST_LENGTH = 2**24
-"""The largest `max_length`, in tokens; tokenizers take no number that does not fit into
-a machine's word."""
+"""The largest `max_length`, in tokens; the tokenizers library rejects numbers beyond a
+machine word."""
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
 
 BundleKind = Literal["task", "encoder", "generative", "embeddings"]
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
-"""The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
+"""The precision of the weights; w8 and q4 store only the weights in 8 and 4 bits, to
+save space."""
 
 BUNDLE_FILES: Mapping[Precision, str] = {
     "fp32": "onnx/model.onnx",
@@ -34,8 +35,8 @@ BUNDLE_FILES: Mapping[Precision, str] = {
     "w8": "onnx/model_w8.onnx",
     "q4": "onnx/model_q4.onnx",
 }
-"""The names transformers.js and optimum look for, except `w8`. Every bundle has the
-first two."""
+"""The names that transformers.js and optimum look for (`w8` is our own). Every bundle
+has the first two files."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Stamp:
 class Manifest:
     """The contents of `manifest.json`.
 
-    task        kind, columns, labels in the order of the logits, metric; None where the
+    task        kind, columns, labels in the order of the logits, metric; None if the
                 bundle has no task
     max_length  tokens that a text (or a pair) is truncated to, special tokens included
     model_type, parameters   transformers' name of the architecture, and its size (0:
@@ -70,7 +71,7 @@ class Manifest:
                 the manifest
     kind        task: a model that answers texts; encoder: one that returns a vector for
                 each token; generative: a language model; embeddings: an encoder as
-                earlier versions wrote it, of which `read` makes one of the others
+                earlier versions wrote it, which `read` converts to one of the others
     """
 
     task: Task | None = None
@@ -101,8 +102,8 @@ class Manifest:
             self._check_task(self.task)
 
     def _check_task(self, task: Task) -> None:
-        """Raise ValueError for a task that no model can have; a task that was read from
-        JSON becomes one of its kind's class."""
+        """Raise ValueError for a task that no model can have; convert a task read from
+        JSON to the class of its kind."""
         if not is_kind(task.kind):
             raise ValueError(f"task: no kind {task.kind!r} among {', '.join(names())}")
         own = Task(**vars(task))
@@ -139,8 +140,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read a folder's manifest. Raises BundleError where it is missing or
-        invalid."""
+        """Read a folder's manifest. Raises BundleError if it is missing or invalid."""
         from pydantic import TypeAdapter, ValidationError
 
         path = folder / MANIFEST_FILE
@@ -181,8 +181,8 @@ class Manifest:
         return manifest
 
     def _with_task(self, folder: Path) -> "Manifest":
-        """Return an encoder of an earlier version as one for the task `embedding`, or
-        one that returns a vector for each token."""
+        """Convert an encoder of an earlier version to one for the task `embedding`, or
+        to one that returns a vector for each token."""
         from compress.models.sentence_folder import SentenceFolder
 
         settings = SentenceFolder.read(folder).settings
@@ -196,7 +196,7 @@ class Manifest:
         content = asdict(self)
         if self.task is not None:
             del content["kind"]  # the default, which no version has written
-            # it is in the files of sentence-transformers
+            # the files of sentence-transformers hold it
             del content["task"]["preparation"]
         with atomic_file(folder / MANIFEST_FILE) as partial:
             partial.write_text(
@@ -234,10 +234,10 @@ def is_bundle(folder: Path) -> bool:
 
 
 def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
-    """Return the folder itself where it is a bundle, or the bundle of a run; None where
-    there is none of this kind.
+    """Return the folder itself if it is a bundle, or the bundle of a run; None if it is
+    neither.
 
-    Raises BundleError for a bundle without its manifest, which would pass for a
+    Raises BundleError for a bundle without its manifest, which would look like a
     checkpoint.
     """
     for place in (folder, folder / "bundle"):
@@ -253,8 +253,8 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
 
 
 def list_input_files(paths: Iterable[Path]) -> list[Path]:
-    """List the files of those paths that are bundles or runs, and the other paths
-    themselves."""
+    """List the files of the paths that are bundles or runs, and all other paths
+    unchanged."""
     files = []
     for path in paths:
         folder = find_bundle(path)
@@ -264,8 +264,8 @@ def list_input_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def kind_of_bundle(folder: Path) -> Kind | None:
-    """Return the kind of a bundle's task if its rows look like those of other kinds;
-    None otherwise."""
+    """Return the kind of a bundle's task if its rows could be mistaken for another
+    kind's; None otherwise."""
     place = find_bundle(folder, "task")
     task = Manifest.read(place).task if place else None
     if task is None or (task.shows and not is_own(task.kind)):

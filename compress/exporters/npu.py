@@ -1,8 +1,8 @@
 """Write graphs for neural processors: one row of a fixed number of tokens, every value
 in 8 or 16 bits.
 
-    prepare   the fp32 file of dynamic shape -> the same in operators of such a
-              processor (GELU as one)
+    prepare   the fp32 file of dynamic shape -> the same in operators of an NPU (GELU as
+              one)
     fix       -> one row of a fixed number of tokens, int32 ids; shapes are constants
     quantize  -> QuantizeLinear and DequantizeLinear around every operator (QDQ)
 
@@ -51,8 +51,8 @@ from compress.exporters.session import (
 )
 
 FORM = Form(tokens_first=False, masked_keys=False)
-"""The form of the graph to prepare: rows first, and the mask on the scores; on the keys
-it would widen their range."""
+"""The form of the graph to prepare: rows first, and the mask on the scores, as it would
+widen the range of the keys."""
 NPU_MARGIN = 12.0
 MOVES = frozenset(
     (
@@ -71,7 +71,7 @@ MOVES = frozenset(
 )
 """Operators that only move data."""
 ONE_TYPE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
-"""Operators whose integers must all be of one type."""
+"""Operators whose integers must all have the same type."""
 LEAST_RANGE = 1e-4
 
 
@@ -93,7 +93,7 @@ def prepare(source: Path, target: Path) -> None:
 def fix(source: Path, target: Path, tokens: int) -> None:
     """Write the fp32 file `source` for one row of `tokens` tokens: its inputs are int32
     (1, tokens), and everything that depends on sizes alone becomes a constant. Raises
-    ExportError where onnxruntime cannot run it at that length."""
+    ExportError if onnxruntime cannot run it at that length."""
     model = read_model(source)
     for value in (*model.graph.input, *model.graph.output):
         for at, size in enumerate(value.type.tensor_type.shape.dim):
@@ -145,7 +145,8 @@ def _evaluate(
 
 
 def _use_int32(graph: Graph) -> None:
-    """Turn the integers that are computed with the ids into int32, as the ids are."""
+    """Turn the integers that are computed with the ids into int32, the type of the
+    ids."""
     for node in graph.nodes:
         if node.op_type == "Cast" and attribute(node, "to") == TensorProto.INT64:
             del node.attribute[:]
@@ -167,8 +168,8 @@ def find_mask(
 ) -> tuple[str, list[tuple[str, str]]]:
     """Find the mask, and the (scores, masked scores) of every attention.
 
-    Raises ExportError for attention that masks in another way, whose range is unknown;
-    it calls the model by `name`.
+    Raises ExportError, naming the model `name`, for attention that masks in another
+    way, whose range is unknown.
     """
     graph = Graph(model.graph)
     masks = {node.output[0] for node in graph.nodes if _makes_mask(graph, node)}
@@ -207,8 +208,8 @@ def bound_mask(
     mask: str,
     scores: Collection[tuple[str, str]],
 ) -> Ranges:
-    """Bound the mask, in place, and return the ranges with those of the mask and of the
-    masked scores. `ranges` are of rows without padding."""
+    """Bound the mask, in place, and return the ranges, including those of the mask and
+    of the masked scores. `ranges` come from rows without padding."""
     widest = max(
         (high - low for low, high in (ranges[name] for name, _ in scores)), default=0.0
     )
@@ -271,7 +272,7 @@ def _find_constant(graph: Graph) -> set[str]:
 
 
 def _infer_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Infer the element type of each tensor. GELU, which ONNX 17 does not have, keeps
+    """Infer the element type of each tensor. GELU, which opset 17 does not have, keeps
     the type of its input."""
     copied = copy.deepcopy(model)
     for node in copied.graph.node:
@@ -293,14 +294,14 @@ class Scale:
 
     @staticmethod
     def from_range(low: float, high: float, bits: int) -> "Scale":
-        """Choose the scale of low..high, of which 0 is exactly one value."""
+        """Choose the scale of low..high, with 0 represented exactly."""
         low = min(low, 0.0)
         high = max(high, 0.0)
         step = np.float32(max(high - low, LEAST_RANGE) / (2**bits - 1))
         return Scale(step, int(np.clip(np.rint(-low / step), 0, 2**bits - 1)), bits)
 
     def to(self, bits: int) -> "Scale":
-        """Choose the scale of the same range in another number of bits."""
+        """Choose the scale of the same range for another number of bits."""
         step = float(self.step)
         most = 2**self.bits - 1 - self.zero
         return (
@@ -435,7 +436,7 @@ class _Writer:
         return Scale.from_range(*self.ranges[name], bits)
 
     def _read(self, name: str, bits: int) -> str:
-        """Return the name of a tensor's values in this number of bits."""
+        """Return the name of a tensor's values quantised to this number of bits."""
         if name in self.graph.tensors:
             return self._constant(name, bits)
         if name not in self.scales:
@@ -496,7 +497,7 @@ class _Writer:
         return made
 
     def _look_up(self, node: NodeProto) -> None:
-        """Look rows of a table up in uint8."""
+        """Look up rows of a table in uint8."""
         (table, ids) = node.input
         made = node.output[0]
         values = numpy_helper.to_array(self.graph.tensors[table])

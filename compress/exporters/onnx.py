@@ -1,12 +1,12 @@
-"""Export an encoder with a task head as fp32 ONNX, and prove that the file computes
-what the model does.
+"""Export an encoder with a task head as fp32 ONNX, and prove that the file computes the
+same as the model.
 
 The graph is left unfused, from the TorchScript exporter under eager attention:
-onnxruntime's own session optimiser makes that form the fastest on a CPU, and it is the
-one `quantize_dynamic` can read (graphs of the dynamo exporter fail its shape
-inference). It is rewritten so that it computes only what the answer reads
-(`exporters.rewrite`). In families of a `prepared_mask` the attention mask is computed
-by us, in a form that rewriting can move to the keys; every other model makes its own.
+onnxruntime's session optimiser makes this form the fastest on a CPU, and
+`quantize_dynamic` can read it (graphs of the dynamo exporter fail its shape inference).
+It is rewritten so that it computes only what the answer reads (`exporters.rewrite`).
+For families with a `prepared_mask`, this module computes the attention mask, in a form
+that rewriting can move to the keys; other models compute their own.
 """
 
 import copy
@@ -49,8 +49,8 @@ from compress.provenance import versions
 
 PROTOBUF_LIMIT = 2**31
 MASKED_SCORE = -1e4
-"""Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike
-float32's lowest it cannot overflow."""
+"""The value added to the scores of masked tokens: its exp() is 0 in float32, and unlike
+float32's lowest number it cannot overflow."""
 
 OUTPUTS = (
     "logits",
@@ -59,22 +59,23 @@ OUTPUTS = (
     "last_hidden_state",
     "sentence_embedding",
 )
-"""The names that the hub's tools expect of a file's outputs."""
+"""The names that the hub's tools expect for a file's outputs."""
 
 ONNX_TOLERANCE = 1e-3
-"""The most that a file's logits may differ from the model's, relative to the largest
-(or 1): float32 noise is 1e-6."""
+"""The largest allowed difference of a file's logits from the model's, relative to the
+largest logit (or to 1); float32 noise is 1e-6."""
 
 ANOTHER_FAMILY = (
     "export a model of another family, such as a student that `compress distill` makes "
     "of this one"
 )
-"""What to do about a family whose graph ONNX cannot hold."""
+"""The remedy for a family whose graph ONNX cannot hold."""
 
 USEFUL = 64
-"""The fewest tokens up to which equal answers are worth a file for such texts alone."""
+"""The lowest `max_length` at which a file for short texts alone is still suggested."""
 READABLE = 3
-"""Tokens of a text that every model must read: one word between two special tokens."""
+"""Tokens of the shortest text, which every model must read: one word between two
+special tokens."""
 CHECKED_KEY = "compress.checked_tokens"
 """The metadata property that holds the most tokens of a text on which the file was
 compared with its model."""
@@ -100,19 +101,18 @@ def to_onnx(
              last_hidden_state (batch_size, sequence_length, hidden), and
              sentence_embedding (batch_size, width) of a sentence encoder
     Optional prompt_length int64 (batch_size,) of a sentence encoder that does not pool
-    the tokens of prompts: how many
-             tokens a prompt takes at the beginning; 0 where it is not given, as
-             runtimes that know nothing of it do
+             the tokens of prompts: how many tokens a prompt takes at the beginning; it
+             defaults to 0 for runtimes that do not know it
     form     how the graph is rewritten (`rewrite.forms.rewrite_graph`, which needs
              opset 13); None: it stays as traced
     max_length   the most tokens of the texts that the file is for; None: 512, or as
                  many as the model has positions
 
-    The model stays as it was: mode, attention implementation, dtype, device. Raises
-    ExportError when the model cannot be exported, is over 2 GB, or when the file's
-    answers are not the model's: they are compared at other shapes than the traced one,
-    up to `max_length` (see `exporters.probes`), since a tracer that takes a size for a
-    constant only warns.
+    The model is not changed: mode, attention implementation, dtype, device. Raises
+    ExportError if the model cannot be exported or is over 2 GB, or if the file's
+    answers differ from the model's: they are compared at other shapes than the traced
+    one, up to `max_length` (see `exporters.probes`), since a tracer that mistakes a
+    size for a constant only warns.
     """
     check_size(model)
     longest = probes.longest_text(model, max_length)
@@ -151,9 +151,9 @@ def to_onnx(
 
 
 def refuse_unfaithful(model: nn.Module, longest: int) -> None:
-    """Raise ExportError for a model that computes something else on texts of up to
-    `longest` tokens than its file would, or that does not compute here what it was
-    trained to compute."""
+    """Raise ExportError for a model that computes something else than its file would on
+    texts of up to `longest` tokens, or something else here than it was trained to
+    compute."""
     kind = type(model).__name__
     config: Any = model.config
     if reason := families.find(config.model_type).without_kernels(config):
@@ -170,8 +170,8 @@ def refuse_unfaithful(model: nn.Module, longest: int) -> None:
 
 
 def check_size(model: nn.Module, name: str = "") -> None:
-    """Raise ExportError, naming the model or its class, where its weights do not fit
-    into an ONNX file, or into the memory."""
+    """Raise ExportError, naming the model or its class, if its weights do not fit into
+    an ONNX file, or into memory."""
     if is_dispatched(model):
         raise ExportError(
             f"{name or type(model).__name__}: this machine's memory cannot hold it"
@@ -193,8 +193,8 @@ def parity(
     and the file under onnxruntime.
 
     A batch holds at least the file's inputs, (rows, tokens); other keys are ignored.
-    The model stays as it was. NaN when any logit is; raises ExportError when there is
-    no batch.
+    The model is not changed. Returns NaN if any logit is NaN. Raises ExportError if
+    there is no batch.
     """
     session = open_session(path)
     names = {
@@ -215,8 +215,8 @@ def parity(
 
 def as_float32(model: nn.Module) -> Any:
     """Copy the model in float32, in eval mode, on the CPU: modules and config are
-    copies, the weights are shared where they already are float32 on the CPU. Nothing
-    done to its modules or config reaches the original."""
+    copies, the weights are shared if they are float32 on the CPU already. Changes to
+    modules or config do not affect the original."""
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(
             parameter.detach().to("cpu", torch.float32), requires_grad=False
@@ -258,7 +258,7 @@ class TracedModel(nn.Module):
             if self.prepares
             else attention_mask
         )
-        # T5 classifies at the end of a text; ids drawn at random may lack it
+        # T5 classifies at the end-of-text token, which random ids may lack
         if config.is_encoder_decoder:
             last_B1 = attention_mask.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(
@@ -275,8 +275,8 @@ class TracedModel(nn.Module):
 
 
 class TracedSentenceEncoder(TracedModel):
-    """Traces a sentence encoder that does not pool the tokens of prompts: an input more
-    says how many tokens the prompt has."""
+    """Traces a sentence encoder that does not pool the tokens of prompts: an additional
+    input says how many tokens the prompt has."""
 
     def forward(  # type: ignore[override]  # the tracer passes inputs by their place
         self,
@@ -326,7 +326,7 @@ def prepare_mask(
 
 
 def outputs_of(out: Any) -> dict[str, Tensor]:
-    """Select the tensors of a model's output that the file has, by their names in
+    """Select the tensors of a model's output that the file returns, by their names in
     OUTPUTS."""
     return {name: out[name] for name in OUTPUTS if name in out}
 
@@ -334,8 +334,8 @@ def outputs_of(out: Any) -> dict[str, Tensor]:
 @contextmanager
 def tracing(kind: str, expected: str) -> Iterator[None]:
     """Re-raise any error of torch's exporter, or of the model that it runs, as an
-    ExportError in one line that says what was `expected`. All of the error is logged
-    for debugging."""
+    ExportError in one line that says what was `expected`. The full error is logged for
+    debugging."""
     try:
         yield
     except (CompressError, OSError, MemoryError):
@@ -358,9 +358,9 @@ def export_graph(
     axes: Mapping[str, Mapping[int, str]],
 ) -> None:
     """Trace a module and write its graph; `axes`: the names of its dynamic sizes."""
-    # What the tracer and the exporter warn of is checked on the file itself; the graph
+    # Warnings of the tracer and the exporter are checked on the file itself; the graph
     # that is printed for an operator without a counterpart would fill the screen, or
-    # what reads our JSON
+    # break our JSON
     with quiet(), torch.no_grad():
         torch.onnx.export(
             module.eval(),
@@ -420,8 +420,8 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
 
 def _set_implementations(plain: Any) -> None:
     """Let every part of a model compute in operators that ONNX has. A sentence
-    encoder's parts have configs of their own, and only a family with experts has an
-    implementation of these: the usual ones sort tokens."""
+    encoder's parts have configs of their own, and only families with experts have an
+    implementation of them to choose: the default ones sort tokens."""
     for part in plain.modules():
         if isinstance(part, PreTrainedModel):
             part.set_attn_implementation("eager")
@@ -443,8 +443,8 @@ class _Compared:
 
 
 def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> dict[str, Tensor]:
-    """Draw random inputs; of a sentence encoder that leaves out prompts they begin with
-    prompts of 1 and 2 tokens, but always end with a token of the text."""
+    """Draw random inputs; for a sentence encoder that leaves out prompts, they begin
+    with prompts of 1 and 2 tokens, but always end with a token of the text."""
     batch = probes.draw(model, shape, segments=segments)
     if isinstance(model, SentenceEncoder) and model.settings.leaves_out_prompts:
         batch[PROMPT_LENGTH] = (torch.arange(shape.rows) % 2 + 1).clamp(
@@ -456,8 +456,8 @@ def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> dict[str, Tensor
 def _check(
     model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: bool
 ) -> None:
-    """Raise ExportError, naming the text, unless the file computes what the model does
-    at each of these shapes."""
+    """Raise ExportError, naming the text, unless the file computes the same as the
+    model at each of these shapes."""
     kind = type(model).__name__
     try:
         session = open_session(path)
@@ -477,7 +477,7 @@ def _check(
         try:
             expected = _answer(model, batch)
         except ExportError:
-            # there is no answer that a file's could be compared with
+            # the model has no answer to compare the file's with
             if shape.tokens < READABLE:
                 continue
             raise
@@ -505,8 +505,8 @@ def _answer(
     """Compute the model's answers in float32 on the CPU, by the names of the file's
     outputs.
 
-    The model is a new copy for each text: BigBird, and rotary positions that are scaled
-    as texts grow, are other models after a text of another length.
+    The model is copied for each text: BigBird, and rotary positions that scale with the
+    length of texts, change after a text of another length.
     """
     plain = as_float32(model)
     with (
@@ -522,8 +522,8 @@ def _compare(
     batch: Mapping[str, Tensor],
     expected: Mapping[str, NDArray[np.float32]],
 ) -> _Compared:
-    """Compare the file's answers to a batch with those expected; answers to padding do
-    not count."""
+    """Compare the file's answers to a batch with the expected ones; answers to padding
+    do not count."""
     names = [node.name for node in session.get_inputs()]
     names += [
         node.name
@@ -556,8 +556,8 @@ def makes_segments(tokenizer: Any) -> bool:
 
 
 def _read_shared_weights(graph: onnx.GraphProto) -> None:
-    """Remove the Identity through which the exporter lets layers read a weight that
-    they share: quantisation looks for weights that are read directly."""
+    """Remove the Identity nodes through which the exporter lets layers read a shared
+    weight: quantisation looks for weights that are read directly."""
     weights = {tensor.name for tensor in graph.initializer}
     copies: dict[str, str] = {}
     kept: list[onnx.NodeProto] = []

@@ -1,5 +1,5 @@
-"""Predict with `tokenizers` and onnxruntime alone: neither torch nor transformers is
-imported."""
+"""Predict with `tokenizers` and onnxruntime alone, without importing torch or
+transformers."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -70,14 +70,14 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """An opened bundle: keep it for many calls, from any thread.
+    """An opened bundle, for many calls from any thread.
 
-    Rows are run alone, or in batches where their logits are the same bit by bit
+    Rows are run alone, or in batches if their logits stay the same bit by bit
     (`batch_session`): an int8 graph may scale activations by the whole batch, so that a
-    row's logits would depend on the others; alone they are what a device computes.
-    `threads` rows, or batches, run in parallel. `threshold`: qa, the margin over the
-    best span from which "no answer" is returned. `sentence`: the settings of a model
-    that computes vectors. `lookups`: the ONNX file, if the model only looks up tokens.
+    row's logits would depend on the others; a device computes each row alone. `threads`
+    rows, or batches, run in parallel. `threshold`: qa, the margin over the best span
+    from which "no answer" is returned. `sentence`: the settings of a sentence encoder.
+    `lookups`: the ONNX file of a static embedding model.
     """
 
     task: Task
@@ -96,7 +96,8 @@ class Predictor:
 
     @cached_property
     def batches(self) -> BatchSession | None:
-        """Open a session for batches; None if rows are not answered there as alone."""
+        """Open a session for batches; None if rows get other answers in batches than
+        alone."""
         outputs = self.task.answer_outputs
         made = ["input_ids", "attention_mask"]
         if self.encoder.settings.token_types:
@@ -127,8 +128,8 @@ class Predictor:
         return self.task.predict(self, checked)
 
     def answer_columns(self, texts: Sequence[Text]) -> AnswerColumns:
-        """Predict for texts as `predict` does; return the columns of a file of answers,
-        without an object for each text."""
+        """Predict for texts like `predict`, but return the columns of a file of
+        answers, without an object for each text."""
         return self.task.answer_columns(self, texts)
 
     def answer_schema(self) -> "pa.Schema":
@@ -170,10 +171,9 @@ class Predictor:
         return vectors
 
     def with_prompt(self, name: str) -> "Predictor":
-        """Return a predictor whose default prompt is the model's prompt of this name.
-
-        Raises BundleError for a model that computes no vectors, CompressError for one
-        without such a prompt.
+        """Return a predictor that uses the model's prompt of this name by default.
+        Raises BundleError for a model that computes no vectors, CompressError for a
+        model without such a prompt.
         """
         sentence = sentence_of(self)
         sentence.preparation.prompt(name)
@@ -196,8 +196,8 @@ class Predictor:
 
     def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
         """Compute the logits (rows, outputs) of encoded rows, in order; columns that
-        the file does not read are ignored. For tokenwise tasks (tokens, outputs): those
-        of all rows, one row after another.
+        the file does not read are ignored. For tokenwise tasks, return (tokens,
+        outputs), with the tokens of all rows one after another.
 
         Raises BundleError for a row that lacks an input of the file.
         """
@@ -231,10 +231,10 @@ def run_rows(
     threads: int,
     outputs: Sequence[str] | None = None,
 ) -> list[list[NDArray[np.float32]]]:
-    """Run rows one at a time, on `threads` threads; return for each row these outputs
-    of the file (None: all), without the batch axis. Columns that the file does not read
-    are ignored. For a file of a fixed length rows are padded with attention_mask 0, and
-    the padding's part of the outputs is removed.
+    """Run rows one at a time, on `threads` threads; return the requested outputs of
+    each row (None: all), without the batch axis. Columns that the file does not read
+    are ignored. For a file of a fixed length, rows are padded with attention_mask 0,
+    and the outputs at the padding are removed.
 
     Raises BundleError for a row that lacks an input of the file, or that the file
     cannot be run on.
@@ -291,13 +291,14 @@ def run_rows(
 
 
 def fixed_length(session: onnxruntime.InferenceSession) -> int | None:
-    """Return the number of tokens of a file of fixed length; None for any other."""
+    """Return the number of tokens that a file of fixed length takes; None for any other
+    file."""
     size = session.get_inputs()[0].shape[-1]
     return size if isinstance(size, int) else None
 
 
 def pad(ids_1L: NDArray[np.integer], length: int) -> NDArray[np.int32]:
-    """Pad a row with zeros, in the type that files of a fixed length read."""
+    """Pad a row with zeros, in the integer type that files of a fixed length read."""
     return np.pad(ids_1L, ((0, 0), (0, length - ids_1L.shape[1]))).astype(np.int32)
 
 
@@ -318,7 +319,7 @@ def open_predictor(
 ) -> Predictor:
     """Open the ONNX file with the tokenizer of the folder.
 
-    layered   False for a model that only looks up tokens, which can answer in batches
+    layered   False for a static embedding model, which can answer in batches
     """
     encoder = TextEncoder.from_folder(folder)
     if not task.tokenwise:  # long texts are read in several rows there
@@ -344,9 +345,9 @@ def open_predictor(
 class NearestTexts:
     """Find the nearest of `texts` by an exact search over all of them.
 
-    packed_NP  the vectors of `texts`, as `data.vector_index` packs them; they may be
-               those of another model of the same space
-    ids        names of `texts` in the answers; empty: their places, from 1
+    packed_NP  the vectors of `texts`, as `data.vector_index` packs them; another model
+               with the same vector space may have computed them
+    ids        names of `texts` in the answers; empty: their positions, from 1
     """
 
     predictor: Predictor
@@ -372,8 +373,8 @@ class NearestTexts:
     ) -> "NearestTexts":
         """Compute the vectors of `texts`, which have these ids.
 
-        Raises BundleError for a bundle of another task, or whose vectors are not
-        compared by their cosine, and for no texts.
+        Raises BundleError for a bundle of another task, for one whose vectors are not
+        compared by cosine, and if there are no texts.
         """
         check_search(predictor)
         if not texts:
@@ -411,8 +412,8 @@ class NearestTexts:
 
 
 def sentence_of(predictor: Predictor) -> "SentenceSettings":
-    """Return the settings of a model that computes vectors. Raises BundleError for
-    another."""
+    """Return the settings of a sentence encoder. Raises BundleError for any other
+    model."""
     if predictor.sentence is None:
         raise BundleError(
             f"this bundle is for {predictor.task.kind}; expected one for embedding, to "
@@ -423,7 +424,7 @@ def sentence_of(predictor: Predictor) -> "SentenceSettings":
 
 def check_search(predictor: Predictor) -> None:
     """Raise BundleError for a model without vectors, and for one whose vectors are not
-    compared by their cosine."""
+    compared by cosine."""
     sentence = sentence_of(predictor)
     if not sentence.ranks_by_cosine:
         raise BundleError(
@@ -436,8 +437,8 @@ def check_search(predictor: Predictor) -> None:
 
 @dataclass(frozen=True)
 class AnsweredLine:
-    """One text of a stream with the model's answer, or with the error for which it was
-    skipped."""
+    """One text of a stream with the model's answer, or with the error that made it
+    skip."""
 
     text: str
     answer: Outcome | None
@@ -445,7 +446,7 @@ class AnsweredLine:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Read lines without their ends; of a line longer than LONGEST only the
+    """Read lines without their line ends; of a line longer than LONGEST_LINE, only the
     beginning."""
     while line := stream.readline(LONGEST_LINE + 2):
         rest = line
@@ -489,7 +490,7 @@ T = TypeVar("T")
 def iterate_batches(
     values: Iterable[T], count: int = ROWS_PER_BATCH
 ) -> Iterator[list[T]]:
-    """Yield lists of at most `count`, read lazily."""
+    """Yield lists of at most `count` items, read lazily."""
     rest = iter(values)
     while batch := list(islice(rest, count)):
         yield batch
@@ -500,7 +501,8 @@ def decode(raw: bytes, where: str) -> str:
     long text."""
     if len(raw) > LONGEST_LINE:
         raise DataError(
-            f"{where}: is longer than {LONGEST_LINE:,} bytes; expected one text a line"
+            f"{where}: is longer than {LONGEST_LINE:,} bytes; expected one text per "
+            "line"
         )
     try:
         return raw.decode("utf-8")

@@ -1,12 +1,12 @@
 """Choose the texts on which an exported file is compared with its model, and draw their
 tokens.
 
-A tracer that takes a size for a constant only warns, and the file is wrong at every
-other size. What depends on distances between tokens (windows, buckets of relative
-positions, tables of positions) shows in the longest text; what depends on the length
-itself (a switch to other attention, blocks of a length) shows just above each length in
-the config. The longest text has `max_length` tokens, or as many as fit into MOST_WORK
-and MOST_SCORES.
+A tracer that mistakes a size for a constant only warns, and the file is wrong at every
+other size. Effects of the distance between tokens (windows, buckets of relative
+positions, tables of positions) show in the longest text; effects of the length itself
+(a switch to other attention, blocks of a length) show just above each length in the
+config. The longest text has `max_length` tokens, or as many as fit into MOST_WORK and
+MOST_SCORES.
 """
 
 import math
@@ -26,27 +26,27 @@ TRACED = (2, 5)
 SHORT_TEXTS = ((1, 1), (1, 2), (3, 7))
 """The (rows, tokens) at which every file is compared."""
 PROBED_LENGTH = 512
-"""The longest text, in tokens, where nobody says which lengths are needed."""
+"""The longest text, in tokens, unless `max_length` is given."""
 MOST_WORK = 5e11
-"""The most floating-point operations that comparing one text may take on each side:
-some 10 s of one slow core."""
+"""The most floating-point operations for comparing one text, on each side: about 10 s
+on one slow core."""
 MOST_SCORES = 2**28
-"""The most attention scores of a layer that comparing one text may need: 1 GB."""
+"""The most attention scores of a layer for comparing one text: 1 GB."""
 BATCHED = 64
 """The most tokens of a text that is compared in a batch, with padding in one of its
 rows."""
 CHARACTERS = 0x110000
-"""The ids of a family that reads characters (CANINE): their code points."""
+"""The number of ids of a family that reads characters (CANINE): their code points."""
 CHANGING = re.compile(
     "window|local_attention|bucket|relative_pos|max_distance|block_size|chunk|segment|landmark"
 )
-"""Names of a config's settings that are lengths, in tokens, at which attention may
+"""Names of config settings that hold lengths, in tokens, at which attention may
 change."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The shape of a batch on which a file is compared; where it has several rows the
+    """The shape of a batch on which a file is compared; if it has several rows, the
     first one is padded."""
 
     rows: int
@@ -58,8 +58,7 @@ class Probe:
 
 
 def choose_probes(model: nn.Module, max_length: int | None = None) -> list[Probe]:
-    """Choose the shapes at which the file of a model is compared with it, short ones
-    first.
+    """Choose the shapes at which the file is compared with its model, short ones first.
 
     max_length  the most tokens of a text that the file is made for; None:
                 PROBED_LENGTH, or the model's positions
@@ -80,7 +79,7 @@ def choose_probes(model: nn.Module, max_length: int | None = None) -> list[Probe
 
 @dataclass(frozen=True)
 class Switch:
-    """A setting by which a model reads texts of more than `tokens` tokens in another
+    """A setting that makes a model read texts of more than `tokens` tokens in another
     way than shorter ones."""
 
     setting: str
@@ -89,8 +88,8 @@ class Switch:
 
 
 def find_switch(config: Any) -> Switch | None:
-    """Find the setting by which long texts are read in another way; None for a family
-    that reads all in one way."""
+    """Find the setting that makes a model read long texts in another way; None if it
+    reads all texts in the same way."""
     if getattr(config, "attention_type", "") == "block_sparse":
         tokens = (5 + 2 * config.num_random_blocks) * config.block_size
         remedy = (
@@ -108,7 +107,7 @@ def find_switch(config: Any) -> Switch | None:
 
 
 def longest_text(model: nn.Module, max_length: int | None) -> int:
-    """Return the most tokens of a text for which the file is made."""
+    """Return the most tokens of the texts that the file is made for."""
     limit = positions(model)
     if max_length is not None:
         return max_length if limit is None else min(max_length, limit)
@@ -133,8 +132,8 @@ def affordable_length(model: nn.Module) -> int:
 
 
 def _size(config: Any, size: str, *, usual: int) -> int:
-    """Return a size of the config; the `usual` one where the family has another name
-    for it, or one in each layer."""
+    """Return a size of the config; `usual` if the family has another name for it, or a
+    different size in each layer."""
     settings = SimpleNamespace(**config.to_dict())
     name = find_setting(settings, size)
     value = None if name is None else getattr(settings, name)
@@ -156,14 +155,13 @@ def changing_lengths(config: Any) -> list[int]:
 
 
 def text_config(config: Any) -> Any:
-    """Return the part of a config that describes the reading of texts, in a family that
-    reads images too."""
+    """Return the text part of the config of a family that also reads images."""
     return config if config.is_encoder_decoder else config.get_text_config()
 
 
 def draw(model: nn.Module, probe: Probe, *, segments: bool) -> dict[str, Tensor]:
-    """Draw random inputs, in the order of the file's; of several rows the end of the
-    first one is masked."""
+    """Draw random inputs, in the order of the file's; of several rows, the first one is
+    masked at its end."""
     config: Any = model.config
     rows = probe.rows
     tokens = probe.tokens
@@ -176,7 +174,7 @@ def draw(model: nn.Module, probe: Probe, *, segments: bool) -> dict[str, Tensor]
     if rows > 1:
         mask[0, tokens // 2 + 1 :] = 0
     padding = getattr(text_config(config), "pad_token_id", None) or 0
-    # T5 classifies at the end of a text, of which each row has one
+    # T5 classifies at the end-of-text token, of which each row has one
     if config.is_encoder_decoder:
         ids = ids.where(ids != config.eos_token_id, padding)
         ids.scatter_(1, mask.sum(1, keepdim=True) - 1, config.eos_token_id)
@@ -199,7 +197,7 @@ def has_segments(config: Any) -> bool:
 
 
 def vocabulary_of(config: Any) -> int:
-    """Return the number of token ids; of a family that hashes characters, the number of
-    them."""
+    """Return the number of token ids, or of characters for a family that hashes
+    characters."""
     size = getattr(text_config(config), "vocab_size", None)
     return CHARACTERS if size is None else int(size)

@@ -89,7 +89,7 @@ def test_a_card_without_a_certificate_gets_one_before_its_use() -> None:
 def test_a_licence_that_is_not_known_is_left_out_with_a_sentence() -> None:
     assert "No licence is given: the licence of my teacher is unknown." in card(teacher="my teacher")
     known = card(license="apache-2.0", base_model="o/t", data="intents")
-    assert "apache-2.0: that of o/t" in known
+    assert "apache-2.0: the licence of o/t" in known
     assert "No licence" not in known
     assert "https://huggingface.co/datasets/nyu-mll/glue" in card(data="glue/cola", dataset="nyu-mll/glue")
     assert "under an unknown licence" in card(data="mine")

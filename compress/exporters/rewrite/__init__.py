@@ -1,1 +1,1 @@
-"""Rewriting of graphs, see `forms`; the steps are in the other modules."""
+"""Rewrite graphs (see `forms`); the other modules hold the steps."""

@@ -1,10 +1,10 @@
-"""Find attention in a graph by its structure, represent it as one node during the
-rewriting, and expand that again.
+"""Find attention in a graph by its structure, represent it as one node during
+rewriting, and expand the node again.
 
-The node reads queries, keys, values, each (rows, tokens, heads x size), and where there
-is a mask the tensor that is added to the keys, or with `mask_on_scores` to the scores.
-It writes (rows, tokens, heads x value_size). With `tokens_first` the first two axes of
-all of these are swapped.
+The node reads queries, keys, values, each (rows, tokens, heads x size), and, if there
+is a mask, the tensor that is added to the keys, or with `mask_on_scores` to the scores.
+It writes (rows, tokens, heads x value_size). With `tokens_first`, the first two axes of
+all these tensors are swapped.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ KEYS_TURNED = [1, 2, 0]
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a constant weight and its constant bias; without a bias `sum` is
+    """A product with a constant weight, and its constant bias; without a bias, `sum` is
     the product itself."""
 
     product: NodeProto
@@ -118,8 +118,8 @@ def collapse(graph: Graph) -> list[AttentionCore]:
 
 
 def linear(wiring: Wiring, name: str, *, bare: bool = False) -> Linear:
-    """Find the product whose sum with a bias is `name`; with `bare` also one without a
-    bias."""
+    """Find the product whose sum with a bias is `name`; with `bare`, also a product
+    without a bias."""
     graph = wiring.graph
     require(wiring.read_once(name))
     alone = find_writer(wiring.writers, name, "MatMul") if bare else None
@@ -165,8 +165,8 @@ def _split_heads(graph: Graph, node: NodeProto, name: str, part: str) -> str:
     """Split queries, keys or values by head: (rows, heads, tokens, size), keys (rows,
     heads, size, tokens).
 
-    With tokens first rows and heads are one axis: onnxruntime's product then reads the
-    transposed tensor in place.
+    With tokens first, rows and heads form one axis: onnxruntime's product then reads
+    the transposed tensor in place.
     """
     heads = attribute(node, "heads")
     size = attribute(node, "value_size" if part == "values" else "size")

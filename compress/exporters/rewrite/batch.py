@@ -1,8 +1,8 @@
-"""Rewrite the graph of a model of lookups for batches, so that each row of a batch is
-answered as it is alone, bit by bit.
+"""Rewrite the graph of a static embedding model for batches, so that each row of a
+batch gets the same answer as alone, bit by bit.
 
-A row alone is what a device computes, and what every score was measured on. Two
-operators make its answer depend on the rows beside it; both are rewritten:
+Devices compute each row alone, and every score was measured that way. Two operators
+make the answer of a row depend on the rest of the batch; both are rewritten:
 
     ReduceSum over tokens    onnxruntime adds up the tokens of a single row one after
                              another, those of several in another order. With tokens as
@@ -32,7 +32,7 @@ from compress.exporters.session import input_names, opset_of
 
 def batch_rows(model: ModelProto) -> ModelProto | None:
     """Return the model for batches; None for a model that does more than look up
-    tokens, add up what it finds, and compute the answer from the sum."""
+    tokens, add up their vectors, and compute the answer from the sum."""
     graph = Graph.copy_of(model)
     try:
         require(opset_of(model) < 18)  # later ones reduce by other inputs
@@ -67,7 +67,7 @@ def _put_tokens_first(graph: Graph, inputs: Collection[str]) -> None:
 
 
 def _sum_first_axis(graph: Graph, node: NodeProto) -> None:
-    """Sum (L, B, ...) over its tokens, in the place of (B, L, ...)."""
+    """Sum (L, B, ...) over its tokens instead of (B, L, ...)."""
     require(np.array_equal(Wiring(graph).value(node.input[1]), [1]))
     inputs = [node.input[0], graph.integers(0)]
     name = node.name
@@ -79,8 +79,9 @@ def _sum_first_axis(graph: Graph, node: NodeProto) -> None:
 
 
 def _quantise_rows(graph: Graph, node: NodeProto) -> None:
-    """Quantise each row of (B, D) by its own range, as DynamicQuantizeLinear does it
-    for all. Raises MismatchError unless only products of integers read the codes."""
+    """Quantise each row of (B, D) by its own range, as DynamicQuantizeLinear does for
+    all rows together. Raises MismatchError unless only products of integers read the
+    codes."""
     values = node.input[0]
     codes, scale, zero = node.output
     name = node.name
@@ -114,8 +115,8 @@ def _quantise_rows(graph: Graph, node: NodeProto) -> None:
 
 
 def _subtract_zeros(graph: Graph, product: NodeProto, zeros: str) -> None:
-    """Compute a product of codes whose rows have zero points of their own: that of the
-    codes as they are, less the zero point times the sum of each column."""
+    """Compute a product of codes whose rows have their own zero points: the product of
+    the codes, minus the zero point times the sum of each column."""
     codes, weights = product.input[:2]
     wiring = Wiring(graph)
     matrix = wiring.value(weights).astype(np.int32)

@@ -3,9 +3,9 @@
 
     graph       the index of a graph, and its matrix products with constant weights
     attention   attention, found by its structure, as one node during the rewriting
-    rotary      the same with rotary positions; gated feed-forwards
+    rotary      attention with rotary positions; gated feed-forwards
     layout      tokens on the first axis; only the tokens that are used; scale and mask
-                in the weights; merged products
+                folded into the weights; merged products
 
 The result is plain ONNX, so every quantiser and runtime reads it; measured in
 docs/export-speed.md."""
@@ -29,20 +29,20 @@ from compress.exporters.rewrite.layout import (
 from compress.exporters.session import metadata, opset_of
 
 FORM_KEY = "compress.graph"
-"""The metadata property of a rewritten file that holds its form."""
+"""The metadata property in which a rewritten file stores its form."""
 
 
 @dataclass(frozen=True)
 class Form:
     """One way of writing the same graph.
 
-    one_token     only the first token is computed where only that is used
+    one_token     only the first token is computed where no other is used
     tokens_first  tokens on the first axis, rows on the second: fewer copies in
                   onnxruntime, slower in OpenVINO
     merged        queries, keys and values by one product where they read the same
                   tensor
-    masked_keys   the mask of the keys is added to the keys, not to the scores: fewer
-                  additions, but a range of the keys that no fixed scale can represent
+    masked_keys   the mask is added to the keys, not to the scores: fewer additions, but
+                  a range of the keys that no fixed scale can represent
     """
 
     one_token: bool = True
@@ -63,8 +63,8 @@ class Form:
 PLAIN = Form()
 
 SHIPPED_FORM = Form(tokens_first=False)
-"""The form that `to_onnx` writes: less work for any runtime. Tokens first, faster in
-onnxruntime on x86 and slower in OpenVINO, is for `tune` to try."""
+"""The form that `to_onnx` writes: less work for any runtime. `tune` also tries tokens
+first, which is faster in onnxruntime on x86 and slower in OpenVINO."""
 
 OLDEST = 13
 """The first opset in which Squeeze and Unsqueeze read their axes as a tensor."""
@@ -97,7 +97,7 @@ def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     weights of the queries and, unless the form or rotary positions (ModernBERT) prevent
     it, the mask is added to the keys. Other attention is not changed. Weights that
     layers share stay shared. The results are the model's, up to float32 rounding. A
-    model of an opset below OLDEST is returned as it is, without a FORM_KEY.
+    model of an opset below OLDEST is returned unchanged, without a FORM_KEY.
     """
     graph = Graph.copy_of(model)
     softmaxes = sum(node.op_type == "Softmax" for node in graph.nodes)

@@ -1,9 +1,9 @@
-"""Index a graph by what its nodes write and read, and its constants by name; find the
-matrix products with constant weights, which quantisation quantises.
+"""Index a graph by the tensors that its nodes write and read, and its constants by
+name; find the matrix products with constant weights, which are the ones to quantise.
 
-A product is identified by the name of its node, which in our exports is the module's
-path; it is a MatMul with a constant matrix on its right, or a Gemm, which has a bias
-too. Products of two activations do not count.
+A product is identified by the name of its node, which is the module's path in our
+exports; it is a MatMul with a constant matrix on its right, or a Gemm, which includes a
+bias. Products of two activations do not count.
 """
 
 import copy
@@ -30,8 +30,8 @@ Readers = Mapping[str, list[NodeProto]]
 ATTENTION_OPERATOR = "Attention"
 ROTARY = "Rotary"
 OURS = "compress.rewriting"
-"""The domain of operators that a graph has only while it is rewritten: attention as a
-whole (`attention.py`), and rotary positions of queries and keys (`rotary.py`)."""
+"""The domain of operators that exist only during rewriting: attention as a whole
+(`attention.py`), and rotary positions of queries and keys (`rotary.py`)."""
 
 _ARITHMETIC = (
     "Abs",
@@ -86,7 +86,7 @@ class Graph:
 
     @classmethod
     def copy_of(cls, model: ModelProto) -> "Graph":
-        """Copy the nodes of a model; those of constants become tensors."""
+        """Copy the nodes of a model; Constant nodes become tensors."""
         graph = cls(model.graph)
         graph.nodes = []
         for node in copy.deepcopy(list(model.graph.node)):
@@ -112,7 +112,7 @@ class Graph:
         self._source.initializer.extend(tensors)
 
     def model(self, source: ModelProto) -> ModelProto:
-        """Make a model like `source` of this graph, without unused parts, in
+        """Make a model like `source` from this graph, without unused parts, in
         topological order."""
         nodes = self._living(self.outputs)
         graph = onnx.helper.make_graph(
@@ -147,8 +147,8 @@ class Graph:
         return {name: node for node in self.nodes for name in node.output}
 
     def readers(self) -> dict[str, list[NodeProto]]:
-        """Map each tensor to its readers, a node that reads it twice being listed
-        twice; an output of the graph has an empty node as one more reader."""
+        """Map each tensor to its readers (a node that reads it twice is listed twice);
+        an output of the graph has an empty node as an additional reader."""
         found: dict[str, list[NodeProto]] = {
             name: [NodeProto()] for name in self.outputs
         }
@@ -177,7 +177,8 @@ class Graph:
         )
 
     def lookups(self) -> list[NodeProto]:
-        """Find the Gathers of rows of constant float32 tables: embeddings."""
+        """Find the Gather nodes that read rows of constant float32 tables:
+        embeddings."""
         gathers = (
             node
             for node in self.nodes
@@ -186,12 +187,12 @@ class Graph:
         return [node for node in gathers if attribute(node, "axis", 0) == 0]
 
     def put(self, name: str, value: Array) -> None:
-        """Add a constant, or replace the value of the one of this name."""
+        """Add a constant, or replace the value of the constant with this name."""
         self.tensors[name] = numpy_helper.from_array(value, name)
 
     def constant(self, value: Array, name: str) -> str:
-        """Add a constant, unless it exists, and return its name: `name`, or another if
-        that has another value."""
+        """Add a constant unless it exists, and return its name: `name`, or another if
+        `name` has another value."""
         known = self.value(name)
         if (
             known is not None
@@ -237,7 +238,7 @@ class Graph:
         name: str,
         **attributes: Any,
     ) -> NodeProto:
-        """Replace a node by another with the same outputs, and return that."""
+        """Replace a node by another with the same outputs, and return the new one."""
         place = next(place for place, each in enumerate(self.nodes) if each is node)
         self.nodes[place] = onnx.helper.make_node(
             operator, inputs, list(node.output), name=name, **attributes
@@ -262,7 +263,8 @@ class Graph:
         self.nodes = [each for each in self.nodes if each is not node]
 
     def rename_output(self, node: NodeProto, name: str) -> str:
-        """Rename the output of a node to `name`, or a name like it, and return that."""
+        """Rename the output of a node to `name`, or a similar free name, and return
+        it."""
         node.output[0] = _make_unique(name, self._taken)
         return node.output[0]
 
@@ -313,7 +315,8 @@ class Graph:
 
 
 def _make_unique(name: str, taken: set[str]) -> str:
-    """Return `name`, or a name like it that is not in `taken`, and add it there."""
+    """Return `name`, or a similar name that is not in `taken`, and add it to
+    `taken`."""
     chosen = name
     count = 1
     while chosen in taken:
@@ -330,7 +333,7 @@ def find_writer(writers: Writers, name: str, operator: str) -> NodeProto | None:
 
 
 class MismatchError(Exception):
-    """A part of a graph is of another form than a pattern."""
+    """Raised when a part of a graph does not match a pattern."""
 
 
 def require(condition: bool) -> None:
@@ -351,8 +354,8 @@ def find_all(
 
 
 class Wiring:
-    """The writers and readers of a graph's tensors as it is now, for patterns. Methods
-    raise MismatchError where a node is of another operator."""
+    """The writers and readers of the tensors of a graph in its present state, for
+    patterns. Methods raise MismatchError if a node has another operator."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -397,7 +400,7 @@ class Wiring:
         return value
 
     def scalar(self, name: str) -> float:
-        """Return the value of a constant of one number, which is not 0."""
+        """Return the value of a constant that holds one number other than 0."""
         value = self.graph.scalar(name)
         if not value:
             raise MismatchError
@@ -410,7 +413,7 @@ def rank(value: Array | None) -> int:
 
 
 def is_plain_gemm(node: NodeProto) -> bool:
-    """Check whether a Gemm is just x @ W (+ b), or x @ W.T (+ b)."""
+    """Check whether a Gemm is exactly x @ W (+ b), or x @ W.T (+ b)."""
     scaled = attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0
     return not scaled and not attribute(node, "transA", 0)
 
@@ -434,12 +437,12 @@ def set_attribute(node: NodeProto, name: str, value: Any) -> None:
 
 
 FACTOR_KEY = "compress.factor"
-"""The metadata of a node that holds the factor by which a rewritten product's output
-differs from the module's."""
+"""The metadata key of a node that holds the factor by which a rewritten product's
+output differs from the module's."""
 
 LAYER_NUMBER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
 REPEATED = re.compile(r"(.+?)_(\d+)")
-"""A module's name where the module is called again."""
+"""The pattern of a module's name when the module is called again."""
 OF_GEMM = "_MatMul"
 """The suffix that onnxruntime's dynamic quantiser adds to a Gemm's name when it splits
 it, quantised or not."""
@@ -449,15 +452,15 @@ it, quantised or not."""
 class Product:
     """`output` = `reads` @ weight (+ bias).
 
-    name     of the node (its output's name where the node has none)
+    name     of the node (its output's name if the node has none)
     reads    the tensor of activations
-    weight   the initializer: (in, out), or (out, in) where `transposed`
+    weight   the initializer: (in, out), or (out, in) if `transposed`
     bias     the initializer that is added, as an input of the node or by the Add after
-             it; None: there is none
+             it; None if there is none
     output   the tensor of the result, bias included
-    ends     the outputs of the nodes that compute it: of the product and, where there
-             is one, of the Add
-    gemm     the node is a Gemm, which reads a matrix, not a MatMul
+    ends     the outputs of the nodes that compute it: of the product and, if there is
+             one, of the Add
+    gemm     whether the node is a Gemm, which reads a matrix, not a MatMul
     """
 
     name: str
@@ -488,8 +491,8 @@ def products(source: GraphProto | Graph) -> list[Product]:
 
 
 def read_factors(graph: GraphProto) -> dict[str, float]:
-    """Read by which factor products give more than their modules, by the product's
-    name, where rewriting folded one into their weights."""
+    """Read the factors that rewriting folded into the weights of products, by the
+    product's name: the ratio of the product's output to the module's."""
     return {
         node.name: float(each.value)
         for node in graph.node
@@ -499,7 +502,7 @@ def read_factors(graph: GraphProto) -> dict[str, float]:
 
 
 def list_floats(fp32: Path, int8: Path) -> tuple[str, ...]:
-    """List the products of the fp32 file that stay float32 in the int8 file made of
+    """List the products of the fp32 file that stay float32 in the int8 file made from
     it."""
     exact = {each.name for each in products(read_model(int8).graph)}
     names = [each.name for each in products(read_model(fp32).graph)]

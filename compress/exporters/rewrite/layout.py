@@ -1,6 +1,6 @@
-"""Put tokens on the first axis, rows on the second: then a product can read a head's
-queries, keys and values in place, and three of the four copies of an attention are
-saved."""
+"""Put tokens on the first axis and rows on the second: then a product can read a head's
+queries, keys and values in place, which saves three of the four copies per
+attention."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,11 +26,11 @@ from compress.exporters.rewrite.graph import (
 
 
 def tokens_first(graph: Graph) -> int:
-    """Transpose everything after the last tensor on which all of the first attention
+    """Transpose everything after the last tensor on which the whole first attention
     depends; return the number of attentions.
 
-    Nothing changes where a mask is added to scores: with rows and heads on one axis
-    each head would need its own.
+    Nothing changes if a mask is added to the scores: with rows and heads on one axis,
+    each head would need its own mask.
     """
     graph.prune()
     attentions = graph.attentions()
@@ -84,7 +84,7 @@ def _turn_tensor(graph: Graph, name: str, turned: dict[str, str]) -> None:
 
 
 def _find_sources(graph: Graph, start: str) -> set[str]:
-    """Find `start` and the tensors that it is computed from token by token: residuals
+    """Find `start` and the tensors from which it is computed token by token: residuals
     begin there."""
     writers = graph.writers()
     found = set[str]()
@@ -104,8 +104,8 @@ def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
 
 
 def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
-    """Change a node that gathers tokens, or drops their axis, to the first axis; False
-    for any other node."""
+    """Change a node that gathers tokens, or drops their axis, to the first axis; return
+    False for any other node."""
     # of a Gather or Squeeze
     constant = graph.value(node.input[1]) if len(node.input) == 2 else None
     if constant is None:
@@ -148,8 +148,8 @@ def _start(graph: Graph, attention: NodeProto) -> str | None:
 
 
 def one_token(graph: Graph) -> int:
-    """Compute only one token where only one is used; return the number of nodes that
-    changed.
+    """Compute a single token where only one is used; return the number of changed
+    nodes.
 
     Expects tokens on axis 1, and attention as one node.
     """
@@ -231,8 +231,8 @@ def fold_scales(graph: Graph, cores: list[AttentionCore]) -> None:
 
 
 def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
-    """Add the mask to the keys (rows x tokens x width numbers) instead of to the scores
-    (rows x heads x tokens x tokens): every head gets one feature more, 1 in all queries
+    """Add the mask to the keys (rows x tokens x width numbers) instead of the scores
+    (rows x heads x tokens x tokens): every head gets one more feature, 1 in all queries
     and the mask's value in the keys."""
     spread: dict[tuple[str, int, int, int], str] = {}
     for core in (core for core in cores if core.mask):
@@ -272,7 +272,7 @@ def merge(graph: Graph) -> int:
 
 
 def _product(graph: Graph, name: str) -> Linear:
-    """Find a product of an attention, which was checked when that was found."""
+    """Find a product of an attention; it was checked when the attention was found."""
     wiring = Wiring(graph)
     turned = find_writer(wiring.writers, name, ROTARY)
     product = name if turned is None else turned.input[0]
@@ -285,8 +285,7 @@ def _product(graph: Graph, name: str) -> Linear:
 def _reweigh(
     graph: Graph, made: Linear, suffix: str, change: Callable[[Array], Array]
 ) -> None:
-    """Change weight and bias; a weight that layers share is changed once for all of
-    them."""
+    """Change weight and bias; a weight that layers share is changed only once."""
     for node, name in ((made.product, made.weight), (made.sum, made.bias)):
         if not name:
             continue

@@ -2,9 +2,9 @@
 them.
 
 ModernBERT computes queries, keys and values by one product, and both halves of a
-feed-forward by one. These are divided into separate products, so that unused tokens are
-not computed, and nothing is copied to be split. The rotation of queries or keys is one
-node during the rewriting: it reads a tensor (rows, tokens, heads x size) and two tables
+feed-forward by one. Both are divided into separate products, so that unused tokens are
+not computed and no copies are needed for splitting. The rotation of queries or keys is
+one node during rewriting: it reads a tensor (rows, tokens, heads x size) and two tables
 (1, tokens, size) of cosines and sines, and writes x cos + (second half of each head,
 first half) (-sin, sin).
 """
@@ -218,7 +218,7 @@ def _columns(graph: Graph, product: NodeProto) -> int:
 def _split_off(
     graph: Graph, product: NodeProto, bias: str, part: str, span: tuple[int, int]
 ) -> str:
-    """Compute these columns of a product, and of its bias, by a separate product."""
+    """Compute these columns of a product, and of its bias, with a separate product."""
     path = product.name.removesuffix("/MatMul")
     columns = slice(*span)
     weight = graph.value(product.input[1])
@@ -251,7 +251,7 @@ def _split_halves(graph: Graph) -> None:
 
 
 def _span(wiring: Wiring, node: NodeProto, last: _Axis) -> tuple[int, int]:
-    """Read the begin and end of a Slice of a tensor's last axis."""
+    """Read the start and end of a Slice of a tensor's last axis."""
     require(len(node.input) >= 4)
     begin, end, axis, *step = (_integer(wiring, name, last) for name in node.input[1:])
     require(wiring.uncast(node.input[0]) == wiring.uncast(last.tensor))
@@ -282,7 +282,7 @@ ARITHMETIC = {"Add": operator.add, "Mul": operator.mul, "Div": operator.floordiv
 
 
 def _masks_distance(wiring: Wiring, name: str) -> bool:
-    """Check for a mask of padding and of tokens that are too far away: (rows, 1,
+    """Check for a mask of padding and of tokens outside the window: (rows, 1,
     tokens, tokens)."""
     clipped = find_writer(wiring.writers, name, "Clip")
     added = clipped and find_writer(wiring.writers, clipped.input[0], "Add")

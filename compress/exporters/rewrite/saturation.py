@@ -1,16 +1,16 @@
-"""Rewrite an int8 file so that any processor computes what x86 processors without VNNI
-do.
+"""Rewrite an int8 file so that any processor computes the same as x86 processors
+without VNNI.
 
 There onnxruntime multiplies uint8 activations and int8 weights with VPMADDUBSW, which
 adds the products of two neighbours, k and k + 1 with an even k, in 16 bits: a sum that
-leaves them becomes the nearest number of 16 bits. Everything after is of 32 bits, and
-the activations' zero point is subtracted last. Source: mlas, QgemmU8S8KernelAvx2,
+overflows saturates at the nearest 16-bit number. All later steps use 32 bits, and the
+activations' zero point is subtracted last. Source: mlas, QgemmU8S8KernelAvx2,
 QgemmU8X8KernelAvx512Core and QgemvU8S8KernelAvx2.
 
-`write_exact` gives the products of which a sum can leave 16 bits uint8 weights, for
-which every processor computes exact sums. `write_saturated` then subtracts from each
-element what its sums of two exceed. To be few, only those are computed that can exceed
-with activations up to a limit.
+`write_exact` converts the products whose sums can overflow 16 bits to uint8 weights,
+for which every processor computes exact sums. `write_saturated` then subtracts the
+excess of the sums of two from each element. To keep them few, it computes only sums
+that can overflow with activations up to a limit.
 """
 
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ from compress.exporters.session import read_model, save_changed
 INT16 = np.iinfo(np.int16)
 UINT8_MOST = 255
 LARGEST_CODES = "compress.largest/"
-"""The beginning of the name of an output: for a tensor of activations, the largest code
-of each feature."""
+"""Prefix of the names of outputs with the largest code of each feature of a tensor of
+activations."""
 SATURATING = "compress.saturating/"
-"""The beginning of the name of an output: for a product, the share of its sums of two
-that leave 16 bits, for each token."""
+"""Prefix of the names of outputs with the share of a product's sums of two that
+overflow 16 bits, for each token."""
 
 Codes = NDArray[np.integer]
 
@@ -83,9 +83,9 @@ SATURATE = """
     sums = Sub (exact, total)
 """
 """Computes some of the sums of two, (sums, tokens): those of a column side by side,
-after one of weight 0. What the sums of a column exceed is the difference of the
-cumulated excess at its end and at the end of the column before. `all`: the number of
-all sums."""
+after one of weight 0. The excess of a column's sums is the difference of the cumulated
+excess at its end and at the end of the previous column. `all`: the number of all
+sums."""
 INTEGER_RESULT = """
     output = Identity (sums)
 """
@@ -119,7 +119,7 @@ class IntegerProduct:
 
     @property
     def name(self) -> str:
-        """Return the name of the float product of which it was made."""
+        """Return the name of the float product that it was made from."""
         name = self.node.name or self.tensors["output"]
         return name.removesuffix("_quant").removesuffix(OF_GEMM)
 
@@ -129,12 +129,12 @@ class IntegerProduct:
 
     @cached_property
     def can_saturate(self) -> bool:
-        """Return True if a sum of two can leave 16 bits."""
+        """Return True if a sum of two can overflow 16 bits."""
         limits = np.full(len(self.matrix), UINT8_MOST)
         return len(self.find_sums(limits)) > 0
 
     def find_sums(self, limits: Codes) -> NDArray[np.int64]:
-        """Return (column, k) of the sums that can leave 16 bits if no activation
+        """Return (column, k) of the sums that can overflow 16 bits if no activation
         exceeds its limit, sorted."""
         terms = self.matrix.T * limits.astype(np.int32)
         odd = len(limits) % 2
@@ -208,7 +208,7 @@ def _read_matrix(wiring: Wiring, name: str) -> NDArray[np.int8]:
 
 
 def list_saturating(file: Path) -> list[str]:
-    """List the products of a file of which a sum of two can leave 16 bits, with some
+    """List the products of a file in which a sum of two can overflow 16 bits for some
     activations."""
     graph = Graph.copy_of(read_model(file))
     found = find_integer_products(graph)
@@ -228,9 +228,9 @@ def write_saturated(
     target: Path,
     limits: Mapping[str, Codes],
 ) -> None:
-    """Write a copy of an int8 file that computes on every processor what the file does
-    without VNNI, if no activation exceeds its limit (tensor -> a code for each
-    feature)."""
+    """Write a copy of an int8 file that computes the same on every processor as the
+    file does without VNNI, if no activation exceeds its limit (tensor -> a code for
+    each feature)."""
     copy = _Copy(model)
     for product in copy.products:
         copy.put_sums(product, limits[product.codes])
@@ -302,7 +302,8 @@ class _Copy:
         rows: NDArray[np.int64],
         columns: NDArray[np.int64],
     ) -> None:
-        """Add the places and weights of a term of each sum, after one of weight 0."""
+        """Add the positions and weights of one term of each sum, after a first one of
+        weight 0."""
         places = np.append(0, rows)
         chosen = product.matrix[rows, columns]
         weights = np.append(0, chosen)
