@@ -2,11 +2,11 @@
 the file.
 
     input   any table that can be trained on, read by the same reader (`data.tables`); a
-            .txt file of one text per line
-    output  .csv, .tsv, .jsonl or .parquet; .npy, with the vector of each text as a
-            row, packed as `data.vector_index` says
+            .txt file with one text per line
+    output  .csv, .tsv, .jsonl or .parquet; .npy, with the vector of each text as a row,
+            packed as described in `data.vector_index`
 
-In the rows of BEIR's corpus.jsonl, the title precedes the text, as it does in training.
+In the rows of BEIR's corpus.jsonl, the title precedes the text, as in training.
 All columns are kept, and these are added: prediction (a label; labels joined by ", "; a
 number; the answer to a question; the entities), prediction_score (not for numbers and
 entities), for answers prediction_start and prediction_end, in .jsonl and .parquet
@@ -62,19 +62,19 @@ def predict_file(
     say: Callable[[int, float], None] = lambda rows, share: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
-    """Predict for every row of `source` and write `target`; return the numbers of rows,
-    and of those skipped.
+    """Predict for every row of `source` and write `target`; return the numbers of all
+    rows and of skipped rows.
 
     columns   of the one or two texts; None: those named like the bundle's, or the only
               one
     second    the second text of every pair, where the rows have only the first
-    on_error  stop, or skip, at a row that cannot be read, such as one that is not
-              UTF-8; skip writes the error instead
+    on_error  whether to stop at, or skip, a row that cannot be read, such as one that
+              is not UTF-8; skip writes the error instead
     vectors   the form of the vectors of an .npy file
-    share     which rows this process answers, if there are several; the first one
-              writes the file, and the others return the numbers of their rows
-    say       is called with the number of rows done, and their share of the file
-    note      is called with what is guessed about the file, such as its delimiter
+    share     which rows this process answers, if there are several processes; the first
+              one writes the file, and the others return the numbers of their rows
+    say       called with the number of rows done, and their share of the file
+    note      called with guesses about the file, such as its delimiter
 
     Raises DataError, naming the line, for rows that cannot be read, missing columns,
     and columns that would be overwritten."""
@@ -120,7 +120,7 @@ def _check_vectors(
     predictor: Answering, target: Path, vectors: StoredForm, *, skips: bool
 ) -> None:
     """Raise DataError for a file of vectors that cannot be written, and for a form of
-    vectors that no other file has."""
+    vectors if the output is no .npy file."""
     if target.suffix.lower() != ".npy":
         if vectors != "float32":
             raise DataError(
@@ -164,8 +164,8 @@ def _answer_share(
     share: RowShare,
     batches: "Iterable[tuple[int, list[RowGroup]]]",
 ) -> tuple[int, int]:
-    """Answer the batches of this process for the first one; return the number of rows,
-    and of those skipped."""
+    """Answer the batches of this process for the first process; return the numbers of
+    all rows and of skipped rows."""
     from compress.exporters.arrow_columns import to_table
 
     types = predictor.answer_schema()
@@ -189,8 +189,8 @@ def _list_texts(batch: "Sequence[RowGroup]") -> list[Text]:
 def _add_answers(
     batch: "Sequence[RowGroup]", answers: AnswerColumns, place: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each group with those of its answers, or with its errors,
-    which do not repeat the place."""
+    """Yield the columns of each group with its answer columns, or with its errors,
+    without their repeated location."""
     start = 0
     for group in batch:
         end = start + len(group.texts)
@@ -210,7 +210,7 @@ def _open(
     pair: bool = False,
     remedy: str = "",
 ) -> tuple[Table, list[str]]:
-    """Open a table, and choose the columns of the one or two texts and that of BEIR's
+    """Open a table, and choose the columns of the one or two texts and of BEIR's
     titles. Raises DataError."""
     usual = [name for name in task.text if not name.isdigit()]
     table = open_table(source, columns or usual)
@@ -234,13 +234,13 @@ def _open(
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Hold rows that follow each other in a file and have the same columns.
+    """Consecutive rows of a file that have the same columns.
 
     first    the number of the first row in the file
     count    of the rows
-    columns  what the file has in each column, by name: Python values, or an Arrow array
-    texts    what is predicted for; none if the rows cannot be read
-    errors   why each row cannot be read; none if they can
+    columns  the content of each column, by name: Python values, or an Arrow array
+    texts    the texts to predict for; empty if the rows cannot be read
+    errors   why each row cannot be read; empty if they can
     """
 
     first: int
@@ -303,7 +303,8 @@ class RowReader:
                 number += len(part)
 
     def _group(self, rows: Sequence[Row]) -> list[RowGroup]:
-        """Divide rows where their columns change, or whether they can be read."""
+        """Divide rows where their columns change, and between rows that can and cannot
+        be read."""
         checked = [self._refuse_lists(row) for row in rows]
         return [
             self._join(names, list(part))
@@ -331,7 +332,7 @@ class RowReader:
         return RowGroup(rows[0].number, len(rows), columns, texts, errors)
 
     def _refuse_lists(self, row: Row) -> Row:
-        """Return the row, with an error if it has a list in the place of a text."""
+        """Return the row, with an error if it has a list instead of a text."""
         if list not in map(type, row.cells):
             return row
         name = next(
@@ -349,8 +350,8 @@ class RowReader:
 def to_texts(
     cells: Sequence[Sequence[Any]], chosen: Sequence[str], second: str | None = None
 ) -> Sequence[Text]:
-    """Return the texts, or the pairs of texts, of the chosen columns; a title precedes
-    its text, and a missing text is empty."""
+    """Return the texts, or pairs of texts, of the chosen columns; a title precedes its
+    text, and a missing text becomes empty."""
     if not cells:
         return []
     columns = [[cell or "" for cell in column] for column in cells]
@@ -363,8 +364,8 @@ def to_texts(
 
 
 def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts:
-    """Open the texts to search: the rows of a file, or the vectors of an .npy file and
-    their texts beside it.
+    """Open the texts to search: the rows of a file, or the vectors of an .npy file with
+    their texts in a file next to it.
 
     count   how many of the nearest texts to find
 
@@ -389,7 +390,7 @@ def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts
 
 
 class NamedText(NamedTuple):
-    """A text to search, with its id: that of its row, or `line 3` or `row 3`."""
+    """A text to search, with the id of its row, or else `line 3` or `row 3`."""
 
     id: str
     text: str
@@ -400,8 +401,8 @@ IDS = ("id", "_id")
 
 
 def read_texts(source: Path, task: Task) -> list[NamedText]:
-    """Read the lines of a file, or from a table its only column, or the one named
-    `text` or like the bundle's text; and its ids, if it has a column of them.
+    """Read the lines of a file; or, from a table, its only column or the column named
+    `text` or like the bundle's text, with the ids if it has a column of ids.
 
     Raises DataError for files that cannot be read, tables without such a column, and
     rows that cannot be read.
@@ -451,8 +452,8 @@ def choose_columns(
     pair: bool = False,
     remedy: str = "",
 ) -> list[str]:
-    """Choose the columns of the one or two texts, and that of BEIR's titles. Raises
-    DataError, with the existing columns, where that fails."""
+    """Choose the columns of the one or two texts, and of BEIR's titles. Raises
+    DataError, listing the existing columns, if there is no match."""
     wanted = list(columns or (task.text[:1] if pair else task.text))
     count = len(task.text) - pair
     if not columns and len(names) == count and not set(wanted) <= set(names):

@@ -2,7 +2,7 @@
 
 A batch is a list of groups of rows with the same columns. A column is a sequence of
 Python values, an Arrow array, or as `data.answers.AnswerColumns` says. Columns are
-written as a whole: JSON is made of a column by one call, not of each row.
+written as a whole: one call turns a whole column into JSON, not each row.
 """
 
 import csv
@@ -28,7 +28,7 @@ WriteBatch = Callable[[Iterable[ColumnGroup], Sequence[str]], None]
 def open_writer(
     path: Path, suffix: str, form: StoredForm, predictor: Answering
 ) -> AbstractContextManager[WriteBatch]:
-    """Return a context with a function that writes batches.
+    """Return a context manager for a function that writes batches.
 
     form       of the vectors of an .npy file
     predictor  whose answers are written
@@ -51,7 +51,7 @@ def take(column: Any, start: int, end: int) -> Any:
 
 @contextmanager
 def _write_objects(path: Path) -> Iterator[WriteBatch]:
-    """Write .jsonl: an object a line, whose names may differ from row to row."""
+    """Write .jsonl: one object per line; names may differ from row to row."""
 
     def write(groups: Iterable[ColumnGroup], _: Sequence[str]) -> None:
         for group in groups:
@@ -86,7 +86,7 @@ def _write_table(path: Path, delimiter: str) -> Iterator[WriteBatch]:
 @contextmanager
 def _write_parquet(path: Path, predictor: Answering) -> Iterator[WriteBatch]:
     """Write .parquet, with the types of the first batch. Raises DataError for a column
-    that the first batch lacks, or that has another type there."""
+    that the first batch lacks, or has with another type."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -185,7 +185,7 @@ def _dump_objects(group: ColumnGroup) -> Iterable[str]:
 
 
 def _fill_objects(columns: Mapping[str, Iterable[str]]) -> Iterable[str]:
-    """Write objects of columns whose values are JSON already."""
+    """Write objects from columns whose values are JSON already."""
     names = [_dump(name).replace("%", "%%") for name in columns]
     form = "{" + ", ".join(f"{name}: %s" for name in names) + "}"
     return map(form.__mod__, zip(*columns.values(), strict=True))
@@ -198,7 +198,8 @@ def _dump_column(column: Any) -> Iterable[str]:
     if isinstance(column, np.ndarray) and column.ndim == 2:
         return (_dump(row.tolist()) for row in column)
     values = _to_list(column)
-    # one call for all: a string of JSON has no line end, so that these separate values
+    # one call for all values: JSON strings contain no line ends, so that line ends
+    # separate values
     together = json.dumps(
         values, ensure_ascii=False, default=_to_json, separators=("\n", ": ")
     )
@@ -230,8 +231,8 @@ def _to_csv(value: object) -> object:
 
 
 def _to_json(value: object) -> str:
-    """Write a value that JSON does not have, as parquet files have them: a time, a
-    decimal number, bytes."""
+    """Write a value of a type that parquet has and JSON lacks: a time, a decimal
+    number, bytes."""
     return (
         value.decode(errors="backslashreplace")
         if isinstance(value, bytes)

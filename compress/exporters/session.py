@@ -1,9 +1,9 @@
-"""Read and open ONNX files: their metadata, vocabulary and session options; and compare
-the answers of two.
+"""Read and open ONNX files: their metadata, vocabulary and session options; compare the
+answers of two files.
 
-The one place that decides session options: prediction, parity and the latency race all
-come through `SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only
-(0.2 s), neither torch nor transformers.
+The one place that decides session options: prediction, parity and latency races all use
+`SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only (0.2 s),
+neither torch nor transformers.
 """
 
 import io
@@ -49,8 +49,8 @@ HARMLESS = frozenset(
         "session.x64quantprecision",
     }
 )
-"""Session settings that a file may choose: how to compute. Others name folders and
-files to read or to write."""
+"""Session settings that a file may choose, as they only say how to compute. Others name
+folders and files to read or write."""
 
 SESSION_KEY = "compress.session"
 """The metadata property that holds, as a JSON object, the session configuration entries
@@ -60,7 +60,7 @@ CERTIFICATE_KEY = "compress.certificate"
 """The metadata property that holds the `Certificate` of this very file, as a JSON
 object."""
 MICROSOFT = "com.microsoft"
-"""The domain of onnxruntime's own operators."""
+"""The domain of onnxruntime's contrib operators."""
 
 UNFUSED_SKIP = {
     "optimization.disable_specified_optimizers": (
@@ -84,15 +84,14 @@ UNOPENED = (
     runtime.NotImplemented,
     runtime.RuntimeException,
 )
-"""The errors of onnxruntime for a file that it cannot run; they have no base class in
-common."""
+"""The errors of onnxruntime for a file that it cannot run; they share no base class."""
 
 SESSION_OPTIONS: Mapping[str, int] = {
     "inter_op_num_threads": 1,
     "log_severity_level": 4,
 }
 """Attributes of SessionOptions for every CPU session, on other machines too
-(`benchmark.jobs`). Level 4 logs fatal errors alone: the others are raised as
+(`benchmark.jobs`). Level 4 logs only fatal errors: all others are raised as
 exceptions."""
 
 
@@ -121,8 +120,8 @@ def input_names(model: onnx.ModelProto) -> list[str]:
 
 
 def weights_elsewhere(path: Path) -> list[str]:
-    """List the other files of its folder in which an ONNX file keeps weights. Raises as
-    `read_model` does."""
+    """List the other files of its folder in which an ONNX file keeps weights. Raises
+    the errors of `read_model`."""
     return _find_weights(_parse(path), path)
 
 
@@ -209,7 +208,8 @@ def _find_weights(model: onnx.ModelProto, path: Path) -> list[str]:
 
 
 def _list_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of the file, those of branches, loops and functions too."""
+    """Yield every tensor of the file, including tensors of branches, loops and
+    functions."""
     graphs = [model.graph]
     nodes = [node for function in model.functions for node in function.node]
     while graphs or nodes:
@@ -232,7 +232,7 @@ def _list_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operators."""
+    """Return the opset version of ONNX's standard operators."""
     return next(
         each.version for each in model.opset_import if each.domain in ("", "ai.onnx")
     )
@@ -246,10 +246,10 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
 def session_entries(
     model: onnx.ModelProto, path: Path = Path("the ONNX file")
 ) -> dict[str, str]:
-    """Read the session configuration entries that the file asks for; none for a file
-    that is not ours.
+    """Read the session configuration entries that the file asks for; {} for files of
+    other tools.
 
-    Raises ExportError for malformed entries, and for those that would do more than
+    Raises ExportError for malformed entries, and for entries that would do more than
     choose how to compute.
     """
     try:
@@ -275,8 +275,8 @@ def session_entries(
 def session_options(
     threads: int, entries: Mapping[str, str]
 ) -> onnxruntime.SessionOptions:
-    """Build the options of a CPU session: `threads` within an operator (0 leaves their
-    number to onnxruntime), and the settings `entries` that the file asks for."""
+    """Build the options of a CPU session: `threads` within an operator (0: as many as
+    onnxruntime chooses), and the settings `entries` that the file asks for."""
     options = onnxruntime.SessionOptions()
     for name, value in {**SESSION_OPTIONS, "intra_op_num_threads": threads}.items():
         setattr(options, name, value)
@@ -286,11 +286,11 @@ def session_options(
 
 
 def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
-    """Open a CPU session with the options the file asks for; `threads` 0 leaves their
-    number to onnxruntime.
+    """Open a CPU session with the options that the file asks for; with `threads` 0,
+    onnxruntime chooses their number.
 
-    Raises ExportError as `read_model` and `session_entries` do, and for a file that
-    onnxruntime cannot run.
+    Raises the errors of `read_model` and `session_entries`, and ExportError for a file
+    that onnxruntime cannot run.
     """
     model = _parse(path)
     _find_weights(model, path)
@@ -316,7 +316,7 @@ def create_session(
 
 
 def runtime_reason(error: BaseException) -> str:
-    """Return in one line what onnxruntime raised for a file that it cannot open or run,
+    """Return onnxruntime's error for a file that it cannot open or run, in one line and
     without the file's name."""
     message = re.sub(
         r"^\[ONNXRuntimeError\] : \d+ : (\w+) : (?:Load model from .*? failed: ?)?",
@@ -340,8 +340,8 @@ def quiet_logging(level: int) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop warnings, log records up to warnings, and what is written to standard output
-    and error, also by libraries in C++. Exceptions are not affected."""
+    """Drop warnings, log records up to warnings, and everything written to standard
+    output and error, including by C++ libraries. Exceptions are not affected."""
     _flush_streams()
     kept = dict[int, int]()
     for number in (1, 2):
@@ -372,11 +372,11 @@ def _flush_streams() -> None:
 
 
 def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
-    """Count the token ids that the model has: the rows of the table that `input_ids`
-    looks up.
+    """Count the token ids of the model: the rows of the table that `input_ids` looks
+    up.
 
-    Where no such table is found, use `vocab_size` of the config.json in the folder of
-    the file, or one folder up.
+    If there is no such table, use `vocab_size` of the config.json in the folder of the
+    file, or one folder up.
     """
     tables = token_tables(model.graph)
     rows = [table.dims[0] for table in model.graph.initializer if table.name in tables]
@@ -390,8 +390,9 @@ def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
 
 
 def token_tables(graph: onnx.GraphProto) -> set[str]:
-    """Find the constants with a row per token: those that nodes reading the ids read
-    too, whole or split up by quantisation, with as many rows as the largest of them."""
+    """Find the constants with a row per token: constants read by the nodes that read
+    the ids, whole or split up by quantisation, with as many rows as the largest of
+    them."""
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     writers = {node.output[0]: node for node in graph.node}
     ids = {"input_ids"}
@@ -426,7 +427,7 @@ def token_tables(graph: onnx.GraphProto) -> set[str]:
 
 def read_vocabulary_size(path: Path) -> int | None:
     """Read `vocab_size` of the config.json in the folder of the file, or one folder up;
-    None where there is none."""
+    None if there is none."""
     for config in (path.parent / "config.json", path.parent.parent / "config.json"):
         if config.is_file() and (
             size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")
@@ -436,8 +437,8 @@ def read_vocabulary_size(path: Path) -> int | None:
 
 
 def inherit_metadata(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the metadata that also hold for a file made from this one: all but the
-    certificate."""
+    """Return the metadata that are also valid for a file made from this one: all but
+    the certificate."""
     return {
         key: value for key, value in metadata(model).items() if key != CERTIFICATE_KEY
     }
@@ -446,8 +447,8 @@ def inherit_metadata(model: onnx.ModelProto) -> dict[str, str]:
 def save_changed(
     model: onnx.ModelProto, target: Path, entries: Mapping[str, str] | None = None
 ) -> None:
-    """Save a model that was changed since it was read: with `entries` in its metadata,
-    without its certificate."""
+    """Save a changed model, with `entries` in its metadata and without its
+    certificate."""
     if any(node.domain == MICROSOFT for node in model.graph.node):
         declare_microsoft(model)
     _save(model, target, {**inherit_metadata(model), **(entries or {})})
@@ -463,12 +464,12 @@ def save_certified(source: Path, target: Path, proof: Certificate) -> None:
 
 
 def read_certificate(path: Path) -> str:
-    """Read the certificate in an ONNX file, as JSON; '' where it has none."""
+    """Read the certificate in an ONNX file, as JSON; '' if it has none."""
     return metadata(read_model(path)).get(CERTIFICATE_KEY, "")
 
 
 def declare_microsoft(model: onnx.ModelProto) -> None:
-    """Declare the domain of onnxruntime's own operators in a model."""
+    """Declare the domain of onnxruntime's contrib operators in a model."""
     if all(each.domain != MICROSOFT for each in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
 
@@ -482,21 +483,20 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
 
 SETTLED_LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
 LONGEST_ROW = 512
-"""The most tokens of a row on which another file is compared with fp32's: windows and
-positions show in long rows."""
+"""The most tokens of a row on which another file is compared with the fp32 file: long
+rows reveal errors of windows and positions."""
 
 PROMPT_LENGTH = "prompt_length"
 """The name of an optional input of a sentence encoder's file, and of the column of rows
-that it reads: how many tokens a prompt takes at the beginning, 0 where it is not
-given."""
+that it reads: how many tokens a prompt takes at the beginning, by default 0."""
 
 EncodedRow = Mapping[str, Any]
-"""One encoded text: input_ids, attention_mask and, where the model has segments,
-token_type_ids, each a number for each token; and prompt_length, a number, where a
-prompt is left out of a vector."""
+"""One encoded text: input_ids, attention_mask and, if the model has segments,
+token_type_ids, with a number per token; and prompt_length, one number, if a prompt is
+left out of the vector."""
 
 Feeds = Mapping[str, NDArray[np.int64]]
-"""One row, without padding, as a session takes it: input name -> (1, tokens)."""
+"""One row, without padding, as a session reads it: input name -> (1, tokens)."""
 
 RunFeeds = Callable[[Feeds], Sequence[NDArray[np.float32]]]
 """Run a row: return the arrays of the fp32 file's outputs, in its order, (1, ...)."""
@@ -505,7 +505,7 @@ RunFeeds = Callable[[Feeds], Sequence[NDArray[np.float32]]]
 @dataclass(frozen=True)
 class Difference:
     """The largest |logit - fp32's logit| over rows; `logit`: the largest |logit| of
-    fp32 there."""
+    fp32 on these rows."""
 
     largest: float
     logit: float
@@ -518,11 +518,11 @@ class Difference:
 
 
 def rows_for(path: Path, max_length: int) -> list[Feeds]:
-    """Draw rows of random tokens, always the same, of up to `max_length` or LONGEST_ROW
+    """Draw reproducible rows of random tokens, of up to `max_length` or LONGEST_ROW
     tokens, with the inputs of the ONNX file at `path`. The second half of each row is
     the second text of a pair.
 
-    Raises ExportError for a file that is not of a text encoder.
+    Raises ExportError for a file that is not a text encoder.
     """
     model = read_model(path)
     names = input_names(model)
@@ -557,8 +557,8 @@ def onnx_run(path: Path) -> RunFeeds:
 
 
 def difference(exact: RunFeeds, other: RunFeeds, rows: Sequence[Feeds]) -> Difference:
-    """Compare the answers of `other` with the exact ones; NaN when any logit of `other`
-    is."""
+    """Compare the answers of `other` with the exact ones; NaN if any logit of `other`
+    is NaN."""
     apart = []
     sizes = []
     for row in rows:

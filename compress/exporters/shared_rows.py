@@ -1,13 +1,13 @@
-"""Share the rows of a file between processes, as `torchrun` starts them.
+"""Share the rows of a file between processes, such as those that `torchrun` starts.
 
 Each process reads the whole file and answers every WORLD_SIZE-th batch of it. The first
 process writes the output, in order. The others leave their answers, an Arrow file for
-each batch, in a hidden folder beside the output, which the processes must share. There
-is no other message between them, so that a batch is never lost: the first process
-answers it itself if nobody does. Nor is it there twice, since its number is its name.
+each batch, in a hidden folder next to the output, on a disk that all processes share.
+They exchange nothing else. No batch is lost, as the first process answers it itself if
+no other does; none is there twice, as its number is its name.
 
-Answers that an interrupted command left are used by the next one that asks for the
-same.
+Answers left by an interrupted command are used by the next command with the same
+request.
 """
 
 import os
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowShare:
-    """Hold which batches a process answers.
+    """The batches that a process answers.
 
     rank      the number of this process, from 0
     count     of processes
     folder    for the answers of the others
-    digest    of everything that decides the answers: that of each process must be the
-              same
+    digest    of everything that decides the answers; it must be the same in every
+              process
     patience  seconds after which the first process answers a batch itself
-    missing   the processes whose batches it has waited for in vain, and waits for no
-              longer
+    missing   the processes whose batches did not arrive in time, which it no longer
+              waits for
     """
 
     rank: int
@@ -53,7 +53,7 @@ class RowShare:
     ) -> "RowShare":
         """Read RANK and WORLD_SIZE.
 
-        decisive   what decides the answers, besides the input
+        decisive   what decides the answers, in addition to the input
         """
         digest = hash_value([dict(decisive), hash_sample(source)])
         folder = target.with_name(f".{target.name}.answers")
@@ -88,7 +88,7 @@ class RowShare:
 
     def collect(self, number: int) -> AnswerColumns | None:
         """Wait for the batch of another process, and return its answers; None if it
-        does not come.
+        does not arrive.
 
         Raises DataError if that process answers something else."""
         import pyarrow as pa

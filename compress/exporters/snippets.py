@@ -1,8 +1,8 @@
 """Write the code that runs an exported file: a snippet for each platform of its format.
 
-`templates/<runtime>.<platform>.jinja` has the code of a runtime on a platform, and
-`texts.<platform>.jinja` and `logits.<platform>.jinja` how it reads each form of answer
-(`Task.form`). What templates are given:
+`templates/<runtime>.<platform>.jinja` has the code for a runtime on a platform;
+`texts.<platform>.jinja` and `logits.<platform>.jinja` show how it reads each form of
+answer (`Task.form`). Templates get these values:
 
     file, stem, suffix  the path of the model file, its name, and its ending
     inputs, outputs     of the file: `Port`s
@@ -40,7 +40,7 @@ class Platform:
 
     title     of the platform, as a heading
     language  of the code, as Markdown names it
-    escapes   what strings of the language escape besides what JSON does
+    escapes   the characters that the language escapes in strings in addition to JSON's
     """
 
     title: str
@@ -48,7 +48,7 @@ class Platform:
     escapes: Mapping[str, str] = field(default_factory=dict)
 
     def quote(self, value: str | Sequence[str]) -> str:
-        """Write a string of the language, or several with commas between."""
+        """Write a string of the language, or several separated by commas."""
         if not isinstance(value, str):
             return ", ".join(map(self.quote, value))
         text = json.dumps(value, ensure_ascii=False)
@@ -82,7 +82,7 @@ def write_snippets(
     tokenizer: Path,
     **settings: Any,
 ) -> list[Snippet]:
-    """Write the snippets of these names, `<runtime>.<platform>`.
+    """Write the snippets with these names, `<runtime>.<platform>`.
 
     file       of the model, inside the exported folder
     interface  of the file; tokenizer: the path of tokenizer.json

@@ -38,7 +38,7 @@ DECODER: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class TextWriter:
-    """Write at most `new` tokens after each text, or in answer to it."""
+    """Generate at most `new` tokens after each text, or in answer to it."""
 
     encoder: TextEncoder
     generator: "TextGenerator"
@@ -91,7 +91,7 @@ class TextGenerator:
     encoder    of a sequence-to-sequence model
     start      the token that its answers begin with
     ends       the tokens that end a text
-    positions  the most tokens of a decoder, prompt included
+    positions  the most tokens of a decoder, including the prompt
     """
 
     decoder: "onnxruntime.InferenceSession"
@@ -125,8 +125,8 @@ class TextGenerator:
         )
 
     def generate(self, ids: Ids, *, new: int) -> list[int]:
-        """Generate at most `new` token ids after these, or in answer to them, the end
-        token included: always the most likely one.
+        """Generate at most `new` token ids, including the end token, after these or in
+        answer to them, by greedy decoding.
 
         Raises BundleError for an empty prompt, and for more tokens than the model has
         positions.

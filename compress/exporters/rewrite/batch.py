@@ -5,9 +5,9 @@ Devices compute each row alone, and every score was measured that way. Two opera
 make the answer of a row depend on the rest of the batch; both are rewritten:
 
     ReduceSum over tokens    onnxruntime adds up the tokens of a single row one after
-                             another, those of several in another order. With tokens as
-                             the first axis it adds the tokens of each row in their
-                             order.
+                             another, but tokens of several rows in another order. With
+                             tokens as the first axis it adds the tokens of each row in
+                             their order.
     DynamicQuantizeLinear    one scale for all rows becomes a scale for each. The
                              products stay integers.
 

@@ -333,7 +333,7 @@ def find_writer(writers: Writers, name: str, operator: str) -> NodeProto | None:
 
 
 class MismatchError(Exception):
-    """Raised when a part of a graph does not match a pattern."""
+    """A part of a graph that does not match a pattern."""
 
 
 def require(condition: bool) -> None:
