@@ -1,15 +1,15 @@
-"""Quantise weights alone to int8 or int4: what is stored shrinks, activations keep
-their range. For size, where int8 costs too much score.
+"""Quantise only the weights, to int8 or int4: the file shrinks, activations keep their
+range. This saves space if full int8 costs too much score.
 
 Weights are quantised in blocks along the inner dimension, each block with a scale (and,
 in 4 bits, a zero point) of its own, and expanded where they are used: matrix products
-by `MatMulNBits`, embedding tables by `GatherBlockQuantized`, both of onnxruntime's own
-operators (domain com.microsoft). A weight that several nodes read is stored once, and
-so is a table that is also, transposed, the weight of a product.
+by `MatMulNBits`, embedding tables by `GatherBlockQuantized`, both contrib operators of
+onnxruntime (domain com.microsoft). A weight that several nodes read is stored once, as
+is a table whose transpose is the weight of a product.
 
-4 bits are multiplied in float32. For 8 bits onnxruntime's float32 kernel takes twice
-the time of the fp32 file, so they let it round activations too, to int8 with a scale
-per block, which takes less (TinyBERT 4 x 312, 64 tokens, 1 thread, x86-64 with VNNI,
+4-bit weights are multiplied in float32. With 8 bits, onnxruntime's float32 kernel takes
+twice the time of the fp32 file, so it may round activations too, to int8 with a scale
+per block, which is faster (TinyBERT 4 x 312, 64 tokens, 1 thread, x86-64 with VNNI,
 onnxruntime 1.31, fastest of 450 runs: fp32 3.0 ms, 8 bits 6.4 ms, with rounded
 activations 2.4 ms, dynamic int8 1.3 ms; 4 bits 3.3 ms either way).
 """
@@ -31,16 +31,16 @@ from compress.exporters.rewrite.graph import Graph, attribute, is_plain_gemm
 from compress.exporters.session import MICROSOFT, read_model, save_changed
 
 SMALL_WEIGHT = 2**12
-"""Weights with fewer numbers stay float32: token types, the outputs of a classifier
-decide much and weigh nothing."""
+"""Weights with fewer numbers stay float32: token types and the outputs of a classifier
+matter a lot and take no space."""
 
 QUANTISED_BLOCKS = {8: (32, 64, 128), 4: (32,)}
-"""Block sizes to choose from, by bits: of 8 bits the one that gives the smallest file,
-as any is exact enough."""
+"""Block sizes to choose from, by bits; for 8 bits the one with the smallest file, as
+all are exact enough."""
 
 ACCURACY = {8: 4, 4: 0}
-"""`accuracy_level` of MatMulNBits by bits; 4: activations may be int8, 0: they are as
-they come."""
+"""`accuracy_level` of MatMulNBits by bits; 4: activations may be int8, 0: they are not
+rounded."""
 
 Bits = Literal[8, 4]
 
@@ -51,8 +51,8 @@ class Packed:
 
     numbers_NC  uint8, `bits` per number, the low half of a byte first, the columns
                 padded to whole blocks
-    scales_NB, zeros_NC   one per block; zeros packed as numbers are, none where every
-                          zero point is the middle
+    scales_NB, zeros_NC   one per block; zeros are packed like the numbers, or None if
+                          every zero point is the middle
     """
 
     numbers_NC: NDArray[np.uint8]
@@ -63,14 +63,14 @@ class Packed:
     bits: Bits
 
     def parts(self, key: str) -> list[str]:
-        """Name the constants that are stored beside the numbers."""
+        """Name the constants that are stored with the numbers."""
         return [f"{key}.scales", *([] if self.zeros_NC is None else [f"{key}.zeros"])]
 
 
 def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
-    """Quantise to the nearest. 8 bits: w = (q - 128) s with s = max |w| / 127. 4 bits:
-    w = (q - z) s, where 0 has a number of its own and the block's range, 0 included,
-    has the other 15."""
+    """Quantise to the nearest number. 8 bits: w = (q - 128) s with s = max |w| / 127. 4
+    bits: w = (q - z) s, where one number represents 0 exactly and the other 15 span the
+    block's range, 0 included."""
     rows, columns = weight_NK.shape
     block = min(
         QUANTISED_BLOCKS[bits],
@@ -157,7 +157,7 @@ class _WeightOnly:
             else:
                 nodes.append(node)
         read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
-        # no Transpose that is unused now
+        # without Transpose nodes that are no longer used
         self.graph.nodes = [node for node in nodes if read & set(node.output)]
         self.graph.store()
 
@@ -168,7 +168,7 @@ class _WeightOnly:
         )
 
     def _weight(self, node: onnx.NodeProto) -> tuple[str, bool] | None:
-        """Find the constant a product multiplies by, and whether its rows are the
+        """Find the constant that a product multiplies by, and whether its rows are the
         outputs; None for other products."""
         if node.op_type == "Gemm" and not is_plain_gemm(node):
             return None
@@ -246,7 +246,7 @@ class _WeightOnly:
     def _pack(
         self, key: str, weight_NK: NDArray[np.float32], *, blocked: bool
     ) -> Packed:
-        """Quantise the weight, and store it at its first use; `blocked`: in the three
+        """Quantise the weight, and store it at its first use; `blocked`: with the three
         axes that a product reads."""
         if key not in self.packed:
             packed = self.packed[key] = pack(weight_NK, self.bits)
@@ -258,8 +258,8 @@ class _WeightOnly:
         return self.packed[key]
 
     def _same_table(self, weight_NK: NDArray[np.float32]) -> str | None:
-        """Find the table that a product's weight is a copy of: the exporter folds the
-        transpose of a tied one."""
+        """Find the table that a product's weight copies: the exporter folds the
+        transpose of a tied table."""
         for name in self.lookups.values():
             table = self.graph.tensors[name]
             if tuple(table.dims) == weight_NK.shape and np.array_equal(
@@ -270,6 +270,6 @@ class _WeightOnly:
 
 
 def _nibbles(numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack two to a byte along the last axis, the first in the low half."""
+    """Pack two numbers per byte along the last axis, the first in the low half."""
     even = np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)))
     return (even[:, 0::2] | even[:, 1::2] << 4).astype(np.uint8)

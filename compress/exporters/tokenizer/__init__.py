@@ -1,1 +1,1 @@
-"""Tokenizers as graphs, and text files with them: see `text_model`."""
+"""Build tokenizers as graphs, and text files that contain them: see `text_model`."""

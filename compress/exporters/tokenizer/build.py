@@ -1,7 +1,7 @@
 """Make a model's input rows of tokens: truncation, special tokens, padding, mask, token
 types.
 
-Shapes: B texts or pairs, R texts (B; of pairs 2B: all first ones, then all second
+Shapes: B texts or pairs, R texts (B; for pairs 2B: all first texts, then all second
 ones), T tokens of all texts.
 """
 
@@ -64,8 +64,8 @@ class RowTemplate:
     max_length  the most tokens
     padding     the id of the padding token
     task        the kind of task
-    side        the end of a long text that is cut off
-    prompt      what is put before each text
+    side        the end at which a long text is truncated
+    prompt      the text that is put before each text
     """
 
     parts: tuple[RowPart, ...]
@@ -81,7 +81,7 @@ class RowTemplate:
 
     @property
     def room(self) -> int:
-        """Return how many tokens of texts a row holds."""
+        """Return the number of text tokens that a row holds."""
         return self.max_length - sum(part.token is not None for part in self.parts)
 
     @property
@@ -91,17 +91,18 @@ class RowTemplate:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Name the outputs on characters."""
+        """Name the outputs about characters."""
         return self.task.graph_spans
 
 
 def read_template(
     encoder: TextEncoder, *, pair: bool, max_length: int, kind: Kind = "classification"
 ) -> RowTemplate:
-    """Read the special tokens around one text, or two, and how a long text is cut off.
+    """Read the special tokens around one or two texts, and how long texts are
+    truncated.
 
-    Raises ExportError where an example has no tokens, or `max_length` leaves no room
-    for a text.
+    Raises ExportError if an example has no tokens, or `max_length` leaves no room for a
+    text.
     """
     tokenizer = encoder.backend
     settings = encoder.settings
@@ -160,7 +161,7 @@ def rows(frame: RowTemplate, tokens: Tokens, texts: Value) -> dict[str, Value]:
     shape = concat(batch, longest)
 
     def place(numbers_T: Value, special: Sequence[int], filling: int = 0) -> Value:
-        """Place numbers of tokens, and of the row's own special ones, in rows."""
+        """Place one number per token, and per special token of the row, in rows."""
         numbers = [numbers_T.select(fits_T), *(full(batch, each) for each in special)]
         empty = full(batch * longest, filling)
         return empty.scatter(concat(*places), concat(*numbers)).reshape(shape)
@@ -183,7 +184,7 @@ def rows(frame: RowTemplate, tokens: Tokens, texts: Value) -> dict[str, Value]:
         return made
     if frame.pair:
         spans = spans * columns((lines_T >= batch).integers())
-    # the first row is for other tokens
+    # the first row is for all other tokens
     table = op("Pad", spans, [1, 0, 0, 0])
     numbers_T = arange(tokens_T.size(0)) + 1
     offsets = table[place(numbers_T, [0] * len(own))]
@@ -198,8 +199,8 @@ def rows(frame: RowTemplate, tokens: Tokens, texts: Value) -> dict[str, Value]:
 def _offsets(
     frame: RowTemplate, kept: Sequence[Value]
 ) -> tuple[Value, list[Value], list[tuple[Value, RowPart]]]:
-    """Add the number of tokens of each row (B,), the places where its texts start, and
-    those of its special tokens."""
+    """Add the number of tokens of each row (B,), and the positions of its texts and of
+    its special tokens."""
     offset = kept[0] * 0
     starts = {}
     own = []
@@ -214,11 +215,10 @@ def _offsets(
 
 
 def _truncate(frame: RowTemplate, counts_R: Value) -> list[Value]:
-    """Add the number of tokens (B,) that are kept of the first text, and of the second
-    one.
+    """Add the numbers of tokens (B,) that are kept of the first and of the second text.
 
-    Of a pair that is too long each text gets half the room, the longer one the odd
-    token; where one needs less than half, the other gets the rest. tokenizers 0.23
+    In a pair that is too long, each text gets half the room, the longer one the odd
+    token; if one needs less than half, the other gets the rest. tokenizers 0.23
     truncates like this with `longest_first`.
     """
     room = frame.room
@@ -250,8 +250,7 @@ MODELS: Mapping[str, type[Pieces]] = {
     "BPE": ByteLevel,
     "Unigram": Unigram,
 }
-"""The parts of tokenizers that can be a graph, by the type of model that tokenizer.json
-names."""
+"""The classes that build a tokenizer's graph, by the model type in tokenizer.json."""
 
 ROW_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -284,9 +283,9 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
 
 
 def _tokenize_words(pieces: Pieces, texts_R: Value) -> Tokens:
-    """Add the tokens of the words of each text, split by `windows.WORDS`, every word
-    tokenised by itself. Spans are (T, 4): the characters of the token, and those of the
-    word that begins with it, (0, 0) at its other tokens."""
+    """Add the tokens of the words of each text, split by `windows.WORDS`, with every
+    word tokenised separately. Spans are (T, 4): the characters of the token, and those
+    of the word that begins with it, (0, 0) at its other tokens."""
     letters = characters(_list_matches(r"\w"))
     spaces = characters(_list_matches(r"\s"))
     pattern = WORD_PATTERN.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(
@@ -312,8 +311,8 @@ def _tokenize_words(pieces: Pieces, texts_R: Value) -> Tokens:
 
 
 def _list_matches(pattern: str) -> tuple[CodeRange, ...]:
-    """List the characters of a class of Python's regular expressions; RE2's classes are
-    ASCII only."""
+    """List the characters of a class of Python's regular expressions, as RE2's classes
+    are ASCII only."""
     every = "".join(chr(code) for code in range(UNICODE) if code not in SURROGATES)
     return join_ranges([ord(character) for character in re.findall(pattern, every)])
 
@@ -321,13 +320,13 @@ def _list_matches(pattern: str) -> tuple[CodeRange, ...]:
 def join_reader(
     read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float
 ) -> onnx.ModelProto:
-    """Join the model to its reader: texts in, answers out. Parts of a row that the
-    model does not read are left out.
+    """Join the model to its tokenizer's graph: texts in, answers out. Parts of a row
+    that the model does not read are left out.
 
     threshold  qa, see `Predictor`
 
-    Raises ExportError for a model with other inputs, or without the outputs of its kind
-    of task.
+    Raises ExportError for a model with unknown inputs, or without the outputs of its
+    kind of task.
     """
     wanted = input_names(model)
     if unknown := set(wanted) - set(ROW_INPUTS):

@@ -1,15 +1,15 @@
 """Build byte-level BPE as a graph: GPT-2's splitting and merges by rank, on all bytes
 of a batch at once.
 
-Characters below U+0800 are listed in a `LabelEncoder`. The bytes of every other one are
-recovered from its hash: the steps of MurmurHash3 (Austin Appleby), of which onnxruntime
-has an operator, are bijections of 32 bits for a given length. A word that is a token is
-found in a trie; all others are merged in rounds, in each of which every word merges its
-pair of the lowest rank.
+Characters below U+0800 are listed in a `LabelEncoder`. The bytes of all others are
+recovered from their hash: the steps of MurmurHash3 (Austin Appleby), which onnxruntime
+has as an operator, are bijections of 32 bits for a given length. Words that are tokens
+are found in a trie; all others are merged in rounds, and in each round every word
+merges its pair of the lowest rank.
 
 Shapes: R texts, N cells (characters, special tokens, boundaries) and M symbols (bytes,
-special tokens, ends of words) of all texts, one after another, n characters that are
-not listed, K tokens of words while they are merged, T tokens of all texts.
+special tokens, ends of words) of all texts, one after another, n unlisted characters, K
+tokens of words while they are merged, T tokens of all texts.
 """
 
 import re
@@ -61,9 +61,9 @@ from compress.exporters.tokenizer.wordpiece import (
 )
 
 LISTED: Final = 0x800
-"""Characters below have one byte or two in UTF-8."""
+"""Characters below this code point have one or two bytes in UTF-8."""
 PLANE: Final = 0x10000
-"""Characters from here on have four bytes."""
+"""Characters from this code point on have four bytes in UTF-8."""
 
 (
     BOUND,
@@ -80,19 +80,20 @@ PLANE: Final = 0x10000
     DROPPED,
 ) = range(12)
 """Kinds of cells: the boundary of a text or a special token, a space, other white
-space, letters (of which some end 's, 've, 'll ...), numbers, all others, the
+space, letters (some of which end 's, 've, 'll ...), numbers, all others, the
 apostrophe, and the white space between a tagger's words."""
 
 CELL_KINDS: Final = QUOTE + 1
 STARTS = 1
 TWO = 2
 THREE = 4
-"""Flags of a cell: a word starts here; a contraction of two, or of three, characters
-does."""
+"""Flags of a cell: the start of a word, or of a contraction of two or three
+characters."""
 
 NO_SYMBOL: Final = -1
 WORD_END: Final = 256
-"""Symbols: none, the end of a word; below are bytes, above special tokens."""
+"""Symbols: no symbol, and the end of a word; lower numbers are bytes, higher ones
+special tokens."""
 
 MOST_BYTES_OF_CHARACTER: Final = 4
 """The most bytes of a character."""
@@ -103,19 +104,19 @@ class ByteLevel:
     """The parts of a byte-level BPE tokenizer.
 
     bytes      the id of each byte's token
-    whole      the trie of words that are one token; of byte numbers and special
-               symbols, followed by WORD_END
-    pairs      the trie of pairs of ids that merge, valued by rank; merged: the id that
-               each rank makes
+    whole      the trie of words that are one token, as bytes and special symbols
+               followed by WORD_END
+    pairs      the trie of pairs of ids that merge, with their rank as value; merged:
+               the id that each rank produces
     special    special tokens that are recognised in a text
     stripping  those that take the white space before them
     blank      those that consist of white space, which these take too
-    prefix     whether a space is put before a text, and after a special token, where
-               none is
-    trimmed    whether offsets leave out spaces; with `kept`, all but the one before a
-               text
-    edges      the spaces that the token of each id begins and ends with
-    composed   whether characters are composed, as by NFC
+    prefix     whether a space is put before a text, and after a special token, if there
+               is none
+    trimmed    whether offsets leave out spaces; with `kept`, all spaces but the one
+               before a text
+    edges      the numbers of spaces at the beginning and the end of each token
+    composed   whether characters are composed, as in NFC
     """
 
     bytes: NDArray[np.int64]
@@ -133,7 +134,8 @@ class ByteLevel:
 
     @staticmethod
     def list_unsupported(described: Mapping[str, Any]) -> list[str]:
-        """List what the graph does not support in a tokenizer, given as its JSON."""
+        """List the features of a tokenizer, given as JSON, that the graph does not
+        support."""
         model = described["model"]
         splitter = described["pre_tokenizer"] or {}
         wrong = []
@@ -206,7 +208,7 @@ class ByteLevel:
     def from_tokenizer(
         cls, tokenizer: Tokenizer, described: Mapping[str, Any]
     ) -> "ByteLevel":
-        """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds
+        """Read a tokenizer; `described`: its JSON, for which `list_unsupported` returns
         nothing."""
         model = described["model"]
         letters = _map_bytes()
@@ -265,8 +267,7 @@ class ByteLevel:
         characters that they cover; with `words` every text is a word that follows a
         space, or white space, which has no tokens.
 
-        Raises ExportError for words of which a special token begins with the space
-        before them.
+        Raises ExportError for words if a special token begins with a space.
         """
         for token in self.special:
             if words and re.match(r" (\S|$)", token):
@@ -361,7 +362,7 @@ class ByteLevel:
         cells = Cells(codes_N, rows_N, codes_N)
         sizes_R = None
         if spans:
-            # The last one is of characters that are not listed
+            # The last symbol is for unlisted characters
             lengths = [*[1] * LISTED, *map(len, self.special), 0, 1]
             cells, sizes_R = measure(cells, codes_RC.shape(), lengths, lengths)
         if self.composed:
@@ -404,8 +405,8 @@ class ByteLevel:
         *,
         first: int,
     ) -> Cells:
-        """Let special tokens take the white space before them, which their spans cover
-        unless they are trimmed."""
+        """Let special tokens take the white space before them, which their spans
+        include unless they are trimmed."""
         stripping_N = is_among(cells.codes, stripping)
         blank_N = is_among(cells.kinds, [SPACE_CLASS, WHITE_CLASS])
         if blank:
@@ -457,7 +458,7 @@ class ByteLevel:
         order, _ = key.sort()
         lowest = order[first.nonzero()][word - 1]
         chosen = joins & key.equals(lowest)
-        # Of pairs that overlap, as in aaa, every second one
+        # Of overlapping pairs, as in aaa, merge every second one
         other = ~chosen
         others = concat([-1], other.nonzero())
         latest = others[other.integers().cumsum()]
@@ -481,8 +482,8 @@ class ByteLevel:
         *,
         first: int,
     ) -> tuple[Value, Value]:
-        """Add the spans (T,), (T,) without spaces, as tokenizers trims them; `first`:
-        where texts begin."""
+        """Add the spans (T,), (T,) without spaces, trimmed like tokenizers does;
+        `first`: where texts begin."""
         edges = ids_T.look_up(self.edges)
         before = edges.take(0, axis=1)
         after = edges.take(1, axis=1)
@@ -506,7 +507,7 @@ def _is_blank(token: str) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Check whether one text contains the other, or begins as the other ends."""
+    """Check whether one text contains the other, or begins with the other's ending."""
     return any(
         first in second
         or any(first[-size:] == second[:size] for size in range(1, len(first)))
@@ -532,8 +533,8 @@ def _list_processors(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _map_bytes() -> dict[str, int]:
-    """Map GPT-2's letter of each byte to the byte: printable ones are their own, all
-    others follow from U+0100."""
+    """Map GPT-2's letter for each byte to the byte: printable bytes are their own
+    letters, all others follow from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -542,7 +543,8 @@ def _map_bytes() -> dict[str, int]:
 
 
 def _count_spaces(token: str) -> tuple[int, int]:
-    """Count the spaces, written as a letter or not, at both ends of a token."""
+    """Count the spaces at both ends of a token, whether or not they are written as
+    letters."""
     begins = len(token) - len(re.sub(r"^[\u0120\s]+", "", token))
     ends = len(token[::-1]) - len(re.sub(r"^[\u0120\s]+", "", token[::-1]))
     return begins, ends
@@ -568,8 +570,8 @@ def _split(kinds_N: Value) -> Value:
 
 
 def _find_flags(before: int, here: int, after: int, second: int) -> int:
-    """Find the flags of a cell from its kind, that of the cell before it, and those of
-    two cells after it.
+    """Find the flags of a cell from its kind, the kind of the previous cell, and the
+    kinds of the next two cells.
 
     The pattern: 's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|
     ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
@@ -597,8 +599,8 @@ def _find_flags(before: int, here: int, after: int, second: int) -> int:
 
 @lru_cache(maxsize=1)
 def _list_kinds() -> NDArray[np.int64]:
-    """List the kind of every character, as the regular expressions of tokenizers see
-    it."""
+    """List the kind of every character, as classified by the regular expressions of
+    tokenizers."""
     every = "".join(
         chr(code) if code not in SURROGATES else " " for code in range(UNICODE)
     )
@@ -640,11 +642,11 @@ ROUND: Final = 1 << 32
 
 
 def _find_bytes(strings_n: Value) -> tuple[Value, Value]:
-    """Add the UTF-8 bytes (n, 4), the fourth of three NO_SYMBOL, and the code points
-    (n,) of characters from U+0800 on.
+    """Add the UTF-8 bytes (n, 4), with NO_SYMBOL as the fourth of three, and the code
+    points (n,) of characters from U+0800 on.
 
-    The hash is undone step by step, from the last to the first; seed 0, one block of
-    four bytes or a rest of three.
+    The hash is inverted step by step, from the last to the first; seed 0, one block of
+    four bytes or a remainder of three.
     """
     long_n = contains(strings_n, ((PLANE, UNICODE - 1),)).cast(TensorProto.BOOL)
     four_n = long_n.integers()

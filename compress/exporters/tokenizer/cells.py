@@ -1,7 +1,7 @@
-"""Describe the parts of all texts of a batch, one after another: characters, special
+"""Describe the cells of all texts of a batch, one after another: characters, special
 tokens and ends of texts, which a graph selects, removes and inserts.
 
-Shapes: N parts of all texts; R texts of at most C parts.
+Shapes: N cells of all texts; R texts of at most C cells.
 """
 
 import re
@@ -31,8 +31,8 @@ class Cells:
     codes     the number of a character, a special token, or the boundary between two
               texts
     rows      the number of its text
-    kinds     what a splitter needs to know about it; the codes until it is known
-    starts    the first character of its text that it covers, ends: the end; if
+    kinds     the class that a splitter needs; equal to the codes until it is known
+    starts    the first character of its text that it covers, ends: the end of them; if
               requested
     """
 
@@ -58,9 +58,9 @@ class Cells:
 def cut_texts(
     texts_R: Value, whole: Sequence[str], prompt: str = ""
 ) -> tuple[Value, Value]:
-    """Add (R, C) strings: each of `whole` in a text after `prompt`, the longest first,
-    its other characters, and PAD at its end, once or more; and (N,): the number of the
-    text of each."""
+    """Add (R, C) strings: the matches of `whole` in a text after `prompt`, the longest
+    first, its other characters, and PAD at its end, once or more; and (N,): the text of
+    each."""
     parts = [re.escape(each) for each in sorted(whole, key=len, reverse=True)]
     strings_RC = cut(texts_R, "|".join((*parts, "(?s:.)")))
     strings_RC = put_before(strings_RC, texts_R, cut_prompt(prompt, whole))
@@ -72,7 +72,7 @@ def cut_texts(
 
 
 def is_among(vector: Value, values: Sequence[int]) -> Value:
-    """Add bools: which numbers are among these values."""
+    """Add bools: whether each number is among these values."""
     beyond = max(values) + 1
     table = np.isin(np.arange(beyond + 1), values)
     return minimum(vector, beyond).look_up(table)
@@ -81,11 +81,11 @@ def is_among(vector: Value, values: Sequence[int]) -> Value:
 def measure(
     cells: Cells, shape: Value, lengths: Sequence[int], covered: Sequence[int]
 ) -> tuple[Cells, Value]:
-    """Add the characters that cells cover, of R x C cells, and the characters (R,) of
-    each text.
+    """Add the characters that each of R x C cells covers, and the number of characters
+    (R,) of each text.
 
-    lengths   characters of each code, of the last one also for all higher codes;
-              covered: the last ones of these that the cell covers
+    lengths   the number of characters of each code; the last one is also used for all
+              higher codes; covered: the last ones of these that the cell covers
     """
     places = minimum(cells.codes, len(lengths) - 1)
     lengths_RC = op("Reshape", places.look_up(lengths), shape)
@@ -96,7 +96,7 @@ def measure(
 
 
 def remove(cells: Cells, removed_N: Value, *, boundary: int, kind: int = 0) -> Cells:
-    """Make boundaries, of this code and kind, of some cells."""
+    """Turn some cells into boundaries of this code and kind."""
     codes = where(removed_N, boundary, cells.codes)
     kinds = where(removed_N, kind, cells.kinds)
     return replace(cells, codes=codes, kinds=kinds)
@@ -105,8 +105,8 @@ def remove(cells: Cells, removed_N: Value, *, boundary: int, kind: int = 0) -> C
 def insert(
     cells: Cells, needed_N: Value, *, code: int, kind: int = 0, width: int
 ) -> Cells:
-    """Insert a cell before some cells. It covers `width` characters before the cell, or
-    the same as the cell."""
+    """Insert a cell before some cells. It covers the `width` characters before the
+    cell, or the same characters as the cell."""
     shape = cells.codes.shape()
     kept = columns(needed_N.integers(), full(shape, 1)).cast(TensorProto.BOOL)
 
@@ -125,8 +125,8 @@ def insert(
 
 
 def drop_repeated(cells: Cells, boundary: int) -> Cells:
-    """Leave one of several boundaries in a row, which a short text has up to the length
-    of the longest."""
+    """Reduce runs of boundaries to one; short texts have them up to the length of the
+    longest."""
     ended_N = is_among(cells.codes, [boundary])
     again_N = ended_N & ended_N.shift(1, bool)
     return cells.select(~again_N)
@@ -135,8 +135,8 @@ def drop_repeated(cells: Cells, boundary: int) -> Cells:
 def insert_spaces(
     cells: Cells, dropped_N: Value, *, boundary: int, code: int, kind: int = 0
 ) -> Cells:
-    """Make boundaries of white space between a tagger's words, and insert the space
-    that every word follows."""
+    """Turn white space between a tagger's words into boundaries, and insert the space
+    before every word."""
     cells = remove(cells, dropped_N, boundary=boundary)
     inner = ~is_among(cells.codes, [boundary])
     begins = ~inner.shift(1, bool) & inner
@@ -146,11 +146,11 @@ def insert_spaces(
 def take_spaces(
     cells: Cells, stripping_N: Value, blank_N: Value, *, boundary: int
 ) -> tuple[Cells, Value | None]:
-    """Make boundaries of the white space before special tokens that take it. Add also
-    (N,), with spans: where the run of white space begins that is before a cell, or
-    contains it."""
+    """Turn the white space before special tokens that take it into boundaries. With
+    spans, also add (N,): where the run of white space before a cell, or around it,
+    begins."""
     follows_N = blank_N.shift(1, bool) & (blank_N | stripping_N)
-    # of runs of white space, with the special token after it
+    # runs of white space, with the special token after each
     begins_N = ~follows_N
     runs_N = begins_N.integers().cumsum() - 1
     taken = stripping_N.integers().sums(runs_N, runs_N.shape())

@@ -1,10 +1,11 @@
-"""Read SentencePiece's map of characters, which tokenizer.json calls `Precompiled`, and
-how tokenizers applies it.
+"""Read SentencePiece's character map, which tokenizer.json calls `Precompiled`, and
+describe how tokenizers applies it.
 
-A map is a double-array trie of UTF-8 (the units of Darts-clone) and the texts that its
-keys become. tokenizers cuts a text into grapheme clusters. One of several characters
-and at most five bytes becomes what the shortest key that it begins with becomes, as a
-whole, if there is such a key. In all others every character is looked up by itself.
+A map is a double-array trie of UTF-8 (the units of Darts-clone) and the replacements of
+its keys. tokenizers cuts a text into grapheme clusters. A cluster of several characters
+and at most five bytes is replaced as a whole by the value of the shortest key that it
+begins with, if there is one. In all other clusters, every character is looked up
+separately.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +19,11 @@ from tokenizers import normalizers
 from compress.exporters.tokenizer.wordpiece import UNICODE, isolate, list_blocks
 
 CLUSTER_BYTES: Final = 5
-"""Longer clusters are looked up character by character."""
+"""The most bytes of a cluster that is looked up as a whole."""
 
 CONTROL, OTHER_CHARACTER, EXTENDS, PREPENDS, RETURN, FEED = range(6)
-"""Classes of characters: one that is always alone, most, one that extends the cluster
-before it, one that begins a cluster with what follows, and the two that are one cluster
-in this order."""
+"""Classes of characters: always alone; ordinary; extends the cluster before it; begins
+a cluster with its successor; and two that form one cluster in this order."""
 CHARSMAP_CLASSES: Final = FEED + 1
 
 JOINED: Final = np.array(
@@ -37,8 +37,7 @@ JOINED: Final = np.array(
         for before in range(CHARSMAP_CLASSES)
     ]
 )
-"""True for each pair of classes of which a character, and one of the other after it,
-are in one cluster."""
+"""Whether characters of two classes [before, after] belong to one cluster."""
 
 LEAF = 1 << 8
 LONG_BIT = 1 << 9
@@ -46,8 +45,8 @@ LAST_BIT = 1 << 31
 
 
 def read_charsmap(data: bytes) -> dict[str, str]:
-    """Read the keys of at most five bytes, except those that begin with a shorter one,
-    and what they become."""
+    """Read the keys of at most five bytes, except keys that begin with a shorter key,
+    and their replacements."""
     size = int.from_bytes(data[:4], "little")
     units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
     texts = data[4 + size :]
@@ -72,8 +71,8 @@ def read_charsmap(data: bytes) -> dict[str, str]:
 
 
 def write_charsmap(keys: Mapping[str, str]) -> bytes:
-    """Write a map; no key begins with another one."""
-    # Every beginning of a key has 256 units, so that its base is a multiple of 256
+    """Write a map; no key begins with another key."""
+    # Every prefix of a key has 256 units, so that its base is a multiple of 256
     nodes = {b"": 1}
     for key in keys:
         for end in range(1, len(key.encode())):
@@ -102,12 +101,12 @@ def write_charsmap(keys: Mapping[str, str]) -> bytes:
 
 HANGUL: Final = (range(0x1100, 0x1200), range(0xA960, 0xA980), range(0xAC00, 0xD800))
 PICTURES: Final = "©®"
-"""The only characters of two bytes that a zero-width joiner joins to a picture."""
+"""The only characters of two bytes that a zero-width joiner joins to a pictogram."""
 
 
 def list_odd_keys(keys: Iterable[str]) -> list[str]:
-    """List the keys that may begin inside of a cluster, or of one that goes on, by
-    rules that `JOINED` lacks."""
+    """List the keys that may begin inside a cluster, or in a longer one, by rules that
+    `JOINED` lacks."""
     classes = find_classes()
     return [
         key
@@ -119,15 +118,15 @@ def list_odd_keys(keys: Iterable[str]) -> list[str]:
 
 
 def is_cluster(text: str) -> bool:
-    """Check whether a text is one cluster, or the beginning of one."""
+    """Check whether a text is a cluster, or the beginning of one."""
     classes = find_classes()[list(map(ord, text))]
     return bool(JOINED[classes[:-1], classes[1:]].all())
 
 
 @lru_cache(maxsize=1)
 def find_classes() -> NDArray[np.uint8]:
-    """Find the class of every character by what tokenizers makes of it in three texts
-    (2 s)."""
+    """Find the class of every character from how tokenizers treats it in three texts
+    (takes 2 s)."""
     probe = normalizers.Precompiled(
         write_charsmap({"a": "b", "\u0301\u0301": "c", "e\u0301": "d"})
     )

@@ -1,5 +1,5 @@
-"""Add a model's answer to the graph of a text file: a function for each form that an
-answer has, which a task names (`Task.form`).
+"""Add a model's answer to the graph of a text file: one function for each form of
+answer (`Task.form`).
 
 Shapes: B texts or pairs, L tokens of a row, K labels.
 """
@@ -23,7 +23,7 @@ from compress.exporters.tokenizer.graph import (
 
 BATCH = "batch_size"
 LIKELY_LABEL = 0.5
-"""multilabel: the least probability of a label that is returned."""
+"""multilabel: the lowest probability of a label that is returned."""
 
 
 def vector(graph: GraphBuilder, task: Task, threshold: float) -> None:
@@ -49,8 +49,8 @@ def label(graph: GraphBuilder, task: Task, threshold: float) -> None:
 
 
 def labels(graph: GraphBuilder, task: Task, threshold: float) -> None:
-    """Add label (B, K) string, '' for those below LIKELY_LABEL; score (B,), the highest
-    probability; probabilities (B, K)."""
+    """Add label (B, K) string, '' for labels below LIKELY_LABEL; score (B,), the
+    highest probability; probabilities (B, K)."""
     logits_BK = Value(graph, "logits")
     probabilities_BK = op("Sigmoid", logits_BK)
     _, highest_B1 = _choose(logits_BK, probabilities_BK, axis=1)
@@ -64,7 +64,7 @@ def labels(graph: GraphBuilder, task: Task, threshold: float) -> None:
 
 
 def words(graph: GraphBuilder, task: Task, threshold: float) -> None:
-    """Add what `label` adds for every token; label '' where no word begins."""
+    """Add the outputs of `label` for every token; label '' where no word begins."""
     logits_BLK = Value(graph, "logits")
     probabilities_BLK = op("Softmax", logits_BLK, axis=2)
     best_BL1, highest_BL1 = _choose(logits_BLK, probabilities_BLK, axis=2)
@@ -78,7 +78,7 @@ def words(graph: GraphBuilder, task: Task, threshold: float) -> None:
 
 
 def _choose(logits: Value, probabilities: Value, *, axis: int) -> tuple[Value, Value]:
-    """Add the number of the highest logit, and its probability."""
+    """Add the index of the highest logit, and its probability."""
     best = op("ArgMax", logits, axis=axis, keepdims=1)
     return best, op("GatherElements", probabilities, best, axis=axis)
 

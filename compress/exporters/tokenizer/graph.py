@@ -1,4 +1,4 @@
-"""Build ONNX graphs by arithmetic on values, as NumPy computes with arrays.
+"""Build ONNX graphs by arithmetic on values, like NumPy's on arrays.
 
     longer = (sizes_R + 1)[lines_T] > limit
 
@@ -17,13 +17,13 @@ from compress.exporters.session import MICROSOFT
 
 CLASSIC = "ai.onnx.ml"
 DOMAINS = {MICROSOFT: 1, CLASSIC: 2}
-"""The operator sets of the graphs besides ONNX's own; onnxruntime's standard builds
-have both."""
+"""The operator sets that the graphs use in addition to ONNX's; onnxruntime's standard
+builds have both."""
 
 EVERYTHING = np.iinfo(np.int64).max
 
 LARGE = 256
-"""Numbers of a table that is worth a cast."""
+"""The fewest numbers of a table that is stored in a smaller type and cast."""
 
 Constant = NDArray[np.generic] | Sequence[int] | Sequence[str] | int | float
 Dimensions = Sequence[str | int | None]
@@ -31,7 +31,7 @@ Dimensions = Sequence[str | int | None]
 
 class GraphBuilder:
     """Nodes and constants in the order in which they were added; all names begin with
-    `prefix`. The body of a loop is deeper than the graph around it."""
+    `prefix`. The body of a loop counts as deeper than the graph around it."""
 
     def __init__(self, prefix: str, depth: int = 0) -> None:
         self.prefix = prefix
@@ -50,9 +50,9 @@ class GraphBuilder:
         domain: str = "",
         **attributes: Any,
     ) -> "list[Value]":
-        """Add a node and return its outputs; None is an optional input that is left
-        out. `onnx.checker`, which checks every file, refuses attributes that the
-        operator does not have."""
+        """Add a node and return its outputs; None stands for an omitted optional input.
+        `onnx.checker`, which checks every file, refuses attributes that the operator
+        does not have."""
         given = [self._name(each) for each in inputs]
         name = f"{self.prefix}/{kind}_{len(self.nodes)}"
         made = [name, *(f"{name}/{index}" for index in range(1, outputs))]
@@ -70,7 +70,7 @@ class GraphBuilder:
 
     def constant(self, value: Constant) -> "Value":
         """Add a constant: integers become int64, texts strings, an array keeps its
-        type; equal ones share a name."""
+        type; equal constants share a name."""
         array = np.asarray(value)
         if array.dtype.kind in "UO":
             texts = [text.encode() for text in array.ravel().tolist()]
@@ -123,9 +123,9 @@ class GraphBuilder:
     def run(
         self, body: "GraphBuilder", *inputs: "Value | None", scan: bool = False
     ) -> "list[Value]":
-        """Add the loop of a body, with the number of rounds and whether to begin as
-        first inputs; or scan, whose last input has a row for each round. Return the
-        values after the last round."""
+        """Add the loop of a body, whose first inputs are the number of rounds and
+        whether to begin; or a scan, whose last input has a row for each round. Return
+        the values after the last round."""
         walk = body.proto(body.prefix.rpartition("/")[2])
         kind = "Scan" if scan else "Loop"
         name = f"{self.prefix}/{kind}_{len(self.nodes)}"
@@ -141,7 +141,7 @@ class GraphBuilder:
 
 
 class Value:
-    """A tensor that a graph computes. What is computed from several is added to the
+    """A tensor that a graph computes. Operations on several values are added to the
     deepest of their graphs."""
 
     __array_ufunc__ = None  # an array on the left leaves the operator to us
@@ -190,7 +190,7 @@ class Value:
         return op("GreaterOrEqual", self, other)
 
     def __getitem__(self, places: "Value | slice") -> "Value":
-        """Add the values at these places, or of a range, of the first dimension."""
+        """Add the values at these indices, or of a range, of the first dimension."""
         if isinstance(places, Value):
             return op("Gather", self, places)
         first = 0 if places.start is None else places.start
@@ -199,17 +199,17 @@ class Value:
         return op("Slice", self, *edges)
 
     def equals(self, other: "Operand") -> "Value":
-        """Add bools: whether each equals the other."""
+        """Add bools: whether each value equals the other one."""
         return op("Equal", self, other)
 
     def take(self, place: int, axis: int) -> "Value":
-        """Add the values at a place of a dimension, without the dimension."""
+        """Add the values at an index of a dimension, without the dimension."""
         return op("Gather", self, place, axis=axis)
 
     def look_up(self, table: Constant) -> "Value":
-        """Add what a constant table has at the places that these numbers are.
+        """Add the values of a constant table, with these numbers as indices.
 
-        A large table of int64 is stored in as few bytes as hold its numbers.
+        A large int64 table is stored in the smallest type that holds its numbers.
         """
         array = np.asarray(table)
         if array.dtype != np.int64 or array.size < LARGE:
@@ -218,20 +218,21 @@ class Value:
         return self.graph.constant(array.astype(np.result_type(*ends)))[self].integers()
 
     def select(self, where_n: "Value") -> "Value":
-        """Select those of (n,) or (n, ...) values where the condition (n,) holds."""
+        """Select the (n,) or (n, ...) values where the condition (n,) holds."""
         return op("Compress", self, where_n, axis=0)
 
     def nonzero(self) -> "Value":
-        """Add the places of those of (n,) values that are not 0."""
+        """Add the indices of the (n,) values that are not 0."""
         return op("NonZero", self).flat()
 
     def scatter(self, places: "Value", values: "Value", **attributes: Any) -> "Value":
-        """Replace the values at these places; with `reduction="add"` add to them."""
+        """Replace the values at these indices, or add to them with
+        `reduction="add"`."""
         return op("ScatterElements", self, places, values, axis=0, **attributes)
 
     def shift(self, by: int, kind: type = np.int64) -> "Value":
-        """Add the values of a vector, of this type, each `by` places later; False, or
-        0, where none is left."""
+        """Add the values of a vector, in this type, shifted by `by` places; vacated
+        places hold False or 0."""
         empty: NDArray[np.generic] = np.zeros(abs(by), kind)
         return concat(empty, self)[:-by] if by > 0 else concat(self, empty)[-by:]
 
@@ -249,12 +250,12 @@ class Value:
         return op("ReduceSum", self, [axis], keepdims=0)
 
     def sums(self, places: "Value", count: "Value") -> "Value":
-        """Add (count,): the sum of the values of each place."""
+        """Add (count,): the sum of the values with each index."""
         return full(count).scatter(places, self, reduction="add")
 
     def sort(self) -> "tuple[Value, Value]":
-        """Add the values of a vector in ascending order, and their places; of equal
-        ones the first comes first."""
+        """Add the values of a vector in ascending order, and their indices; equal
+        values keep their order."""
         values, places = self.graph.add(
             "TopK", self, self.size(0), outputs=2, largest=0
         )
@@ -290,14 +291,14 @@ Operand = Value | Constant
 
 
 def op(kind: str, *operands: Operand, domain: str = "", **attributes: Any) -> Value:
-    """Add an operator of one output to the deepest graph of its operands."""
+    """Add an operator with one output to the deepest graph of its operands."""
     values = [each for each in operands if isinstance(each, Value)]
     graph = max((each.graph for each in values), key=lambda each: each.depth)
     return graph.add(kind, *operands, domain=domain, **attributes)[0]
 
 
 def where(condition: Value, then: Operand, other: Operand) -> Value:
-    """Add the values of one where the condition holds, and of the other elsewhere."""
+    """Add the first values where the condition holds, and the second ones elsewhere."""
     return op("Where", condition, then, other)
 
 

@@ -1,10 +1,10 @@
 """Build Unicode's canonical composition, NFC, as a graph: decompose characters, sort
 their marks, compose them again.
 
-Which characters it concerns is asked of tokenizers, whose Unicode may be older than
-Python's.
+The affected characters are found by asking tokenizers, whose Unicode version may be
+older than Python's.
 
-Shapes: N cells of all texts, M the same decomposed, W characters with others after them
+Shapes: N cells of all texts, M the same decomposed, W characters followed by others
 that may be composed with them.
 """
 
@@ -39,9 +39,9 @@ NFC_CLASSES = 256
 class Composition:
     """Tables that compose and decompose characters.
 
-    decomposed  character -> the characters that it is decomposed into, where it is
-    classes     character -> its combining class, where it is not 0
-    composed    two characters -> the one that they become
+    decomposed  character -> the characters that it is decomposed into, if any
+    classes     character -> its combining class, if it is not 0
+    composed    two characters -> the character that they become
     """
 
     decomposed: Mapping[str, str]
@@ -50,7 +50,7 @@ class Composition:
 
     @property
     def letters(self) -> set[str]:
-        """Return all characters that it concerns; all others stay as they are."""
+        """Return all characters that composition affects; others never change."""
         return {
             *self.decomposed,
             *"".join(self.decomposed.values()),
@@ -59,8 +59,8 @@ class Composition:
         }
 
     def changes(self, text: str) -> bool:
-        """Check whether these characters may be changed by others beside them, or
-        others may become one of them."""
+        """Check whether neighbours may change these characters, or other characters may
+        become one of them."""
         made = {made for made in self.decomposed.values() if len(made) == 1}
         odd = {
             *self.decomposed,
@@ -75,7 +75,7 @@ class Composition:
 
 @lru_cache(maxsize=1)
 def read_composition() -> Composition:
-    """Ask tokenizers how it composes characters (2 s)."""
+    """Ask tokenizers how it composes characters (takes 2 s)."""
     split = normalizers.NFD().normalize_str
     join = normalizers.NFC().normalize_str
     decomposed = {
@@ -86,7 +86,7 @@ def read_composition() -> Composition:
     classes = {}
     for character in map(chr, range(UNICODE)):
         if kind := unicodedata.combining(character):
-            # of the first and of the last class
+            # marks of the first and of the last class
             below = character + "\u0334"
             above = "\u0345" + character
             if split(below) != below or (kind == 1 and split(above) != above):
@@ -99,11 +99,11 @@ def read_composition() -> Composition:
 
 
 def compose(cells: Cells, numbers: Mapping[str, int]) -> Cells:
-    """Add the cells in NFC; `numbers`: the codes of `Composition.letters`. Cells of all
-    other codes stay as they are.
+    """Add the cells in NFC; `numbers`: the codes of `Composition.letters`. Cells with
+    other codes do not change.
 
-    What a composed character covers is the first of the characters that it was composed
-    of, as in tokenizers.
+    A composed character covers the text of the first character that it was composed of,
+    as in tokenizers.
     """
     how = read_composition()
     other = max(numbers.values()) + 1  # stands for all codes that have no number
@@ -155,11 +155,11 @@ def _join(
     more_M: Value,
 ) -> tuple[Value, Value]:
     """Add the codes (M,) after composition, COMPOSED_AWAY where a character became a
-    part of one before, and how many characters more each was made of than it was
-    decomposed into, of both before.
+    part of an earlier one, and how many more characters each was made of than it was
+    decomposed into, both before.
 
-    In each round, every character of `heads_M` looks at the next one of those after it,
-    which are no heads.
+    In each round, every character of `heads_M` looks at the next one of the characters
+    after it that are no heads.
     """
     begin_W = heads_M.nonzero()
     ends_W = concat(begin_W[1:], codes_M.size(0))

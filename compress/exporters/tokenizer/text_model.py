@@ -1,5 +1,5 @@
-"""Build one ONNX file that takes a text and gives its answer, with the tokenizer
-inside, of operators that every standard onnxruntime has.
+"""Build one ONNX file that takes a text and returns its answer, with the tokenizer
+inside, from operators that every standard build of onnxruntime has.
 
     # adds onnx/model_text.onnx, or raises ExportError
     bundle = text_model(Bundle.load(path))
@@ -7,7 +7,7 @@ inside, of operators that every standard onnxruntime has.
 
 An app passes a string to the file and gets a label, the words of a text with their
 labels, or the answer to a question: no tokenizer library, no vocabulary file, no custom
-operators, and the same file runs in onnxruntime for Python, for mobile and for the web.
+operators, and the same file runs in onnxruntime for Python, mobile and the web.
 A file is written only if it tokenises a list of hard texts, and all given texts,
 exactly as the bundle's own tokenizer does."""
 
@@ -57,24 +57,24 @@ TEXT_KEY: Final = "compress.text"
 
 SHOWN = 10
 ANSWERED = 64
-"""Texts whose logits are compared too: of equal rows they must be equal."""
+"""The most texts whose logits are compared too: equal rows must have equal logits."""
 TOLERANCE = 1e-4
 
 TEXTS: Final[tuple[str, ...]] = tuple(
     json.loads(Path(__file__).with_name("hard_texts.json").read_text(encoding="utf-8"))
 )
 """Texts that tokenizers read in different ways: white space, accents, scripts, emoji,
-what is not seen, punctuation, long words, special tokens whole and broken, and plain
-ones; some are longer than any row, to test truncation."""
+invisible characters, punctuation, long words, special tokens whole and broken, and
+plain texts; some are longer than any row, to test truncation."""
 
 PAIRS: Final[tuple[tuple[str, str], ...]] = (
     *zip(TEXTS, (*TEXTS[1:], TEXTS[0]), strict=True),
     *((TEXTS[-1], text) for text in TEXTS),
 )
-"""Every text before the next one, and after a short one."""
+"""Pairs of every text with the next one, and of a short text with every text."""
 
 TOGETHER = 16
-"""Texts in a batch that is compared, so that it has rows of different length."""
+"""Texts per compared batch, so that it has rows of different length."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ class TextProof:
                    own
     precision      of the model inside; max_length: tokens that a row is truncated to
     kind, labels   of the task
-    words          of the vocabulary, each one token, of which a text of any length can
-                   be made
-    prompt         what the file puts before each text
+    words of the vocabulary, each one token, to make texts of any length
+    prompt         the text that the file puts before each text
     """
 
     tokenizer: str
@@ -123,16 +122,16 @@ def text_file(
     prompt: str | None = None,
 ) -> TextProof:
     """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label,
-    score, probabilities (see `build.answer`) and logits, those of the bundle's file of
+    score, probabilities (see `forms.label`) and logits, as from the bundle's file of
     `precision`. For tagging and questions, whose logits are per token, also `offsets`,
     the characters of the text, or context, that each token covers; for tagging `words`,
-    for questions `answer` (see `build.answer_span`). Long texts are truncated.
+    for questions `answer` (see `forms.span`). Long texts are truncated.
 
-    prompt   what the file puts before each text; None: the model's default prompt, as
-             `Bundle.predict` does
+    prompt   the text that the file puts before each text; None: the model's default
+             prompt, as in `Bundle.predict`
 
     Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not
-    support, and where any of the hard texts, or of `texts`, is tokenised differently.
+    support, and if any of the hard texts, or of `texts`, is tokenised differently.
     """
     prompt = bundle.task.preparation.prompt() if prompt is None else prompt
     encoder, frame = _read(bundle, prompt)
@@ -217,7 +216,7 @@ MOST_WORDS = 100
 
 def list_words(tokenizer: Tokenizer) -> list[str]:
     """List the first words of a vocabulary that are one token each, at the beginning of
-    a text and within; letters only if there are no others."""
+    a text and inside it; single letters only if there are no others."""
     vocabulary = tokenizer.get_vocab()
     letters = [
         token.lstrip("Ġ▁") for token in sorted(vocabulary, key=vocabulary.__getitem__)
@@ -266,8 +265,8 @@ def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
 def _set_prompt_length(
     model: onnx.ModelProto, encoder: TextEncoder, frame: RowTemplate
 ) -> None:
-    """Give a model that leaves the tokens of prompts out of its vectors the number of
-    those of the file's prompt."""
+    """Pass the number of the prompt's tokens to a model that leaves them out of its
+    vectors."""
     if not frame.prompt:
         return
     (row,) = encoder.encode([frame.prompt], frame.max_length)
@@ -282,11 +281,11 @@ def _set_prompt_length(
 def _reader(
     encoder: TextEncoder, frame: RowTemplate, like: onnx.ModelProto
 ) -> onnx.ModelProto:
-    """Build the graph of a tokenizer, or load it from the cache, which saves
+    """Build the graph of a tokenizer, or load it from the cache, which saves several
     seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
-    # defined outside of this package
+    # defined outside this package
     others = [WORD_PATTERN.pattern, unidata_version]
     own = encoder.fingerprint()
     key = digest(
@@ -325,11 +324,11 @@ def take_apart(encoder: TextEncoder) -> Pieces:
     if not pieces or wrong:
         raise ExportError(
             f"{encoder.name}: {TOKENIZER_JSON}: {'; '.join(wrong)}. A text file "
-            "supports WordPiece as of BERT, DistilBERT, ELECTRA, MobileBERT and "
-            "MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram "
-            "as of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise "
-            "in the app with a library that reads tokenizer.json, and pass the ids to "
-            "the bundle's other files"
+            "supports WordPiece (BERT, DistilBERT, ELECTRA, MobileBERT, MiniLM), "
+            "byte-level BPE (RoBERTa, GPT-2, ModernBERT) and Unigram (ALBERT, "
+            "DeBERTa-v3, XLM-RoBERTa, T5); for other tokenizers, tokenise in the app "
+            "with a library that reads tokenizer.json, and pass the ids to the "
+            "bundle's other files"
         )
     return pieces.from_tokenizer(encoder.backend, described)
 
@@ -342,8 +341,8 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
 def _check_logits(
     bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text], prompt: str
 ) -> None:
-    """Raise ExportError where the file's logits differ from those of the bundle's file
-    for the same text."""
+    """Raise ExportError if the file's logits for a text differ from the logits of the
+    bundle's file."""
     predictor = bundle.open(precision)
     if bundle.task.vectors:
         expected = predictor.embed([str(text) for text in texts], prompt=prompt)
@@ -367,7 +366,7 @@ def _check_logits(
 @dataclass(frozen=True)
 class TokenDifference:
     """A text that the graph tokenises differently: the name of the array, such as
-    input_ids, the first token that differs, and the values from there on."""
+    input_ids, the position of the first difference, and the values from there on."""
 
     text: Text
     name: str
@@ -389,7 +388,7 @@ class TokenDifference:
 
 def list_hard_texts(frame: RowTemplate) -> list[Text]:
     """List the texts, or pairs of texts, that every file is compared on."""
-    # also texts of about as many tokens as a row holds, and of about half as many
+    # also texts with about as many tokens as a row holds, and about half as many
     room = frame.room
     counts = {
         1,
@@ -445,8 +444,8 @@ def find_differences(
 def read_rows(
     encoder: TextEncoder, frame: RowTemplate, texts: Sequence[Text]
 ) -> Sequence[Mapping[str, Sequence[Any]]]:
-    """Encode texts as `Bundle.predict` does, with the token types that the graph makes
-    for every tokenizer."""
+    """Encode texts as `Bundle.predict` does, but always with token types, as the graph
+    does."""
     if frame.prompt:
         texts = prepend(frame.prompt, map(str, texts))
     typed = replace(encoder, settings=replace(encoder.settings, token_types=True))

@@ -24,17 +24,17 @@ from compress.exporters.tokenizer.graph import (
 )
 
 DEAD: Final = 0
-"""The state from which no symbol leads on."""
+"""The state without successors."""
 
 TRIE_WINDOW: Final = 1 << 12
-"""Bases that are tried at once for a node."""
+"""The number of bases that are tried at once for a node."""
 
 Symbols = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Trie:
-    """Several sets of words, each with a state to begin at.
+    """Several sets of words, each with its own initial state.
 
     base, check   (states,) int32; value (states,) int32: the value of the word that
                   ends here, or -1
@@ -86,8 +86,8 @@ def build(sets: Sequence[Mapping[Symbols, int]], symbols: int) -> Trie:
 def _place(
     children: Sequence[Mapping[int, int]], roots: int, symbols: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose a distinct place and a base for every node, first for nodes with most
-    children."""
+    """Choose a distinct place and a base for every node, starting with the nodes that
+    have the most children."""
     room = len(children) + 2 * symbols + roots + 1
     free = np.ones(room, bool)
     free[: roots + 1] = False  # DEAD and the roots
@@ -122,9 +122,9 @@ def _place(
 def find_matches(
     trie: Trie, symbols_M: Value, states_M: Value, longest: Value | None = None
 ) -> tuple[Value, Value]:
-    """Add (K, M) int32 values of the words of 1 to K symbols that begin at each of M
-    places, from `states_M` (int32), and -1 where there is none; and (K, 1) numbers from
-    0 to K - 1.
+    """Add the (K, M) int32 values of the words of 1 to K symbols that begin at each of
+    M places, from `states_M` (int32), or -1 if there is no word; and (K, 1) numbers
+    from 0 to K - 1.
 
     longest  int64 scalar: the most symbols that a match can have in these texts, which
              saves rounds
@@ -152,10 +152,10 @@ def find_matches(
 def longest_matches(
     trie: Trie, symbols_M: Value, states_M: Value, longest: Value | None = None
 ) -> tuple[Value, Value]:
-    """Add (M,) int64 lengths and values of the longest of the words that `find_matches`
-    finds at each place.
+    """Add (M,) int64 lengths and values of the longest word that `find_matches` finds
+    at each place.
 
-    Where there is none, the length is 0 and the value -1.
+    Without a word, the length is 0 and the value -1.
     """
     values_KM, steps_K1 = find_matches(trie, symbols_M, states_M, longest)
     found = values_KM > np.array(-1, np.int32)
@@ -169,19 +169,19 @@ def longest_matches(
 def begin_matches(
     trie: Trie, symbols_M: Value, begins_M: Value, longest: Value | None = None
 ) -> tuple[Value, Value]:
-    """Add what `longest_matches` adds, at the places that words of the first set may
-    begin at; nothing elsewhere."""
+    """Add the outputs of `longest_matches` at the places where words of the first set
+    may begin; nothing elsewhere."""
     root, dead = np.array([trie.roots[0], DEAD], np.int32)
     return longest_matches(trie, symbols_M, where(begins_M, root, dead), longest)
 
 
 def follow_chains(begun_N: Value, jumps_N: Value, longest: Value) -> Value:
-    """Add (N,) bool: the places that are reached from those that are begun (int64, 0 or
+    """Add (N,) bool: the places that are reached from the starting places (int64, 0 or
     1).
 
-    From each place `jumps_N` leads to the next; following the chains from all places at
-    once, by jumps of 1, 2, 4, ..., takes as many rounds as `longest`, the most places
-    of a chain (int64 scalar), has bits.
+    From each place, `jumps_N` leads to the next. Following the chains from all places
+    at once, by jumps of 1, 2, 4, ..., takes one round per bit of `longest`, the most
+    places of a chain (int64 scalar).
     """
     graph = begun_N.graph
     body = graph.body("follow")
@@ -191,7 +191,7 @@ def follow_chains(begun_N: Value, jumps_N: Value, longest: Value) -> Value:
     reached = body.input("reached")
     body.output(op("Identity", going), TensorProto.BOOL, [])
     body.output(jumps[jumps])
-    # counts paths, of which each round doubles the sum: less than 2^63 by far
+    # counts paths; each round at most doubles the sum: far less than 2^63
     body.output(reached.scatter(jumps, reached, reduction="add"))
     powers = graph.constant([1 << bit for bit in range(32)])
     rounds = op("ReduceSum", (powers < longest).integers(), keepdims=0)

@@ -2,9 +2,9 @@
 every word, on all words of a batch at once.
 
 All pieces that begin at each character are found in a trie. Then one round for each
-character of the longest word adds, for the segmentations of every word that end there,
-the score of the best one, in double precision and in the order in which tokenizers
-adds; of equal ones it takes the longest last piece, as tokenizers does.
+character of the longest word computes the score of the best segmentation of every word
+up to there, in double precision and adding in the same order as tokenizers; among equal
+scores it takes the longest last piece, as tokenizers does.
 
 Shapes: R texts, N cells (characters, special tokens, ends of texts), M the same after
 normalisation, W words, T tokens of all texts, one after another; K characters of the
@@ -75,20 +75,20 @@ from compress.exporters.tokenizer.wordpiece import (
 )
 
 PENALTY: Final = 10.0
-"""A character that is not a piece scores this much less than the piece with the least
-score."""
+"""The score of a character that is not a piece is this much below the lowest score of a
+piece."""
 
 SINGLE: Final = ("NFD", "NFKD", "StripAccents", "Lowercase", "Nmt")
-"""The normalisers that change every character by itself; NFD and NFKD do if accents are
-stripped after them."""
+"""The normalisers that change every character separately; NFD and NFKD do so if accents
+are stripped after them."""
 
 ONE_SPACE: Final = " "
 SPACES_PATTERN: Final = {"Regex": " {2,}"}
 BLANKS: Final = {"Regex": r"\s{2,}|[\n\r\t]"}
 
 INNER, WHITE_KIND, SEPARATOR = range(3)
-"""Kinds of characters: white space for tokenizers, and what only Python's regular
-expressions take for it."""
+"""Kinds of characters: white space for tokenizers, and characters that are white space
+only in Python's regular expressions."""
 
 SEPARATORS: Final = frozenset("\x1c\x1d\x1e\x1f")
 BLANK: Final = frozenset(filter(str.isspace, map(chr, range(UNICODE))))
@@ -99,12 +99,12 @@ class Normalizer:
     """The steps of a normaliser, in order; any may be missing.
 
     replaced    texts that become others
-    single      normalisers of single characters, as tokenizer.json has them
+    single      normalisers of single characters, as in tokenizer.json
     blanks      whether white space of several characters, or of several kinds, becomes
                 a space
     composed    whether characters are composed, as by NFC
     before      the sides on which white space is stripped
-    keys        what characters and clusters of several become: see `charsmap`
+    keys        the replacements of characters and clusters: see `charsmap`
     after       the sides on which white space is stripped
     joined      whether several spaces become one
     """
@@ -121,7 +121,7 @@ class Normalizer:
 
 def read_normalizer(described: Mapping[str, Any] | None, mark: str) -> Normalizer:
     """Read a normaliser, given as JSON; `mark` stands for a space. Raises ExportError
-    for one that has other steps, or another order."""
+    for other steps, or another order."""
     parts = list(described.get("normalizers", [described])) if described else []
 
     def take(*kinds: str, most: int = 1) -> list[Mapping[str, Any]]:
@@ -191,18 +191,17 @@ class Unigram:
     """The parts of a Unigram tokenizer.
 
     normal      its normaliser
-    listed      character, or text that is replaced -> the characters that it is for the
-                later steps
+    listed      character, or replaced text -> its characters in the later steps
     symbols     character, or special token -> symbol
     pieces      the trie of pieces, special tokens and ends of texts, valued by their
                 number
-    ids         the token of each piece, -1 of the end of a text; then of a character
-                that is no piece
-    scores      the score of each of these; then minus infinity
+    ids         the token of each piece, -1 for the end of a text; then the token of a
+                character that is no piece
+    scores      the score of each of these tokens; then minus infinity
     special     special tokens that are recognised in a text; stripping: those that take
                 the white space before them
     unknown     the id of the unknown token
-    mark        the character that stands for a space; prepended: where it is put before
+    mark        the character that stands for a space; prepended: when it is put before
                 a text: first, always, never
     splits      whether every mark begins a word; blank: whether white space separates
                 words
@@ -224,7 +223,8 @@ class Unigram:
 
     @staticmethod
     def list_unsupported(described: Mapping[str, Any]) -> list[str]:
-        """List what the graph does not support in a tokenizer, given as its JSON."""
+        """List the features of a tokenizer, given as JSON, that the graph does not
+        support."""
         model = described["model"]
         wrong = list_odd_tokens(described, ("single_word", "rstrip", "normalized"))
         if model["unk_id"] is None:
@@ -276,7 +276,7 @@ class Unigram:
     def from_tokenizer(
         cls, tokenizer: Tokenizer, described: Mapping[str, Any]
     ) -> "Unigram":
-        """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds
+        """Read a tokenizer; `described`: its JSON, for which `list_unsupported` returns
         nothing."""
         model = described["model"]
         splitters = _list_splitters(described)
@@ -294,7 +294,7 @@ class Unigram:
             letters.update(
                 map(chr, np.flatnonzero(find_classes() != OTHER_CHARACTER).tolist())
             )
-        # nothing is left of these
+        # the normaliser removes these
         letters -= changed.keys() - set(
             "".join((*changed.values(), *normal.keys.values()))
         )
@@ -369,7 +369,7 @@ class Unigram:
         ids_T = numbers_T.look_up(self.ids)
         unknown_T = ids_T.equals(self.unknown)
         within_T = cells.kinds[firsts_T].equals(0)
-        # Of unknown characters in a row, in a word, all but the first
+        # All but the first of consecutive unknown characters in a word
         more_T = unknown_T & within_T & unknown_T.shift(1, bool)
         real_T = ids_T >= 0
         begun_T = real_T & ~more_T
@@ -412,7 +412,7 @@ class Unigram:
         spans: bool,
         words: bool,
     ) -> tuple[Cells, Value | None]:
-        """Add the cells of all texts, of which each ends with a boundary, as symbols,
+        """Add the cells of all texts as symbols, each text ending with a boundary,
         after the normalisers of single characters; and with `spans` the characters of
         each text."""
         rows = {_Row((UNKNOWN,)): 0, _Row((PIECE_END,), 0, 0): 1}
@@ -468,8 +468,8 @@ class Unigram:
         white_N: Value,
         numbers: Mapping[str, int],
     ) -> Cells:
-        """Make one space, which covers the last character, of white space of several,
-        and of a tab or a line's end."""
+        """Turn runs of white space, and a tab or a line end, into one space that covers
+        the last character."""
         several_N = white_N & white_N.shift(1, bool)
         ended_N = is_among(cells.codes, [numbers[each] for each in "\n\r\t"])
         space_N = several_N | ended_N
@@ -500,7 +500,7 @@ class Unigram:
         solid_N = ~self._is_white(cells.codes)
         solid = self._is_edge(cells.codes.select(solid_N))
         edges = concat(np.array([True]), solid, np.array([True]))
-        # the place of the last solid cell
+        # for each cell: the number of cells up to it that are no white space
         before_N = solid_N.integers().cumsum()
         kept_N = solid_N
         if sides == {"left", "right"}:
@@ -512,13 +512,13 @@ class Unigram:
         return cells.select(kept_N)
 
     def _replace_clusters(self, cells: Cells) -> Cells:
-        """Replace characters and short clusters of them by what the map has for them.
+        """Replace characters and short clusters by their values in the map.
 
-        The characters that a cluster becomes cover the cluster's characters, one each,
-        and the others its last one. As in tokenizers, the last of these others covers
-        the character after the cluster, if that becomes nothing; and if the first
-        characters of a text, or of a part of one between special tokens, become
-        nothing, all characters cover those that are as many places before their own.
+        The replacement's characters cover the cluster's characters one by one, and any
+        further ones cover its last character. As in tokenizers, the last of these
+        further ones covers the character after the cluster, if that is removed; and if
+        the first characters of a text, or of a part between special tokens, are
+        removed, all characters cover the text as many places before their own.
         """
         size = FIRST + len(self.symbols) + len(self.special)
         keys = {
@@ -578,8 +578,8 @@ class Unigram:
         return replace(after, starts=starts_M, ends=ends_M)
 
     def _count_lost(self, codes_M: Value, places_M: Value) -> Value:
-        """Add (M,): how many characters became nothing before the first of each text,
-        or part of one between special tokens; 0 for these."""
+        """Add (M,): the number of removed characters at the beginning of each text, or
+        part between special tokens; 0 for special tokens."""
         inner_M = ~self._is_edge(codes_M)
         begins_M = inner_M & ~inner_M.shift(1, bool)
         before_M = concat([-1], places_M[:-1])
@@ -651,7 +651,7 @@ class Unigram:
         first_M = arange(count) - back_M
         begun_M = starts_M[first_M]
         jumps = where(begun_M, count, first_M - 1)
-        # one place after all others, which leads to itself
+        # an additional last place, which leads to itself
         jumps = concat(jumps, count)
         ends = concat(cells.kinds[1:], [1, 0])
         reached_M = trie.follow_chains(ends, jumps, longest)[:-1]
@@ -664,9 +664,9 @@ class Unigram:
 def _search(
     scores: Value, begin_W: Value, count: Value, widest: Value, longest: Value
 ) -> Value:
-    """Add (L, W): how many characters before each character of every word the piece
-    begins that ends there in the best segmentation. Where scores are equal, the longest
-    piece is taken.
+    """Add (L, W): for each character of every word, how many characters earlier the
+    piece begins that ends there in the best segmentation. Among equal scores, the
+    longest piece is taken.
 
     scores   (K * M,) those of pieces of 1 to K (`widest`, (1,)) characters that begin
              at each of M (`count`, (1,)) ones
@@ -684,7 +684,7 @@ def _search(
     step = body.input("step", shape=[])
     places = minimum(places_WK + step, end)
     sums_WK = scores[places] + state
-    # of equal ones the first; ArgMax may take another
+    # the first of equal scores, as ArgMax may take another one
     best_W1, at_W1 = body.add("TopK", sums_WK, [1], outputs=2, axis=1)
     best_W = at_W1.flat()
     others = op("Slice", state, [1], [EVERYTHING], [1])
@@ -697,8 +697,7 @@ def _search(
 
 
 class _Row(NamedTuple):
-    """Hold the first step of a graph for a character, a special token, or a text that
-    is replaced.
+    """The first step of a graph for a character, a special token, or a replaced text.
 
     symbols   what it becomes
     length    its characters; covered: the last ones of these, which the symbols cover
@@ -718,8 +717,8 @@ def _list_splitters(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 @lru_cache(maxsize=2)
 def _list_changed(single: str) -> dict[str, str]:
-    """List the characters that normalisers of single characters, given as JSON, change,
-    and what they become (1 s)."""
+    """Map each character that the normalisers of single characters, given as JSON,
+    change to its replacement (takes 1 s)."""
     kinds = json.loads(single)
     if not kinds:
         return {}

@@ -2,9 +2,10 @@
 on all characters of a batch at once.
 
 Three operators work on strings: onnxruntime's own `Tokenizer` splits a text into
-characters and special tokens, without characters that the normaliser drops; a second
-one finds the characters that are words of their own; `LabelEncoder` numbers them. All
-the rest is integer arithmetic. No custom operator library is needed.
+characters and special tokens, without the characters that the normaliser drops; a
+second `Tokenizer` finds the characters that form words of their own; `LabelEncoder`
+numbers them. Everything else is integer arithmetic. No custom operator library is
+needed.
 
 Shapes: R texts, M symbols of all texts, one after another, T tokens of all texts.
 """
@@ -46,8 +47,8 @@ LETTERS: Final = "\U00010330\u10d0"
 to one of them."""
 
 BETWEEN: Final = ""
-"""The boundary between two words in `CharacterMap.listed`, where it stands among
-characters."""
+"""The mark of a boundary between two words among the characters of
+`CharacterMap.listed`."""
 
 CodeRange = tuple[int, int]
 
@@ -56,7 +57,8 @@ CodeRange = tuple[int, int]
 class CharacterMap:
     """The normalisation and splitting of every character.
 
-    listed    character -> the characters it becomes, with BETWEEN where a word ends
+    listed    character -> the characters that replace it, with BETWEEN where a word
+              ends
     dropped   ranges (both ends included) of characters that are removed
     alone     ranges of characters that become a word of their own without a token
     All other characters become part of a word that has no token.
@@ -68,8 +70,8 @@ class CharacterMap:
 
 
 def read_characters(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
-    """Read a tokenizer's normalisation of every character; `known` are the characters
-    in its tokens."""
+    """Read how a tokenizer normalises every character; `known`: the characters of its
+    tokens."""
     rules = json.loads(tokenizer.to_str())
     found = _normalise_all(
         json.dumps({name: rules[name] for name in ("normalizer", "pre_tokenizer")})
@@ -94,8 +96,9 @@ def read_characters(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap
 
 @dataclass(frozen=True)
 class _Normalisation:
-    """The code points of Unicode that are `dropped`, that stand `alone`, unchanged, and
-    what others are `changed` to; all others are letters that stay as they are."""
+    """The code points of Unicode that are `dropped`, the ones that stand `alone`
+    unchanged, and the ones that are `changed`, with their replacements; all others are
+    unchanged letters."""
 
     dropped: Sequence[int]
     alone: Sequence[int]
@@ -105,7 +108,7 @@ class _Normalisation:
 @lru_cache(maxsize=2)
 def _normalise_all(rules: str) -> _Normalisation:
     """Apply a normaliser and a splitter, given as JSON, to every character inside a
-    word (1.2 s)."""
+    word (takes 1.2 s)."""
     unknown = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
     tokenizer = Tokenizer.from_str(
         json.dumps(
@@ -152,7 +155,7 @@ def list_blocks() -> list[list[str]]:
 
 
 def change_each(change: Callable[[str], str]) -> Iterator[tuple[str, str]]:
-    """Change every character by itself; yield it with the result."""
+    """Change every character separately; yield each with the result."""
     for block in list_blocks():
         yield from zip(block, isolate(block, change), strict=True)
 
@@ -160,8 +163,8 @@ def change_each(change: Callable[[str], str]) -> Iterator[tuple[str, str]]:
 def isolate(
     texts: Sequence[str], change: Callable[[str], str], *, between: str = LETTERS
 ) -> list[str]:
-    """Change texts, all in one call, between two of a character: the first of `between`
-    that they do not contain."""
+    """Change all texts in one call, each between two separators: the first character of
+    `between` that they do not contain."""
     letter = between[any(between[0] in text for text in texts)]
     return change(letter.join(("", *texts, ""))).split(letter)[1:-1]
 
@@ -173,7 +176,7 @@ def characters(ranges: Iterable[CodeRange]) -> str:
 
 def join_ranges(codes: Sequence[int]) -> tuple[CodeRange, ...]:
     """Join ascending code points into ranges; a range may span the surrogates, which no
-    text has."""
+    text contains."""
     found: list[CodeRange] = []
     for code in codes:
         if found and (
@@ -190,7 +193,7 @@ NO_STATE: Final = 0
 PIECE_END: Final = 1
 UNKNOWN: Final = 2
 FIRST: Final = 3
-"""Symbols: padding, the end of a word, a character that no token has; then the
+"""Symbols: padding, the end of a word, a character that no token contains; then the
 characters of tokens."""
 
 PAD: Final = "padding"
@@ -202,7 +205,7 @@ can contain it."""
 class Tokens:
     """The tensors that hold the tokens of all texts, in order.
 
-    ids_T       the ids, without special tokens around a text; lines_T: the number of
+    ids_T       the ids, without special tokens around a text; lines_T: the index of
                 each token's text
     spans_T2    the first character of its text that a token covers, and the end; if
                 requested
@@ -223,8 +226,8 @@ class WordPiece:
     reading     the normalisation of characters
     pieces      the trie of tokens: those that begin a word, those that continue one
     special     special tokens that are recognised in a text
-    unknown     id of the unknown token; longest: the most characters of a word, beyond
-                which it is unknown
+    unknown     id of the unknown token; longest: the most characters of a word; longer
+                words are unknown
     """
 
     symbols: Mapping[str, int]
@@ -291,8 +294,8 @@ class WordPiece:
         }
 
         def spelled(words: Mapping[str, int]) -> dict[trie.Symbols, int]:
-            """Spell the words that can occur: of characters that the normaliser leaves,
-            and that do not stand alone."""
+            """Spell the words that can occur: words of characters that the normaliser
+            keeps and that do not stand alone."""
             possible = (
                 word
                 for word in words
@@ -337,7 +340,7 @@ class WordPiece:
         starts = starts_M.integers()
         root, other = np.array(self.pieces.roots, np.int32)
         begin = where(starts_M, root, other)
-        # counted from 1; before the first word: 0
+        # counted from 1; 0 before the first word
         words_M = starts.cumsum()
         places = count + 1
         sizes = inside.sums(words_M, places)
@@ -378,7 +381,7 @@ class WordPiece:
         special = "|".join(
             re.escape(token) for token in sorted(self.special, key=len, reverse=True)
         )
-        # Characters that are dropped are skipped, unless characters are counted
+        # Dropped characters are skipped, unless characters are counted
         every = (
             f"[^{characters(self.reading.dropped)}]"
             if self.reading.dropped and not spans
@@ -427,13 +430,13 @@ class WordPiece:
         return symbols_M, rows_M, (codes.look_up(lengths), cells_M)
 
     def _alone(self, strings: Value, codes: Value) -> Value:
-        """Add 1 where a character that is not listed stands alone, 0 elsewhere."""
+        """Add 1 where an unlisted character stands alone, 0 elsewhere."""
         alone = contains(strings, self.reading.alone)
         return alone.reshape(strings.shape()) * codes.equals(0).integers()
 
     def _unlisted(self, codes: Value, strings: Value, *, dropped: int) -> Value:
-        """Replace the codes of the few characters that are not listed: 1 for those that
-        stand alone, or `dropped`."""
+        """Replace the codes of the few unlisted characters: 1 for characters that stand
+        alone, or `dropped`."""
         flat = codes.flat()
         unlisted = flat.equals(0)
         strings = strings.flat().select(unlisted)
@@ -459,7 +462,7 @@ def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> lis
 
 def cut(texts: Value, pattern: str, filling: str = PAD) -> Value:
     """Add (texts, most matches) strings: the longest matches in each text, one after
-    another, padded by `filling`."""
+    another, padded with `filling`."""
     return op(
         "Tokenizer",
         texts,
@@ -474,10 +477,10 @@ def cut(texts: Value, pattern: str, filling: str = PAD) -> Value:
 def cut_prompt(
     prompt: str, whole: Iterable[str], dropped: Sequence[CodeRange] = ()
 ) -> list[str]:
-    """Cut a prompt as `cut` cuts texts: into each of `whole`, the longest first, and
-    other characters, but not those of the ranges `dropped`.
+    """Cut a prompt like `cut` cuts texts: into the matches of `whole`, the longest
+    first, and single characters, without the ranges `dropped`.
 
-    Raises ExportError for a prompt that ends in the beginning of one of `whole`, which
+    Raises ExportError for a prompt whose end is the beginning of one of `whole`, which
     a text may complete.
     """
     longest = sorted(whole, key=len, reverse=True)
@@ -506,8 +509,8 @@ def put_before(strings_RC: Value, texts_R: Value, pieces: Sequence[str]) -> Valu
 
 
 def spell(table: Sequence[Sequence[int]], codes: Value) -> tuple[Value, Value, Value]:
-    """Add (M,) int32: the symbols that a table has for each code, one after another;
-    the places (M,) of the codes; and the place (M,) of each symbol among those of its
+    """Add (M,) int32: the symbols of each code in a table, one after another; (M,) the
+    places of their codes; and (M,) the place of each symbol among the symbols of its
     code."""
     lengths = np.array([len(symbols) for symbols in table])
     width = lengths.max()
@@ -524,14 +527,14 @@ def spell(table: Sequence[Sequence[int]], codes: Value) -> tuple[Value, Value, V
 def contains(strings: Value, ranges: Sequence[CodeRange]) -> Value:
     """Add (n,): 1 for each of n strings that contains a character of these ranges, 0
     for the others."""
-    # So that every batch has one; not U+0000, which a constant loses
+    # Every batch needs such a character; not U+0000, which a constant loses
     example = [chr(ranges[0][0] or ranges[0][1])]
     matched = cut(concat(strings.flat(), example), f"[{characters(ranges)}]")
     return number(matched, {PAD: 0}, 1).flat()[:-1]
 
 
 def number(strings: Value, numbers: Mapping[str, int], other: int) -> Value:
-    """Add the number of each string, `other` for those that have none."""
+    """Add the number of each string; `other` for strings without one."""
     return op(
         "LabelEncoder",
         strings,

@@ -1,2 +1,2 @@
-"""The functions that write the formats of `compress.exporters.formats`, which name them
-by their addresses, and the readers of Apple's files."""
+"""The functions that write the formats of `compress.exporters.formats`, which refer to
+them by address, and the readers of Apple's files."""

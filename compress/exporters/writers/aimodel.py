@@ -1,9 +1,9 @@
-"""Run a Core AI program in NumPy, as it is read back from its asset.
+"""Run a Core AI program, read back from its asset, in NumPy.
 
 Core AI runs only on Apple's systems; to check an asset elsewhere, every operator is
-computed as its definition in coreai-core says. Float16 values of the program are
-rounded to float16 after each operator, while products are summed in float32. Neither
-the order of additions nor the speed is Core AI's.
+computed by its definition in coreai-core. Float16 values of the program are rounded to
+float16 after each operator, while products are summed in float32. Neither the order of
+additions nor the speed is Core AI's.
 """
 
 import re
@@ -33,18 +33,17 @@ TYPES: Mapping[str, type] = {
     "ui32": np.uint32,
 }
 PACKED = {"ui4": 4, "ui6": 6}
-"""Bits of the types whose numbers are stored without gaps, the lowest bit first."""
+"""Bits of the types whose numbers are packed without gaps, lowest bit first."""
 
 
 STORED = re.compile(r'(\w+): "0x([0-9A-F]*)"')
 
 
 class CoreAiProgram:
-    """The program of an asset: call it with its inputs, by name, and get its outputs in
-    their order.
+    """The program of an asset: call it with its inputs by name; it returns its outputs
+    in order.
 
-    A program has a function for each length of its inputs; that of the inputs' length
-    is run.
+    A program has a function for each input length; the one for the given inputs is run.
 
     functions   the name of each -> the names, shapes and types of its inputs, such as
                 ((1, 128), "si32")
@@ -80,7 +79,7 @@ class CoreAiProgram:
             for name, graph in public.items()
         }
         text = str(self._module)
-        # weights: hexadecimal bytes, of which the first four are no part
+        # weights: hexadecimal bytes after a header of four bytes
         stored = text[text.find("dialect_resources") :]
         self._stored = {
             name: bytes.fromhex(digits)[4:] for name, digits in STORED.findall(stored)
@@ -294,5 +293,5 @@ CORE_AI_OPERATORS: Mapping[str, Callable[..., Any]] = {
     "tanh": np.tanh,
     "transpose": lambda x, order: x.transpose([int(axis) for axis in order]),
 }
-"""The operators, of values in the order of coreai-core's definitions; `broadcasting_`
-ones broadcast as NumPy does."""
+"""The operators, with arguments in the order of coreai-core's definitions;
+`broadcasting_` operators broadcast like NumPy."""

@@ -1,19 +1,19 @@
 """Export files for iPhones, iPads and Macs: Core ML packages (.mlpackage) and Core AI
-assets (.aimodel), which Apple's systems give to CPU, GPU and Neural Engine as they
+assets (.aimodel), which Apple's systems run on CPU, GPU or Neural Engine as they
 choose.
 
 The programs are made by torch.export. They read one row of a fixed number of tokens,
 int32, padded with attention_mask 0: the bundle's max_length, or a given length; or any
 of several lengths, which are enumerated shapes in Core ML (iOS 18, macOS 15), and one
-function each in Core AI. The Neural Engine needs fixed shapes. Core AI takes the place
-of Core ML from iOS 27 and macOS 27 on.
+function each in Core AI. The Neural Engine needs fixed shapes. Core AI replaces Core ML
+from iOS 27 and macOS 27 on.
 
-    fp32   as it is; not for the Neural Engine, which computes in float16
+    fp32   unchanged; not for the Neural Engine, which computes in float16
     fp16   weights and activations float16; the mask is bounded: float32's lowest number
            would be minus infinity
     w8     weights int8, a scale per output, embedding tables too; computed in float16
-    p6, p4 weights of 6 or 4 bits, which look up one of 64 or 16 values of each tensor,
-           found by k-means; computed in float16
+    p6, p4 weights of 6 or 4 bits that look up one of 64 or 16 values per tensor, found
+    by k-means; computed in float16
 """
 
 import json
@@ -51,8 +51,8 @@ class _Target:
     files     precision -> the file, which is a folder; inside: the files in it, the
               main one first
     systems   the first systems that support one length, and several
-    convert   writes a file; read: reads it back; check: raises ExportError where it is
-              not what was requested
+    convert   writes a file; read: reads it back; check: raises ExportError if it is not
+              what was requested
     """
 
     name: str
@@ -78,7 +78,7 @@ class _Request:
 
     def trace(self, *, half: bool = False) -> Any:
         """Trace the model, for one length or any up to the longest; `half`: in float16,
-        but for its outputs."""
+        except for its outputs."""
         model = self.context.model()
         traced = _Half(model.half()) if half else TracedModel(model)
         shortest = self.lengths[0]
@@ -95,7 +95,7 @@ class _Request:
         )
 
     def describe(self) -> dict[str, str]:
-        """Return what is stored in the metadata."""
+        """Return the entries of the metadata."""
         described = {"compress.max_length": str(self.lengths[-1])}
         manifest = self.context.bundle.manifest
         if manifest.kind == "task" and self.context.bundle.task.labels:
@@ -104,7 +104,7 @@ class _Request:
 
 
 class _Half(TracedModel):
-    """A model in float16, whose outputs are float32."""
+    """A model in float16 with float32 outputs."""
 
     def forward(
         self,
@@ -164,7 +164,7 @@ def _write(
             "family"
         )
     taken = _check_lengths(context, _lengths(context))
-    # without the converters' progress bars, and their warnings of untested versions
+    # silence the converters' progress bars, and their warnings about untested versions
     with quiet():
         import_extra(target.packages[0].replace("-", "_"), target.extra)
     rows = [
@@ -277,7 +277,7 @@ def _convert_coreml(request: _Request, package: Path, precision: str) -> None:
     )
     converted.user_defined_metadata.update(request.describe())
     converted.save(str(package))
-    # no part of a package of Core ML
+    # not part of a Core ML package
     (package / "executorch_debug_handle_mapping.json").unlink(missing_ok=True)
 
 
@@ -351,20 +351,19 @@ def _check_coreai(found: aimodel.CoreAiProgram, request: _Request) -> None:
 
 
 def _compare(package: str, found: tuple[Any, Any], wanted: tuple[Any, Any]) -> None:
-    """Raise ExportError where the interface of a file that was read back is not the
+    """Raise ExportError if the interface of a file that was read back is not the
     requested one."""
     if found != wanted:
         raise ExportError(
-            f"{package} wrote a file that reads {found[0]} and gives {found[1]}; "
+            f"{package} wrote a file that reads {found[0]} and returns {found[1]}; "
             f"expected {wanted[0]} and {wanted[1]}: this version of it is not supported"
         )
 
 
 UNRUN = (
-    "{name} runs on Apple's systems alone: nothing of it was run here, or timed. What "
-    "was compared with the fp32 ONNX file is each file as it was written, read back, "
-    "and computed in NumPy, operator by operator, rounded to float16 after each where "
-    "it is kept so"
+    "{name} runs on Apple's systems alone: the files were not run here, or timed. To "
+    "compare it with the fp32 ONNX file, each written file was read back and computed "
+    "in NumPy, operator by operator, with float16 values rounded after each"
 )
 CORE_ML = _Target(
     name="Core ML",

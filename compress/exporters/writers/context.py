@@ -1,5 +1,5 @@
-"""Describe a model to export, and the files that were written, for the functions that
-write formats."""
+"""Describe a model to export, and the written files, for the functions that write
+formats."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class FixedOptions:
     """Options of files with fixed lengths, for NPUs and Core ML.
 
     lengths   in tokens, for NPUs one file each; empty: the bundle's max_length
-    max_drop  how much of the score, in its own unit, files for NPUs may lose
+    max_drop  the largest loss of score, in its own unit, for NPU files
     """
 
     lengths: tuple[TokenCount, ...] = ()
@@ -57,7 +57,7 @@ class ExportOptions:
 
     name       the user's name of the source; '': its folder
     command    the command that is recorded
-    fixed      lengths of files with fixed lengths, and what they may lose
+    fixed      the options of files with fixed lengths
     load_data  loads examples of a bundle's task: text files are checked on their texts,
                files for NPUs are certified on them; None: there are none
     calibrate  computes the ranges of a bundle's fp32 file, for static int8
@@ -78,13 +78,13 @@ class ExportOptions:
 class ExportedFile:
     """One file of an export.
 
-    file         path inside the folder, with forward slashes; of a model in several
-                 files the first, the others are in `with_files`
-    precision    of the weights; `note`: what else there is to say of it
-    difference   from the fp32 ONNX file's logits on made-up rows; None for a file that
+    file         path inside the folder, with forward slashes; for a model in several
+                 files the first one, the others are in `with_files`
+    precision    of the weights; `note`: a further remark
+    difference   from the fp32 ONNX file's logits on random rows; None for a file that
                  is not a model
-    certificate  of the ONNX file it was made of, as JSON; '' where that has none
-    proofs       certificates of this file itself, one for each place where it was run
+    certificate  of the ONNX file it was made from, as JSON; '' if that has none
+    proofs       certificates of this file itself, one for each device that ran it
     """
 
     file: str
@@ -100,7 +100,7 @@ class ExportedFile:
 class ExportResult:
     """The files that a format wrote.
 
-    verdicts          sentences on where and how to run it; packages: those whose
+    verdicts          sentences about where and how to run it; packages: the ones whose
                       versions are recorded
     interface         of the files, where they are not ONNX
     settings          further values for the templates of `exporters.snippets`
@@ -126,14 +126,14 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class ExportContext:
-    """Hold what the writers of all formats share.
+    """The inputs that the writers of all formats share.
 
     name       the user's name of the source
     bundle     the bundle to export; a checkpoint was written as one
     source     the bundle itself, or the checkpoint
     scratch    a temporary folder
     options    what the user requested, and the data
-    remade     ONNX files of another opset, in place of all of the bundle's
+    remade     ONNX files of another opset, which replace all of the bundle's
     warnings   warnings of the export so far
     """
 
@@ -154,7 +154,7 @@ class ExportContext:
         opset: int | None = None,
         options: ExportOptions = ExportOptions(),
     ) -> "ExportContext":
-        """Write a checkpoint as a bundle, and export the files again where an opset is
+        """Write a checkpoint as a bundle, and export the files again if an opset is
         given."""
         if isinstance(source, Bundle):
             name = options.name or source.path.name
@@ -171,7 +171,7 @@ class ExportContext:
         return context._export_at(opset)
 
     def onnx(self, precision: Precision) -> Path:
-        """Return the ONNX file of this precision; make it from the fp32 file where the
+        """Return the ONNX file of this precision; make it from the fp32 file if the
         bundle has none."""
         from compress.exporters.fp16 import to_float16
         from compress.exporters.weight_only import quantize_weights
@@ -192,7 +192,7 @@ class ExportContext:
 
     def complete(self, precisions: Sequence[Precision]) -> Bundle:
         """Return the bundle if it has files of these precisions, else a temporary copy
-        with those that it lacks."""
+        with the missing ones."""
         bundle = self.bundle
         missing = [name for name in precisions if name not in bundle.files()]
         if missing:
@@ -257,8 +257,8 @@ class ExportContext:
 
     def as_written(self) -> Path:
         """Return the fp32 ONNX file in the form that `to_onnx` writes: exported again
-        from the weights where tuning, or an earlier version, left the bundle's own file
-        in another form."""
+        from the weights if tuning, or an earlier version, left the bundle's file in
+        another form."""
         own = self.onnx("fp32")
         target = self.scratch / "as_written.onnx"
         if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED_FORM):
@@ -281,8 +281,8 @@ class ExportContext:
         )
 
     def _export_at(self, opset: int) -> "ExportContext":
-        """Export fp32 and int8 again from the weights; what the int8 file left in
-        float32 stays so."""
+        """Export fp32 and int8 again from the weights; products that the int8 file left
+        in float32 stay in float32."""
         from compress.exporters.int8 import quantize_dynamic
         from compress.exporters.rewrite.graph import list_floats
 
@@ -318,7 +318,7 @@ Writer = Callable[[ExportContext, Path, Sequence[str]], ExportResult]
 
 
 def import_extra(module: str, extra: str) -> Any:
-    """Import a module of an extra. Raises ExportError where it is not installed."""
+    """Import a module of an extra. Raises ExportError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -326,7 +326,7 @@ def import_extra(module: str, extra: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise ExportError(
-            f"{package} is not installed; expected it for this format: "
+            f"{package} is not installed, and this format needs it: "
             f"{install_command(extra)}"
         ) from error
 
@@ -334,7 +334,7 @@ def import_extra(module: str, extra: str) -> Any:
 @contextmanager
 def converting(context: ExportContext, runtime: str) -> Iterator[None]:
     """Re-raise any error of a runtime's converter as an ExportError that names the
-    formats that take every family."""
+    formats that support every family."""
     try:
         yield
     except (

@@ -1,8 +1,8 @@
 """Export ExecuTorch's files (.pte) for phones and boards, from torch.
 
 ExecuTorch delegates matrix products to XNNPACK. Texts of any length up to the bundle's
-run without padding; the batch is one row. What XNNPACK does not take runs on kernels
-that can be many times slower, so the verdict names its share.
+run without padding; the batch is one row. Operators that XNNPACK does not take run on
+portable kernels, which can be many times slower, so the verdict names their share.
 
     fp32   as it is
     int8   products dynamic int8, one scale per output; embedding tables int8, one scale
@@ -36,7 +36,8 @@ FREE = (
     *("getitem", "view", "expand", "unsqueeze", "squeeze", "select"),
     *("slice", "sym_size", "permute", "alias", "to_copy"),
 )
-"""Parts of the names of operators that only move data: they are not counted as work."""
+"""Parts of the names of operators that only move data, which are not counted as
+computing."""
 
 
 class Int8Rows(nn.Module):
@@ -152,7 +153,7 @@ def _dynamic_int8(program: Any, sample: tuple[Tensor, ...], shapes: Any) -> Any:
 
 
 def with_int8_rows(model: nn.Module) -> nn.Module:
-    """Copy the model with its token table, and its positions where they are a table, as
+    """Copy the model with its token table, and its positions if they are a table, as
     `Int8Rows`."""
     copied = copy.deepcopy(model)
     tokens = copied.get_input_embeddings()  # type: ignore[operator]  # nn.Module types what it lacks as Tensor
@@ -164,8 +165,8 @@ def with_int8_rows(model: nn.Module) -> nn.Module:
 
 
 def delegation(graph: Any) -> tuple["Counter[str]", int]:
-    """Count the operators that compute: those that are not delegated, by name, and the
-    number of those that are."""
+    """Count the operators that compute: the ones that are not delegated, by name, and
+    the number of delegated ones."""
     debug = import_extra("executorch.devtools.backend_debug", "executorch")
     operators: Mapping[str, Any] = debug.get_delegation_info(
         graph

@@ -38,9 +38,9 @@ LITERT_RECIPES = {"int8": "dynamic_wi8_afp32", "w8": "weight_only_wi8_afp32"}
 
 
 def lengths(longest: int) -> list[int]:
-    """List the signatures' lengths: 32, 128, 512, ... below the longest, and that.
-
-    Each costs a copy of the graph, and of the weights where the delegate packs them.
+    """List the signatures' lengths: 32, 128, 512, ... below the longest, and the
+    longest. Each costs a copy of the graph, and of the weights if the delegate packs
+    them.
     """
     found = []
     length = 32
@@ -71,7 +71,7 @@ def write_litert(
                 ).Quantizer(str(exact), recipe())
                 source = exact.with_name(target.name)
                 quantizer.quantize().export_model(str(source))
-            # not moved: what the quantiser writes is executable
+            # not moved: the quantiser writes executable files
             shutil.copyfile(source, target)
             files.append(
                 ExportedFile(

@@ -1,4 +1,4 @@
-"""Run a Core ML program in NumPy, as it is read back from its package.
+"""Run a Core ML program, read back from its package, in NumPy.
 
 Core ML runs only on Apple's systems; to check a package elsewhere, every operator is
 computed as Core ML's specification defines it. Float16 values of the program are
@@ -19,8 +19,8 @@ from compress.exporters.writers.context import import_extra
 
 
 class MilProgram:
-    """The program of a package: call it with its inputs, by name, and get its outputs
-    in their order.
+    """The program of a package: call it with its inputs by name; it returns its outputs
+    in order.
 
     operators   the names of its operators, constants left out, in the order in which
                 they are computed
@@ -117,8 +117,8 @@ def gelu(x: Array, mode: str) -> Array:
 
 
 def _slice(x: Array, begin: Sequence[int], end: Sequence[int], **more: Any) -> Any:
-    """Slice; `more` has stride and begin_mask, end_mask and squeeze_mask, where they
-    are not 1 and False throughout."""
+    """Slice; `more` holds stride, begin_mask, end_mask and squeeze_mask if they are not
+    all 1 or False."""
     cuts = list[slice | int]()
     for axis, (first, last) in enumerate(zip(begin, end, strict=True)):
         open_first = "begin_mask" in more and bool(more["begin_mask"][axis])

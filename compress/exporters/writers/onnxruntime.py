@@ -8,12 +8,12 @@ text   one file that takes a string and answers with a label, or the words' labe
        `compress.exporters.tokenizer.text_model`
 ort    the format of onnxruntime's small builds for phones, with the list of operators
        that such a build needs. onnxruntime writes it as it opens a file: `.ort` holds
-       the graph as optimised for the CPU provider, `.with_runtime_opt.ort` one
-       optimised less, for providers that take parts of the graph (CoreML, NNAPI), with
-       the other optimisations recorded, to be replayed where
+       the graph optimised for the CPU provider; `.with_runtime_opt.ort` a less
+       optimised one, for providers that take parts of the graph (CoreML, NNAPI), with
+       the other optimisations recorded, to be replayed if
        `session.enable_saved_runtime_optimizations` is 1. Optimisations that only x86
-       has are left out; those that a file of ours disables are disabled while it is
-       written, as in an .ort file they could not be undone.
+       has are left out; optimisations that one of our files disables are disabled while
+       it is written, as an .ort file cannot undo them.
 """
 
 import logging
@@ -78,8 +78,8 @@ VERDICTS = {
 def write_onnx(
     context: ExportContext, folder: Path, precisions: Sequence[Precision]
 ) -> ExportResult:
-    """Write all of the bundle to `folder`; where that is the bundle itself, only the
-    new files."""
+    """Write the whole bundle to `folder`, or only the new files if that is the bundle
+    itself."""
     source = context.bundle
     if source.manifest.kind == "generative":
         names = sorted(
@@ -105,7 +105,7 @@ def write_onnx(
         for precision in wanted
     ]
     bundle = source if folder == source.path else source.copy_to(folder)
-    # certificates of files that are not in this bundle
+    # drop the certificates of files that are not in this bundle
     if context.remade and REPORT in bundle.manifest.files:
         bundle = bundle.attach(
             REPORT, replace(bundle.report(), certificates=()).to_json()
@@ -127,8 +127,8 @@ def _describe(
     name: str = "",
     run: RunFeeds | None = None,
 ) -> ExportedFile:
-    """Describe the file `name`, opened by `run`, that was made of the ONNX file of this
-    precision: by default that file itself."""
+    """Describe the file `name`, opened by `run`, that was made from the ONNX file of
+    this precision: by default that file itself."""
     source = context.onnx(precision)
     difference = context.differs(run or onnx_run(source))
     return ExportedFile(
@@ -141,7 +141,7 @@ def _describe(
 
 
 DTYPES = {"fp32": "fp32", "int8": "q8", "fp16": "fp16", "q4": "q4"}
-"""The `dtype` under which transformers.js looks for a file; `w8` has none."""
+"""The `dtype` by which transformers.js selects a file; `w8` has none."""
 WEB_VERDICTS = {
     "int8": "int8: for wasm. Its logits differ a little between wasm and native "
     "processors on the very same file, so certify it there: compress quantize --device "
@@ -209,8 +209,8 @@ def write_text(
 
 
 def _list_texts(data: TaskData) -> "list[Text]":
-    """List the different texts, or pairs, of all splits, in order; words as one text,
-    with spaces between."""
+    """List the distinct texts, or pairs, of all splits, in order; words are joined to
+    one text by spaces."""
     splits = [
         split for split in (data.train, data.validation, data.test) if split is not None
     ]
@@ -223,8 +223,8 @@ def _list_texts(data: TaskData) -> "list[Text]":
 OPERATORS_CONFIG = "required_operators_and_types.config"
 DISABLED = "optimization.disable_specified_optimizers"
 NCHWC = "NchwcTransformer"
-"""Lays convolutions out for x86; onnxruntime's own converter leaves it out of portable
-files, too."""
+"""The optimiser that lays out convolutions for x86, which onnxruntime's own converter
+also leaves out of portable files."""
 
 
 def write_ort(
@@ -255,7 +255,7 @@ def write_ort(
         warnings.catch_warnings(action="ignore", category=ResourceWarning),
     ):
         create_config_from_models([folder / each.file for each in files], config, True)
-    # which name the folder on this machine
+    # the comments name the folder on this machine
     lines = config.read_text(encoding="utf-8").splitlines()
     lines = [
         line if not line.startswith("# - ") else f"# - {Path(line[4:]).name}"
@@ -270,7 +270,7 @@ def write_ort(
 
 def _convert(source: Path, target: Path, *, runtime: bool) -> None:
     entries = session_entries(read_model(source))
-    # A list of disabled optimisers replaces the one of the entry, so both are given
+    # A list of disabled optimisers replaces the entry's list, so both are given
     # together
     disabled = [name for name in entries.pop(DISABLED, "").split(";") if name] + [NCHWC]
     options = session_options(1, entries)
@@ -284,10 +284,10 @@ def _convert(source: Path, target: Path, *, runtime: bool) -> None:
 
 
 def _check_mobile(source: Path, precision: str) -> Iterator[str]:
-    """Say in a sentence each what onnxruntime's mobile usability check finds for NNAPI
-    and CoreML.
+    """Report the result of onnxruntime's mobile usability check for NNAPI and CoreML,
+    in one sentence each.
 
-    The check looks at operator types alone: it may be too optimistic, hardly too
+    The check looks at operator types alone: it may be too optimistic, but hardly too
     strict.
     """
     from onnxruntime.tools.mobile_helpers import usability_checker as check

@@ -3,13 +3,14 @@ stay dynamic.
 
     fp32   as it is
     fp16   weights stored in float16, computed in the processor's fastest precision
-    w8     weights int8, a scale per row; OpenVINO quantises activations at run time
-           where that is faster
+    w8     weights int8, one scale per row; OpenVINO quantises activations at run time
+           if that is faster
     int8   static: activations in ranges calibrated on data, the fastest; needs `--data`
 
 The dynamic int8 ONNX file of a bundle is not used: OpenVINO expands its weights to
-float and is slower. It is slower, too, with a form of the graph that `tune` chose for
-onnxruntime: the files are made of the rows-first form (docs/export-speed.md)."""
+float and is slower. OpenVINO is also slower with a form of the graph that `tune` chose
+for onnxruntime, so the files are made from the rows-first form
+(docs/export-speed.md)."""
 
 import shutil
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ STEMS = {
     "w8": "openvino_model_w8",
     "int8": "openvino_model_int8",
 }
-"""The first is the name that optimum-intel expects."""
+"""The names of the files; the first is the one that optimum-intel expects."""
 
 EXTRA = "openvino"
 OPENVINO_NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
@@ -99,9 +100,9 @@ def write_openvino(
 
 
 def _compress(model: Any) -> None:
-    """Store large matrices as int8 and one scale per output (of a table: per row),
-    multiplied where they are read: the form that OpenVINO keeps small in memory and has
-    a faster product for."""
+    """Store large matrices as int8 with one scale per output (per row of a table),
+    multiplied where they are read: OpenVINO keeps this form small in memory and has a
+    faster product for it."""
     openvino = import_extra("openvino", EXTRA)
     opset13 = import_extra("openvino.opset13", EXTRA)
     for node in model.get_ordered_ops():
@@ -129,7 +130,7 @@ def _compress(model: Any) -> None:
 
 
 def _inner_axis(reader: Any) -> int | None:
-    """Return the axis of its weight that a node sums over, or looks up whole; None for
+    """Return the axis of the weight that a node sums over, or looks up whole; None for
     any other node."""
     if reader.get_type_name() == "MatMul":
         return 1 if reader.get_attributes()["transpose_b"] else 0
