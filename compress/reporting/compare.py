@@ -368,8 +368,8 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
     view = comparison.view
     if least is not None and metric != "mse" and not -1 <= least <= 1:
         raise BundleError(
-            f"--min-score {least:g}: {metric} is at most 1; expected a share, as "
-            f"{least / 100:g} for {least:g} %"
+            f"--min-score {least:g}: {metric} is at most 1; expected a share, "
+            f"such as {least / 100:g} for {least:g} %"
         )
     scores = {
         id(one): score
@@ -449,8 +449,8 @@ def _choose_view(comparison: Comparison, at: str | None) -> View | None:
             else " Each was measured, but not together."
         )
         raise BundleError(
-            f"--at {at}: {', '.join(unknown) or 'both'}: no latency was measured "
-            f"there.{hint}"
+            f"--at {at}: {', '.join(unknown) or 'the combination'}: no latency was "
+            f"measured there.{hint}"
         )
     return max(
         matching,

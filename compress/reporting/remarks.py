@@ -371,8 +371,8 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
         )
     if chosen.best and comparison.basis:
         how = (
-            f"{request + ', ' if request else ''}{one.name} costs least of the files "
-            f"that {comparison.basis.rows:,} rows cannot tell from the best"
+            f"{request + ', ' if request else ''}{one.name} costs the least of the "
+            f"files that {comparison.basis.rows:,} rows cannot tell from the best"
         )
     text = f"{how}: {_describe_costs(comparison, one)}"
     if chosen.best:
@@ -452,8 +452,8 @@ def _describe_disturbance(comparison: Comparison) -> list[str]:
                     each.p50_ms for each in times if each.setting == view.setting
                 )
         notes.append(
-            "files of different runs were not raced together; `compress bench` with "
-            "all bundles at once does that"
+            "files of different runs were not raced together (`compress bench` with "
+            "all bundles at once does that)"
         )
         wide = max(
             (times for times in races.values() if times),

@@ -302,7 +302,7 @@ def test_the_command_prints_a_table_and_the_pick_and_writes_a_page(three: list[P
     done = run("report", *map(str, three), "--budget-ms", "4", "--html", str(page))
     assert done.code == 0
     text = " ".join(done.out.replace(GAP, " ").split())
-    assert "Within 4 ms, quick int8 costs least of the files that 872 rows cannot tell from the best" in text
+    assert "Within 4 ms, quick int8 costs the least of the files that 872 rows cannot tell from the best" in text
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     done = run("report", *map(str, three), "--json", "--html", str(page))
     values = json.loads(done.out)

@@ -217,8 +217,8 @@ def _pad(x: Array, padding: Array, value: Array, padding_mode: str) -> Array:
 def _scan(x: Array, axis: Array, reverse: Array, scan_op: str) -> Array:
     if reverse or not scan_op.startswith("0 "):
         raise ExportError(
-            "a scan but of sums, or reversed, cannot be computed outside of Core AI by "
-            "this version"
+            "a scan that is reversed, or not of sums, cannot be computed outside of "
+            "Core AI by this version"
         )
     return x.cumsum(int(axis), dtype=x.dtype)
 
