@@ -437,8 +437,8 @@ def check_search(predictor: Predictor) -> None:
 
 @dataclass(frozen=True)
 class AnsweredLine:
-    """One text of a stream with the model's answer, or with the error that made it
-    skip."""
+    """One text of a stream with the model's answer, or with the error for which it was
+    skipped."""
 
     text: str
     answer: Outcome | None

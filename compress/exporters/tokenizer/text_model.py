@@ -86,7 +86,7 @@ class TextProof:
                    own
     precision      of the model inside; max_length: tokens that a row is truncated to
     kind, labels   of the task
-    words of the vocabulary, each one token, to make texts of any length
+    words          of the vocabulary, each one token, to make texts of any length
     prompt         the text that the file puts before each text
     """
 

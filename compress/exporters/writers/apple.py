@@ -13,7 +13,7 @@ from iOS 27 and macOS 27 on.
            would be minus infinity
     w8     weights int8, a scale per output, embedding tables too; computed in float16
     p6, p4 weights of 6 or 4 bits that look up one of 64 or 16 values per tensor, found
-    by k-means; computed in float16
+           by k-means; computed in float16
 """
 
 import json
@@ -363,7 +363,7 @@ def _compare(package: str, found: tuple[Any, Any], wanted: tuple[Any, Any]) -> N
 UNRUN = (
     "{name} runs on Apple's systems alone: the files were not run here, or timed. To "
     "compare it with the fp32 ONNX file, each written file was read back and computed "
-    "in NumPy, operator by operator, with float16 values rounded after each"
+    "in NumPy, operator by operator, rounding float16 values after each"
 )
 CORE_ML = _Target(
     name="Core ML",

@@ -117,8 +117,8 @@ def gelu(x: Array, mode: str) -> Array:
 
 
 def _slice(x: Array, begin: Sequence[int], end: Sequence[int], **more: Any) -> Any:
-    """Slice; `more` holds stride, begin_mask, end_mask and squeeze_mask if they are not
-    all 1 or False."""
+    """Slice; `more` holds stride, unless all are 1, and begin_mask, end_mask and
+    squeeze_mask, unless all are False."""
     cuts = list[slice | int]()
     for axis, (first, last) in enumerate(zip(begin, end, strict=True)):
         open_first = "begin_mask" in more and bool(more["begin_mask"][axis])

@@ -75,7 +75,7 @@ const SHOW = {
 };
 
 // The entities of the words that have a label, as of IOB2 or BIOES: what is between two of their words is white space.
-// Places are of characters, not of JavaScript's halves of some.
+// Places count characters, not JavaScript's UTF-16 units.
 function entities(text, { label, score, words }) {
   const characters = [...text];
   const found = [];
