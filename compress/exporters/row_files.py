@@ -120,7 +120,7 @@ def _check_vectors(
     predictor: Answering, target: Path, vectors: StoredForm, *, skips: bool
 ) -> None:
     """Raise DataError for a file of vectors that cannot be written, and for a form of
-    vectors if the output is no .npy file."""
+    vectors if the output is not .npy."""
     if target.suffix.lower() != ".npy":
         if vectors != "float32":
             raise DataError(

@@ -156,7 +156,7 @@ def test_an_interrupt_leaves_nothing(server: Server, files: dict[str, Path], mon
     ("key", "known", "error"),
     [
         ("stranger", "known", r"Permission denied.*: it does not accept this user without a password.* ssh-copy-id"),
-        ("user", "nobody", r"Host key verification failed.*Connect once by hand"),
+        ("user", "nobody", r"Host key verification failed.*Connect once yourself"),
         ("user", "false", r"its host key has changed"),
     ],
 )

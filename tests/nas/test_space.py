@@ -161,10 +161,10 @@ def test_a_plain_student_follows_its_spec() -> None:
         ({"layers": [1.5]}, "supernet", "axes.layers: 1.5; expected a count, or a share"),
         ({"leyers": [2]}, "supernet", "axes.leyers: no such axis. Did you mean 'layers'?"),
         ({"layers": {"from": 1, "to": 2}}, "supernet", "expected a list of values, or {from:, to:, step:}"),
-        ({"config.hidden_act": ["relu"]}, "supernet", "axes.config.hidden_act: a supernet has one for all"),
+        ({"config.hidden_act": ["relu"]}, "supernet", "axes.config.hidden_act: is the same for all students"),
         ({"share.ffn": [1]}, "supernet", "use mode: plain"),
         ({"precision": ["int9"]}, "supernet", "axes.precision: no 'int9'. Did you mean 'int8'?"),
-        ({"bottleneck": [64]}, "plain", "here it is config.intra_bottleneck_size"),
+        ({"bottleneck": [64]}, "plain", "here, use config.intra_bottleneck_size"),
     ],
 )
 def test_invalid_axes_are_refused(axes: Mapping[str, Any], mode: str, said: str) -> None:
