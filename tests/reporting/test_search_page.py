@@ -213,7 +213,7 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
     cells = ([cell.text for cell in column.cells] for column in found.columns)
     told = list(zip((row.name for row in found.rows), zip(*cells, strict=True), strict=True))
     assert told[0] == ("too slow", ("5", "predicted 0.5 ms"))
-    assert len(told) == 9 and told[-1] == ("other", ("5", "5 reasons more"))
+    assert len(told) == 9 and told[-1] == ("other", ("5", "5 more reasons"))
 
 
 DRIVER = """

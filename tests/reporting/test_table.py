@@ -119,4 +119,4 @@ def test_half_of_the_rows_are_no_rare_class(support: int, said: str) -> None:
         for row in whole.rows
     )
     (found,) = [each for each in run_warnings(replace(whole, rows=tuple(rows))) if "macro F1" in each]
-    assert f"loses on {said} what" in found
+    assert f"loses on {said}, which" in found
