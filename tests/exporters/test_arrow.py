@@ -48,7 +48,6 @@ def test_columns_are_named_as_in_a_file(bundle: Bundle) -> None:
         ({"a": TEXTS, "b": TEXTS}, None, "the batch: has the columns a, b; expected sentence"),
         ({"sentense": TEXTS, "b": TEXTS}, None, "Did you mean 'sentense'"),
         ({"sentence": TEXTS, "prediction": TEXTS}, None, "'prediction', which the answers would overwrite"),
-        ({"sentence": TEXTS, "prediction": TEXTS}, None, "'prediction', which the answers would overwrite"),
         ({"sentence": [["a"], ["b"], [], None]}, None, "is not a text"),
         ({"sentence": TEXTS}, ["other"], "expected other"),
     ],
