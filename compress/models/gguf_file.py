@@ -8,7 +8,6 @@ tensors without a place in it, and tokenizers that would split texts differently
 Imports neither torch nor transformers until a file is converted.
 """
 
-import importlib.util
 import json
 import re
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import Any, Final
 from compress.errors import TeacherError
 from compress.models.folder import MODULES, explain_load_errors
 from compress.progress import note
-from compress.provenance import install_command
+from compress.provenance import find_missing, install_command
 
 GGUF: Final = ".gguf"
 _OTHER_WEIGHTS: Final = ("*.safetensors", "*.bin")
@@ -58,12 +57,11 @@ def find(place: Path) -> Path | None:
 
 
 def check(file: Path) -> None:
-    """Raise TeacherError if the package that reads GGUF is missing, or if the file does
-    not begin like a GGUF file."""
-    if importlib.util.find_spec("gguf") is None:
+    """Raise TeacherError if the packages that read GGUF are missing or too old, or if
+    the file does not begin like a GGUF file."""
+    if absent := find_missing("gguf"):
         raise TeacherError(
-            f"{file}: reading GGUF files needs an optional package: "
-            f"{install_command('gguf')}"
+            f"{file}: {absent}; expected it for GGUF files: {install_command('gguf')}"
         )
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":

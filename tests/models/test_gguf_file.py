@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from compress.errors import TeacherError
 from compress.models import checkpoints, gguf_file
 from compress.models.loader import load_model, load_tokenizer
 from compress.prompting.local_model import open_model
+from compress.provenance import find_missing
 from tests import command, generative, tiny
 
-NEEDS_GGUF = pytest.mark.skipif(util.find_spec("gguf") is None, reason="the extra gguf is not installed")
+NEEDS_GGUF = pytest.mark.skipif(bool(find_missing("gguf")), reason="the extra gguf is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gguf")
 
 
@@ -215,6 +215,6 @@ def test_parts_and_several_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(gguf_file.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_file, "find_missing", lambda extra: f"{extra}: not installed")
     with pytest.raises(TeacherError, match="pip install 'gguf"):
         checkpoints.check(str(tmp_path / "a.gguf"))

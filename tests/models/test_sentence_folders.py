@@ -287,7 +287,7 @@ def test_modules_that_are_not_read_are_named(
     [
         ({"max_seq_len": 8}, "sentence_bert_config.json: 'max_seq_len': .* Did you mean 'max_seq_length'"),
         ({"max_seq_length": "8"}, "'max_seq_length' is '8'; expected a number of tokens, or null"),
-        ({"max_seq_length": 0}, "texts of 0 tokens"),
+        ({"max_seq_length": 0}, "the limit is 0 tokens"),
         ({"query_length": 8}, "'query_length' is 8"),
         ({"transformer_task": "fill-mask"}, "'transformer_task' is 'fill-mask'"),
         ({"modality_config": {"message": {}}}, "'modality_config'"),
