@@ -8,7 +8,7 @@ result, and goes on after a failure; called again it continues, with all runs th
 (mlqa_en_dev); `--corpus` is text. PROOFS says of every recipe what stands in the place of its own numbers, which ask
 for days, and what its control lacks. What is scored:
 
-    score   accuracy on 4,000 rows, after a task's last stage; of `q8bert` with the int8 file's rounding, of
+    score   accuracy on 4,000 rows, after a task's last stage, or of `t5`'s likeliest answers; of `q8bert` with the int8 file's rounding, of
             questions the F1, of rankings and vectors the nDCG@10
     nats    for a token of held-out text, the mean of each document, after a stage on text
     kl      to the teacher, for a token that the student itself writes: recipes that learn from their own writing
@@ -327,10 +327,11 @@ def run_control(recipe: Recipe, proof: Proof, trial: Trial, corpus: str | None, 
     if control.stages[-1].head == "task":
         found = [run(each, trial, text)["recipe"] for each in (control, *longer_controls(control, proof))]
         return max(found, key=lambda each: float(*each[0]["validated"]))
-    brief = run(with_steps(control, lambda steps: BRIEF), trial, text)["recipe"][0]
+    brief = run(with_steps(control, lambda stage: BRIEF), trial, text)["recipe"][0]
     took = ours[0]
     faster = took["seconds"] / took["steps"] / (brief["seconds"] / brief["steps"])
-    return run(with_steps(control, lambda steps: round(steps * max(1.0, faster))), trial, text)["recipe"]
+    as_long = with_steps(control, lambda stage: round(took["steps_of"][stage.name] * max(1.0, faster)))
+    return run(as_long, trial, text)["recipe"]
 
 
 def longer_controls(control: Recipe, proof: Proof) -> list[Recipe]:
@@ -345,9 +346,9 @@ def longer_controls(control: Recipe, proof: Proof) -> list[Recipe]:
     return [longer]
 
 
-def with_steps(recipe: Recipe, change: Callable[[int], int]) -> Recipe:
+def with_steps(recipe: Recipe, change: Callable[[Stage], int]) -> Recipe:
     """Return the recipe with another number of steps in each of its stages."""
-    stages = [stage.model_copy(update={"steps": change(stage.steps or BRIEF)}) for stage in recipe.training]
+    stages = [stage.model_copy(update={"steps": change(stage)}) for stage in recipe.training]
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 
@@ -492,7 +493,7 @@ def tune_t5(folder: str, splits: Mapping[str, Any], seed: int) -> str:
     """Fine-tune a T5 to answer the task as text; return its folder, beside `folder`."""
     answers = Path(f"{folder}-tuned-{len(splits['train'])}-{seed}")
     if not answers.is_dir():
-        recipe = with_steps(make_control(adapt(Recipe.load("t5"), PROOFS["t5"]), PROOFS["t5"]), lambda steps: 1000)
+        recipe = with_steps(make_control(adapt(Recipe.load("t5"), PROOFS["t5"]), PROOFS["t5"]), lambda stage: 1000)
         student = recipe.student.model_copy(update={"layers": None})
         with atomic_folder(answers) as made:
             pretrained(made, None, recipe.model_copy(update={"student": student}), teacher=folder, data=dict(splits))

@@ -31,7 +31,7 @@ from compress.jobs.job import Job
 from compress.jobs.stages import StageModels
 from compress.models.loader import load_result
 from compress.models.signals import evaluating
-from compress.papers import oord, q8bert
+from compress.papers import oord, q8bert, t5
 from compress.slicing.shape import Shape
 from compress.training import stage as training_stage
 from compress.training.generation import sample_continuations
@@ -90,7 +90,8 @@ def round_to_int8(student: Any, batch: Mapping[str, Tensor]) -> None:
 
 
 def score_text(models: StageModels, stages: Sequence[Any], measure: str, *, untrained: bool) -> Scored:
-    """Run stages on text, and score each held-out document by what `measure` says: see Proof.
+    """Run stages on text, and score each held-out document by what `measure` says: see Proof. Of stages that learn to
+    write a task's answers, score each row of the test split.
 
     untrained  train nothing: score an n-gram of the rows that the last stage reads
     """
@@ -101,6 +102,9 @@ def score_text(models: StageModels, stages: Sequence[Any], measure: str, *, untr
     with patch.object(training_stage, "train", wraps=training_stage.train) as train:
         student = models.run_stages(stages)
     found: dict[str, Any] = {"parameters": student.num_parameters()}
+    if last.data == "task":
+        wrong = answer(student, models, last)
+        return found | {"score": 1 - wrong.mean()}, wrong
     if measure == "rate":
         found["tokens"], wrong = detect(train.call_args.args[0], models, last)
     elif measure == "kl":
@@ -113,6 +117,15 @@ def score_text(models: StageModels, stages: Sequence[Any], measure: str, *, untr
         if (teacher := models.teacher(last)) is not None and measure == "nats and teacher":
             found["teacher"] = nats(models, last, teacher.model).mean()
     return found | {"nats": wrong.mean()}, wrong
+
+
+def answer(student: Any, models: StageModels, stage: Stage) -> NDArray[Any]:
+    """Return 1 for each row of the test split whose likeliest answer is not its label, else 0."""
+    context = models.context
+    data = context.data
+    assert data.test is not None
+    log_p_NC = t5.answers(student, data.test, data.task, context.tokenizer, max_length=stage.length)
+    return (log_p_NC.argmax(1) != np.asarray(data.test["label"][:])).astype(float)
 
 
 def held_out(models: StageModels, stage: Stage) -> Iterator[Dataset]:

@@ -77,8 +77,9 @@ def test_a_control_on_text_has_as_much_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(real, "run", run)
     proof = real.PROOFS["distilgpt2"]
     recipe = real.adapt(Recipe.load("distilgpt2"), proof)
+    stage = recipe.training[0].name
     trial: Any = None
-    real.run_control(recipe, proof, trial, "text", ({"seconds": 60.0, "steps": 240}, None))
+    real.run_control(recipe, proof, trial, "text", ({"seconds": 60.0, "steps": 240, "steps_of": {stage: 240}}, None))
     assert asked == [real.BRIEF, 600]
 
 
@@ -143,11 +144,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     lm = generative.gpt2(layers=4)
     for part in (lm, generative.gpt2_tokenizer()):
         part.save_pretrained(folder / "lm")
+    for part in (generative.t5(), generative.t5_tokenizer()):
+        part.save_pretrained(folder / "t5")
     queries = f"validation={folder}/validation.tsv,test={folder}/test.tsv"
     return {
         "home": str(folder / "home"),
         "minilm": tiny.checkpoint(folder / "minilm", tiny.bert(layers=4, initializer_range=0.1).bert),
         "lm": str(folder / "lm"),
+        "t5": str(folder / "t5"),
         "sst2": f"train={reviews}/train.tsv,validation={reviews}/dev.tsv,test={reviews}/dev.tsv",
         "vectors": f"train={folder}/texts.txt,{queries}",
         "ranking": f"train={folder}/train.tsv,{queries}",
@@ -157,7 +161,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hinton", "embed-mse", "gkd"])
+@pytest.mark.parametrize("name", ["hinton", "embed-mse", "gkd", "t5"])
 def test_a_recipe_is_compared_on_every_seed(
     name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +175,7 @@ def test_a_recipe_is_compared_on_every_seed(
     proof = replace(proof, text={**text, **short}, task={"max_length": 16}, teacher_lm=short)
     monkeypatch.setattr(real, "PROOFS", {name: proof})
     monkeypatch.setattr(real, "load_made_teacher", lambda teacher, args: places[teacher])
+    monkeypatch.setattr(real, "tune_t5", lambda folder, splits, seed: folder)
     distil = trial_runs.DistillRequest
 
     def request(*, teacher: str, **given: Any) -> Any:
