@@ -8,8 +8,8 @@ result, and goes on after a failure; called again it continues, with all runs th
 (mlqa_en_dev); `--corpus` is text. PROOFS says of every recipe what stands in the place of its own numbers, which ask
 for days, and what its control lacks. What is scored:
 
-    score   accuracy on 4,000 rows, after a task's last stage, or of `t5`'s likeliest answers; of `q8bert` with the int8 file's rounding, of
-            questions the F1, of rankings and vectors the nDCG@10
+    score   accuracy on 4,000 rows, after a task's last stage, or of `t5`'s likeliest answers; of `q8bert` with the int8
+            file's rounding, of questions the F1, of rankings and vectors the nDCG@10
     nats    for a token of held-out text, the mean of each document, after a stage on text
     kl      to the teacher, for a token that the student itself writes: recipes that learn from their own writing
 
