@@ -261,11 +261,12 @@ def _remark_loss(report: Report) -> list[str]:
     if row is None or kept is None or kept >= LITTLE:
         return []
     task = find(report.kind)
+    asked = "--recipe" in report.command.replace("--recipe auto", "")
     is_choice_of_auto = report.recipe.startswith("prune") or task.vectors
     remedy = (
-        "a larger student"
-        if is_choice_of_auto
-        else "--recipe auto, which prunes the teacher where it can,"
+        "--recipe auto, which prunes the teacher where it can,"
+        if asked and not is_choice_of_auto
+        else "a larger student"
     )
     texts = ", and similar texts without labels (--corpus) help single-text tasks"
     ends = texts if task.takes_texts and "--corpus" not in report.command else ""
