@@ -167,8 +167,8 @@ def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
     if values.shape != expected or not len(values):
         raise CompressError(
             f"scores: the model's outputs have shape {values.shape}; expected "
-            f"{expected}, one row for each of the {unit}, of which there is at least "
-            "one. Check that the model's head fits the task."
+            f"{expected}, one row for each of at least one of the {unit}. Check that "
+            "the model's head fits the task."
         )
     if broken := int((~np.isfinite(values)).any(axis=1).sum()):
         raise CompressError(

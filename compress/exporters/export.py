@@ -191,8 +191,7 @@ def check_settings(
     extra = format.extra
     if extra is not None and extra.required and (absent := find_missing(extra.name)):
         raise ExportError(
-            f"--for {to}: {absent}; expected it for this format: "
-            f"{install_command(extra.name)}"
+            f"--for {to} needs packages ({absent}): {install_command(extra.name)}"
         )
     if out is not None:
         _check_free(out, to, origin)

@@ -33,6 +33,7 @@ from compress.nas.context import (
     SearchContext,
     score_student,
 )
+from compress.records.latency import describe_device
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.reporting.remarks import unmet
 from compress.training.run import Run
@@ -184,9 +185,9 @@ def time_finalists(
             precisions[name] = precision
         else:
             files[name] = Bundle.load(bundle).path / BUNDLE_FILES[precision]
-    shipped = sorted(files)
-    asked = [precisions, shipped, str(search.setting), device.name, search.rounds]
-    key = hash_value([*asked, search.runs])
+    machine = describe_device(device.name, device.facts())
+    settings = [str(search.setting), search.rounds, search.runs, machine]
+    key = hash_value([precisions, sorted(files), *settings])
     if context.final_race.key == key:
         return context.final_race.teacher_ms
     samples = sample(

@@ -132,6 +132,7 @@ def test_other_commands_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("a good film\n\nanother film", encoding="utf-8")
     words = ["pretrain", "--teacher", tiny.checkpoint(tmp_path / "teacher"), "--recipe", "distilbert-general"]
+    words += ["--set", "stages.0.max_length=16"]
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert children.run([*words, "--corpus", str(corpus)], tmp_path / "run") == 2
     assert "--use_fsdp splits a teacher that `distill` fine-tunes" in children.said(tmp_path / "run")

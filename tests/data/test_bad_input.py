@@ -36,7 +36,7 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
         ({"train.tsv": GOOD.encode("utf-16-le")}, "line 1: has a NUL byte.*iconv -f UTF-16LE -t UTF-8 train.tsv > new"),
         ({"train.csv": GOOD.encode("utf-16-be")}, "line 1: has a NUL byte.*iconv -f UTF-16BE -t UTF-8 train.csv > new"),
         ({"train.tsv": GOOD + "a\0b\tpos\n"}, r"line 4: has a NUL byte.*tr -d '\\000' < train.tsv > new"),
-        ({"train.tsv": GOOD.encode("utf-16")[:-1]}, "is not valid utf-16"),
+        ({"train.tsv": GOOD.encode("utf-16")[:-1]}, "begins as utf-16, but is not valid"),
         ({"train.jsonl": '{"text": "a", "label": 1}\n' + "[" * 20_000}, "line 2: JSON is nested too deeply"),
         ({"train.json": '{"data": [{"paragraphs": [' + "[" * 20_000}, "train.json.*nested too deeply"),
         ({"train.json": "[" * 20_000}, "train.json.*nested too deeply"),

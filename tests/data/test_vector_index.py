@@ -64,7 +64,7 @@ def test_broken_vectors_are_named() -> None:
         (VECTORS[0], 1, r"of shape \(20,\)"),
         (VECTORS[:0], 0, r"of shape \(0, 20\)"),
         (VECTORS, 299, "300 vectors, but made.txt has 299 texts"),
-        (VECTORS, None, "its texts are missing; expected made.txt beside it"),
+        (VECTORS, None, "its texts are missing; expected made.txt next to it"),
         (np.array([None]), 1, "cannot be read as an array of numbers"),
     ],
 )

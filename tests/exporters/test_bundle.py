@@ -174,7 +174,7 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
         check_parts(model, tiny.tokenizer((*tiny.WORDS, "more")), SENTIMENT, 16)
     with pytest.raises(BundleError, match="max_length 65; this model has 64 positions"):
         check_parts(model, words, SENTIMENT, 65)
-    with pytest.raises(BundleError, match=r"no tokenizer\.json form"):
+    with pytest.raises(BundleError, match=r"cannot be saved as tokenizer\.json"):
         check_parts(model, object(), SENTIMENT, 16)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,7 +28,7 @@ from compress.exporters.export import OPSETS, export
 from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.session import read_model
 from compress.exporters.tokenizer.text_model import read_proof, run_text
-from compress.exporters.writers.context import ExportOptions
+from compress.exporters.writers.context import ExportOptions, import_extra
 from compress.records.certificate import Certificate
 from tests import command, generative, marked, tiny
 from tests.quantization.graphs import Rule
@@ -266,19 +267,18 @@ def test_only_precisions_go_into_a_bundle(written: Path, tmp_path: Path, words: 
 
 
 def test_a_missing_extra_is_named(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for extra, module in (
-        ("openvino", "openvino"),
-        ("executorch", "executorch"),
-        ("litert", "litert_torch"),
-        ("coreml", "coremltools"),
-        ("coreai", "coreai_torch"),
-    ):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
-        for loaded in [name for name in __import__("sys").modules if name.startswith(f"{module}.")]:
-            monkeypatch.delitem(__import__("sys").modules, loaded)
-        result = command.run("export", str(written), "--for", extra, "--out", str(tmp_path / "out"))
-        assert command.refused(result, tmp_path, f"{module} is not installed", "pip install '")
+    for extra in ("openvino", "executorch", "litert", "coreml", "coreai"):
+        with monkeypatch.context() as patched:
+            patched.setattr("compress.exporters.export.find_missing", lambda name: f"{name}: not installed")
+            result = command.run("export", str(written), "--for", extra, "--out", str(tmp_path / "out"))
+        assert command.refused(result, tmp_path, f"--for {extra} needs packages ({extra}: not", "pip install '")
         assert not (tmp_path / "out").exists()
+
+
+def test_an_extra_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(ExportError, match=r"openvino is not installed, .* pip install 'openvino"):
+        import_extra("openvino", "openvino")
 
 
 def test_a_folder_of_something_else_is_not_replaced(written: Path, tmp_path: Path) -> None:

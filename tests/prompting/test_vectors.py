@@ -51,7 +51,7 @@ def test_each_text_gets_its_own_vector(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (lambda folder: array(folder, texts=None), "its texts are missing; expected made.txt beside it"),
+        (lambda folder: array(folder, texts=None), "its texts are missing; expected made.txt next to it"),
         (lambda folder: array(folder, VECTORS[:3]), "3 vectors, but made.txt has 4 texts"),
         (lambda folder: array(folder, VECTORS.astype(int)), "holds int64 of shape .4, 3.; expected a row"),
         (lambda folder: array(folder, VECTORS[0]), "expected a row of floating-point numbers"),
