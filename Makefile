@@ -10,9 +10,6 @@ SPREAD := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope
 PYTEST := $(BIN)/python -m pytest $(SPREAD)
 RESOLUTION_lowest := lowest-direct
 RESOLUTION_newest := highest
-# The extra gguf needs newer versions than the base.
-EXTRAS_lowest := demo,fast,lan,openvino,postgresql
-EXTRAS_newest := $(EXTRAS_lowest),gguf
 
 .DEFAULT_GOAL := help
 .PHONY: demo test test-lowest test-newest check campaign soak docs lint clean help
@@ -61,7 +58,7 @@ build/lowest/stamp build/newest/stamp: build/%/stamp: pyproject.toml
 	$(PYTHON) -m venv --clear build/$*
 	build/$*/bin/python -m pip install -qq uv
 	build/$*/bin/uv pip install --quiet --python build/$*/bin/python --resolution $(RESOLUTION_$*) \
-		--editable '.[$(EXTRAS_$*)]'
+		--editable '.[demo,fast,gguf,lan,openvino,postgresql]'
 	build/$*/bin/uv pip install --quiet --python build/$*/bin/python pytest pytest-xdist psutil seqeval sentence-transformers
 	touch $@
 

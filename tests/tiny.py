@@ -125,12 +125,6 @@ def model(
     return head.from_config(config(family, **changes), **implementation).eval()
 
 
-def checkpoint_activations(model: Any, settings: dict[str, bool]) -> None:
-    """Turn on gradient checkpointing, by the name that it has in these transformers (a new one since 5.23)."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable(settings)
-
-
 def call(function: Callable[..., Any], **flat: Any) -> Any:
     """Call a command's function with flat settings, gathering them into its groups of options."""
     for name, parameter in inspect.signature(function).parameters.items():

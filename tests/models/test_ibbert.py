@@ -196,7 +196,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     for checkpointed in (False, True):
         model = built(**changes).train()
         if checkpointed:
-            tiny.checkpoint_activations(model, {"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         model(**tiny.batch()).prediction_logits.pow(2).sum().backward()
         gradients.append(model.base_model.embeddings.word_embeddings.weight.grad)
     torch.testing.assert_close(*gradients)

@@ -328,7 +328,7 @@ def in_training(family: str) -> Any:
 @pytest.mark.parametrize("family", ["bert", "roberta", *DISENTANGLED])
 def test_non_reentrant_checkpointing_is_exact(family: str) -> None:
     plain, checkpointed = in_training(family), in_training(family)
-    tiny.checkpoint_activations(checkpointed, {"use_reentrant": False})
+    checkpointed.activation_checkpointing_enable({"use_reentrant": False})
     for model in (plain, checkpointed):
         open_attention(model)
     expected, found = gradients(plain), gradients(checkpointed)
@@ -340,7 +340,7 @@ def test_non_reentrant_checkpointing_is_exact(family: str) -> None:
 @pytest.mark.parametrize("family", ["bert", *DISENTANGLED])
 def test_reentrant_checkpointing_is_refused(family: str) -> None:
     model = in_training(family)
-    tiny.checkpoint_activations(model, {"use_reentrant": True})
+    model.activation_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(ObjectiveError, match=r"reentrant gradient checkpointing .*'use_reentrant': False"):
         open_attention(model)
 
