@@ -328,7 +328,12 @@ class _TransientError(Exception):
 
 
 class _RefusedError(TeacherError):
-    """A request that the endpoint refuses, which may be for its text."""
+    """A request that the endpoint refuses, perhaps for its text; `reason` is the
+    status and what the endpoint says."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class _AwaitedError(Exception):
@@ -517,8 +522,10 @@ class _Remote(ABC, Generic[Question, Parsed]):
         advice = ADVICE.get(code, "Check url, model and mode in the endpoint file")
         if "logprobs" in message:
             advice = NO_LOGPROBS
-        refusal = _RefusedError if code in FOR_ITS_TEXT else TeacherError
-        raise refusal(f"teacher {self.name}: {reason}. {advice}")
+        message = f"teacher {self.name}: {reason}. {advice}"
+        if code in FOR_ITS_TEXT:
+            raise _RefusedError(message, reason)
+        raise TeacherError(message)
 
     def _parse(self, content: bytes, question: Question) -> Parsed:
         """Parse an answer. Raises _UnusableError with the reason if that fails."""
@@ -702,11 +709,12 @@ class RemoteVoter(_Remote[tuple[str, int], Votes]):
             try:
                 texts += (await super()._answer(client, stop, asked)).texts
             except _RefusedError as error:
-                with anyio.move_on_after(FIRST_WAIT):
-                    await stop.wait()
+                if not self.meter.answers:  # others may be answered in a moment
+                    with anyio.move_on_after(FIRST_WAIT):
+                        await stop.wait()
                 if not self.meter.answers:
                     raise
-                return Votes((str(error),) * left)
+                texts += (error.reason,) * (left - len(texts))
         return Votes(texts)
 
     def _request(self, question: tuple[str, int]) -> tuple[str, bytes]:

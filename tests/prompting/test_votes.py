@@ -182,7 +182,8 @@ def test_a_refused_text_is_unanswered(serve: Any, hastened: None, tmp_path: Path
         return (400, {}, b"content_filter") if refused else by_word(number, path, body)
 
     arguments = write(tmp_path, serve(reply))
-    labelled.label(**arguments, console=Console(quiet=True))
+    done = labelled.label(**arguments, console=Console(quiet=True))
+    assert any("name no label: 'HTTP 400: content_filter' (1)" in note for note in done.notes)
     found = {row["text"]: row["label"] for row in rows(arguments)}
     assert found.pop("a good film 2") is None
     assert set(found.values()) == {"negative", "positive"}
