@@ -150,7 +150,6 @@ def score_student(
 
 FACTS = "student.json"
 WINNERS = "winners.json"
-RACE = "race.json"
 
 
 @dataclass(frozen=True)
@@ -164,19 +163,6 @@ class StudentState:
     measured: Mapping[str, float] = field(default_factory=dict)
     bundle: str | None = None
     file_mb: float | None = None
-
-
-@dataclass(frozen=True)
-class FinalRace:
-    """The last race of the finalists, kept in race.json; their own times are in their
-    students' files.
-
-    key         the hash of what was raced, and how
-    teacher_ms  latency of the teacher
-    """
-
-    key: str = ""
-    teacher_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -251,17 +237,6 @@ class SearchContext:
         file = self.run.path / WINNERS
         remedy = "Remove it and repeat the command with --resume to choose them again"
         return load_record(tuple[int, ...], file, remedy) if file.is_file() else ()
-
-    @property
-    def final_race(self) -> FinalRace:
-        """The last race of the finalists; the default before the first one."""
-        file = self.run.path / RACE
-        remedy = "Remove it and repeat the command with --resume: they are timed again"
-        return load_record(FinalRace, file, remedy) if file.is_file() else FinalRace()
-
-    def record_race(self, race: FinalRace) -> None:
-        """Keep a race for a later session, which need not repeat it."""
-        write_json(self.run.path / RACE, asdict(race))
 
     def decide_winner(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
         """Return the trial chosen at this place, in this session or an earlier one;

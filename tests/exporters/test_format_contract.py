@@ -2,6 +2,7 @@
 with the reason, where the runtime is not installed."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from compress.exporters.formats.format import ONNX_PRECISIONS, Format, Race
 from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.snippets import TEMPLATES
 from compress.exporters.tokenizer.text_model import make_feeds
-from compress.exporters.writers.context import ExportContext, ExportOptions, FixedOptions, Reader
+from compress.exporters.writers.context import ExportContext, ExportOptions, FixedOptions, RunFeeds
 from compress.provenance import find_missing, list_requirements
 from docs import reference
 from tests import tiny
@@ -69,7 +70,7 @@ def test_what_is_written_answers_as_the_bundle_does(format: Format, source: tupl
     precisions = format.default if format.fixed_length else format.precisions
     made = export(str(own.path), tmp_path / "out", to=format.name, precisions=precisions, data=data, fixed=fixed)
     context = ExportContext.open(own, tmp_path, options=ExportOptions(fixed=fixed))
-    read: Reader = formats.load(format.reader)
+    read: Callable[[ExportContext, Path], RunFeeds] = formats.load(format.reader)
     expected = own.logits([tiny.tokenizer()(text) for text in TEXTS], precision="fp32")
     takes_texts = format.reader.endswith("open_text_file")
     models = [each for each in made.files if each.difference is not None]

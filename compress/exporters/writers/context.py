@@ -315,7 +315,6 @@ class ExportContext:
 
 
 Writer = Callable[[ExportContext, Path, Sequence[str]], ExportResult]
-Reader = Callable[[ExportContext, Path], RunFeeds]
 
 
 def import_extra(module: str, extra: str) -> Any:
