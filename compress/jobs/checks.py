@@ -231,7 +231,7 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
         for where, stage in stages
         if not (stage is recipe.teacher and (teacher.trained or not tuned))
     ]
-    problems = [] if limit is None else long_stages(recipe, teacher.name, limit, read)
+    problems = long_stages(recipe, teacher.name, limit, read)
     problems += [
         f"{recipe.name}: {where}.step needs {needed} positions for its prompt and its "
         f"new tokens; teacher {teacher.name} has {limit}: lower the step's `prompt` or "

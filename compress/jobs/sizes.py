@@ -26,10 +26,10 @@ def check_sizes(recipe: Recipe, teacher: str) -> None:
     for name, value in recipe.target.sizes.items():
         if name in own:
             count_size(name, value, own[name])
-    if families.find(config.get("model_type", "")).bert_embedding:
-        stages = recipe.named_stages
-        if problems := long_stages(recipe, teacher, own["positions"], stages):
-            raise RecipeError(problems)
+    family = families.find(str(config.get("model_type")))
+    positions = own.get("positions") if family.bert_embedding else None
+    if problems := long_stages(recipe, teacher, positions, recipe.named_stages):
+        raise RecipeError(problems)
     theirs = own.get("layers")
     if theirs is None or recipe.pruning or "decoder_layers" in own:
         return
@@ -51,7 +51,10 @@ def check_sizes(recipe: Recipe, teacher: str) -> None:
 
 
 def long_stages(
-    recipe: Recipe, teacher: str, positions: int, stages: Iterable[tuple[str, AnyStage]]
+    recipe: Recipe,
+    teacher: str,
+    positions: int | None,
+    stages: Iterable[tuple[str, AnyStage]],
 ) -> list[str]:
     """Say which stages, given with their names, read longer texts than the teacher has
     positions."""
@@ -60,7 +63,9 @@ def long_stages(
         f"has {positions} positions: --set "
         f"{where.replace('[', '.').rstrip(']')}.max_length={positions}"
         for where, stage in stages
-        if stage.max_length != "auto" and stage.max_length > positions
+        if positions is not None
+        and stage.max_length != "auto"
+        and stage.max_length > positions
     ]
 
 

@@ -61,7 +61,7 @@ def check(file: Path) -> None:
     the file does not begin like a GGUF file."""
     if absent := find_missing("gguf"):
         raise TeacherError(
-            f"{file}: {absent}; expected it for GGUF files: {install_command('gguf')}"
+            f"{file}: GGUF files need packages ({absent}): {install_command('gguf')}"
         )
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":

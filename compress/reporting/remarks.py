@@ -1,6 +1,7 @@
 """Put results into words: a headline for each page, and remarks on what its figures do
 not support."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -261,7 +262,7 @@ def _remark_loss(report: Report) -> list[str]:
     if row is None or kept is None or kept >= LITTLE:
         return []
     task = find(report.kind)
-    asked = "--recipe" in report.command.replace("--recipe auto", "")
+    asked = re.search(r"--recipe[ =](?!auto(\s|$))", report.command)
     is_choice_of_auto = report.recipe.startswith("prune") or task.vectors
     remedy = (
         "--recipe auto, which prunes the teacher where it can,"

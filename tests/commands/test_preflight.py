@@ -12,6 +12,7 @@ from compress.commands import preflight
 from compress.config.options import LengthOptions
 from compress.config.recipe import Recipe
 from compress.errors import CompressError, RecipeError, RunError
+from compress.jobs.sizes import check_sizes
 from compress.training.run import Run
 from tests import tiny
 from tests.command import Shelf, accepted
@@ -54,6 +55,7 @@ LINES = [
     ("distill", "--kind regression --metric f1", "does not score a regression task"),
     ("distill", "--recipe tinybert --set student.layers=4", "a student of at most 2 layers"),
     ("distill", "--recipe distilbert --set student.layers=4", "cannot all come from the teacher's 2"),
+    ("distill", "--set stages.0.max_length=9999", "has 64 positions: --set stages.0.max_length=64"),
     ("distill", "--teacher some/teacher", "no such folder. As a model of the hub: the hub cannot be reached"),
     ("distill", "--data {typo}", "no such file or folder. Did you mean"),
     ("prune", "--layers 4", "more than the model's 2"),
@@ -81,9 +83,11 @@ LINES = [
     ("export", "model ./nowhere", "nowhere"),
     ("export", "--precision int9", "--for text writes"),
     ("export", "--out {foreign}", "is not an export"),
+    ("export", "--for coreml", "--for coreml needs packages (coremltools: not installed): pip install"),
     ("quantize", "bundle ./nowhere", "nowhere"),
     ("quantize", "--data ./nowhere", "nowhere"),
     ("quantize", "--label labl", "Did you mean 'label'?"),
+    ("quantize", "--out {foreign}", "exists and is not a bundle"),
     ("trim", "model ./nowhere", "nowhere"),
     ("trim", "--data ./nowhere", "nowhere"),
     ("trim", "--corpus ./nowhere", "nowhere"),
@@ -231,3 +235,14 @@ def test_distill_without_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert first[0].endswith("-reviews-1")
     assert accepted(*words, "--resume")
     assert folders() == first
+
+
+def test_a_config_may_leave_out_what_is_checked(tmp_path: Path, shelf: Shelf) -> None:
+    """What the config does not state is checked once the model is loaded."""
+    recipe = Recipe.load(shelf.recipe, ["stages.0.max_length=9999"])
+    for given in ({"model_type": "bert"}, {"model_type": None, "max_position_embeddings": 8}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        check_sizes(recipe, str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 8}))
+    with pytest.raises(RecipeError, match="has 8 positions"):
+        check_sizes(recipe, str(tmp_path))

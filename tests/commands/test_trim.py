@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -92,13 +92,13 @@ def unigram() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-TOKENIZERS = {"wordpiece": wordpiece, "byte bpe": byte_bpe, "unigram": unigram}
+TOKENIZERS: dict[str, Callable[[], Any]] = {"wordpiece": wordpiece, "byte bpe": byte_bpe, "unigram": unigram}
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_corpus_is_encoded_as_before(kind: str, seed: int) -> None:
-    before = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
+    before = TOKENIZERS[kind]().backend_tokenizer
     draw = random.Random(seed)
     corpus = ["".join(draw.choice((*tiny.WORDS, *LETTERS, " ", " ", " ")) for _ in range(20)) for _ in range(12)]
     found = trim_tokenizer(TextEncoder.from_backend(before), corpus, min_count=1, keep=(), pinned=set())
@@ -116,7 +116,7 @@ def test_the_corpus_is_encoded_as_before(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_text_that_changes_does_not_change_those_after_it(kind: str) -> None:
-    before = TextEncoder.from_backend(TOKENIZERS[kind]().backend_tokenizer)  # type: ignore[operator]
+    before = TextEncoder.from_backend(TOKENIZERS[kind]().backend_tokenizer)
     known = ["the film was never slow", "a quick story"]
     trimmed = trim_tokenizer(before, known, min_count=1, keep=(), pinned=set())
     after = trimmed.encoder(before)
@@ -126,7 +126,7 @@ def test_a_text_that_changes_does_not_change_those_after_it(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_frequent_tokens_come_first(kind: str) -> None:
-    backend = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
+    backend = TOKENIZERS[kind]().backend_tokenizer
     model = json.loads(backend.to_str())["model"]
     found = [backend.id_to_token(number) for number in find_frequent({"model": model}, 10)]
     scores = dict(model["vocab"]) if kind == "unigram" else {}
