@@ -160,7 +160,7 @@ def demo() -> Rows:
         "file_mb": ("file, MB", "{:.1f}"),
         "speed": ("times as fast", "{:.1f}"),
     }
-    runs = [run["rows"] for run in read("demo_seeds_xeon-2core-busy_202611")["runs"]]
+    runs = [run["rows"] for run in read("demo_seeds_xeon-2core_202611")["runs"]]
     rows: Rows = [[f"median of {len(runs)} (lowest to highest)", *(heading for heading, _ in forms.values())]]
     for name in runs[0]:
         cells = [name]
@@ -183,15 +183,14 @@ def _of_demo(run: dict[str, Any], name: str, value: str) -> float:
 
 
 def demo_runs() -> str:
-    result = read("demo_seeds_xeon-2core-busy_202611")
+    result = read("demo_seeds_xeon-2core_202611")
     seconds, runs = result["run"]["seconds"], result["runs"]
     minutes, low, high = (f"{seconds[each] / 60:.0f}" for each in ("median", "lowest", "highest"))
     spread = f" ({low} to {high})" if len(runs) > 1 else ""
     words = [
         f"Accuracy is measured on {result['split_rows']:,} {result['split']} rows; speed compares one forward with the",
-        f"teacher's float32 file, {result['settings'][0]}. The command took {minutes} minutes{spread} on one thread of",
-        f"a Xeon, {result['date'][:10]}, next to up to ten other processes; a quiet machine takes far less",
-        "([script](benchmarks/demo_seeds.py)).",
+        f"teacher's float32 file, {result['settings'][0]}. The command took {minutes} minutes{spread} on",
+        f"{result['threads']} cores of a Xeon, {result['date'][:10]} ([script](benchmarks/demo_seeds.py)).",
     ]
     return textwrap.fill(" ".join(words), WIDTH, break_on_hyphens=False)
 
