@@ -39,6 +39,7 @@ from onnx import helper, numpy_helper
 from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters.codebook import pack_tables
 from compress.exporters.rewrite.graph import Graph, Product, products, read_factors
+from compress.exporters.rewrite.saturation import find_integer_products
 from compress.exporters.session import (
     MICROSOFT,
     declare_microsoft,
@@ -127,16 +128,23 @@ def _fit_neighbours(
     graph = Graph(small)
     weights = {tensor.name: tensor for tensor in exact.initializer}
     for product in products(exact):
-        rounded = f"{product.weight}_quantized"
-        step = f"{product.weight}_scale"
-        before = graph.tensors.get(rounded)
-        if before is None or before.data_type != onnx.TensorProto.INT8:
-            continue
-        matrix = product.matrix(weights)
-        codes, scales = quantise_matrix(matrix, per_channel=per_channel)
-        shape = graph.tensors[step].dims
-        graph.put(rounded, codes)
-        graph.put(step, scales.reshape(shape))
+        # a Gemm's, from onnxruntime 1.32 on, are called after their transposed copy
+        for name in (product.weight, f"{product.weight}_Transposed"):
+            before = graph.tensors.get(f"{name}_quantized")
+            if before is None or before.data_type != onnx.TensorProto.INT8:
+                continue
+            matrix = product.matrix(weights)
+            codes, scales = quantise_matrix(matrix, per_channel=per_channel)
+            shape = graph.tensors[f"{name}_scale"].dims
+            graph.put(f"{name}_quantized", codes)
+            graph.put(f"{name}_scale", scales.reshape(shape))
+    for made in find_integer_products(graph):
+        if made.can_saturate:
+            raise ExportError(
+                f"{made.name}: the weights that onnxruntime {onnxruntime.__version__} "
+                "quantised were not found, so its sums would overflow on processors "
+                "without VNNI; use an older onnxruntime, or --target-cpu vnni"
+            )
     graph.store()
 
 
