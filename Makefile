@@ -60,7 +60,7 @@ build/lowest/stamp build/newest/stamp: build/%/stamp: pyproject.toml
 	build/$*/bin/uv pip install --quiet --python build/$*/bin/python --resolution $(RESOLUTION_$*) \
 		--editable '.[demo,fast,gguf,lan,openvino,postgresql]'
 	build/$*/bin/uv pip install --quiet --python build/$*/bin/python pytest pytest-xdist psutil seqeval sentence-transformers \
-		build mkdocs 'mkdocstrings[python]' pymdown-extensions
+		build hatchling mkdocs 'mkdocstrings[python]' pymdown-extensions
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt

@@ -1,17 +1,17 @@
 """Prune families without a slice plan with torch-pruning, which finds dependent
 weights, and check its result.
 
-Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a
+Tried with torch-pruning 1.6.1, transformers 5.24, torch 2.13: two layers with a
 classifier, half of everything.
 
     works     beit, camembert, data2vec-text, flaubert, layoutlm, megatron-bert,
-              rembert, roberta-prelayernorm, roformer, vit, vit_msn, xlm-roberta-xl,
-              xmod, yoso
+              rembert, roberta-prelayernorm, vit, vit_msn, xlm-roberta-xl, xmod, yoso
     refused   deberta (the first), fnet, ibert, squeezebert: they have no separate
               queries, keys and values
               convbert, longformer: the library raises an error
-              big_bird, canine, dinov2, esm, luke, mpnet, mra, nystromformer: the result
-              is not a valid model of that class
+              big_bird, canine, dinov2, esm, luke, mpnet, mra, nystromformer, roformer
+              (not before transformers 5.24): the result is not a valid model of
+              that class
               all with grouped keys (granite, phi3, gemma, ...): the library never
               terminates (VainF/Torch-Pruning#527)
               tied weights: the library does not see the tie

@@ -49,11 +49,11 @@ _OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 WORKING = (
     *("beit", "camembert", "data2vec-text", "flaubert", "layoutlm", "megatron-bert", "rembert"),
-    *("roberta-prelayernorm", "roformer", "vit", "vit_msn", "xlm-roberta-xl", "xmod", "yoso"),
+    *("roberta-prelayernorm", "vit", "vit_msn", "xlm-roberta-xl", "xmod", "yoso"),
 )
 REFUSED = (
     *("deberta", "fnet", "ibert", "squeezebert", "convbert", "longformer", "big_bird", "canine"),
-    *("dinov2", "esm", "luke", "mpnet", "mra", "nystromformer"),
+    *("dinov2", "esm", "luke", "mpnet", "mra", "nystromformer", "roformer"),
 )
 
 
@@ -76,7 +76,7 @@ def batch_for(family: str) -> dict[str, Tensor]:
 BATCH = tiny.batch((6, 6))
 
 
-@pytest.mark.parametrize("family", ["flaubert", "roformer", "vit", "xmod"])
+@pytest.mark.parametrize("family", ["flaubert", "rembert", "vit", "xmod"])
 def test_a_working_family_is_pruned(family: str, tmp_path: Path) -> None:
     check_working(family, tmp_path)
 
