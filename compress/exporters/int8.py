@@ -39,7 +39,6 @@ from onnx import helper, numpy_helper
 from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters.codebook import pack_tables
 from compress.exporters.rewrite.graph import Graph, Product, products, read_factors
-from compress.exporters.rewrite.saturation import find_integer_products
 from compress.exporters.session import (
     MICROSOFT,
     declare_microsoft,
@@ -138,13 +137,6 @@ def _fit_neighbours(
             shape = graph.tensors[f"{name}_scale"].dims
             graph.put(f"{name}_quantized", codes)
             graph.put(f"{name}_scale", scales.reshape(shape))
-    for made in find_integer_products(graph):
-        if made.can_saturate:
-            raise ExportError(
-                f"{made.name}: the weights that onnxruntime {onnxruntime.__version__} "
-                "quantised were not found, so its sums would overflow on processors "
-                "without VNNI; use an older onnxruntime, or --target-cpu vnni"
-            )
     graph.store()
 
 
