@@ -38,7 +38,14 @@ from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters.codebook import pack_tables
-from compress.exporters.rewrite.graph import Graph, Product, products, read_factors
+from compress.exporters.rewrite.graph import (
+    Graph,
+    Product,
+    attribute,
+    products,
+    read_factors,
+)
+from compress.exporters.rewrite.saturation import find_integer_products
 from compress.exporters.session import (
     MICROSOFT,
     declare_microsoft,
@@ -125,18 +132,18 @@ def _fit_neighbours(
     """Round the weights of a graph that onnxruntime has quantised from `exact` again,
     such that no sum of two products overflows 16 bits."""
     graph = Graph(small)
-    weights = {tensor.name: tensor for tensor in exact.initializer}
-    for product in products(exact):
-        # a Gemm's, from onnxruntime 1.32 on, are called after their transposed copy
-        for name in (product.weight, f"{product.weight}_Transposed"):
-            before = graph.tensors.get(f"{name}_quantized")
-            if before is None or before.data_type != onnx.TensorProto.INT8:
-                continue
-            matrix = product.matrix(weights)
-            codes, scales = quantise_matrix(matrix, per_channel=per_channel)
-            shape = graph.tensors[f"{name}_scale"].dims
-            graph.put(f"{name}_quantized", codes)
-            graph.put(f"{name}_scale", scales.reshape(shape))
+    weights = Graph(exact).tensors
+    nodes = {node.name: node for node in exact.node}
+    for made in find_integer_products(graph):
+        source = nodes[made.name]
+        matrix = numpy_helper.to_array(weights[source.input[1]])
+        if attribute(source, "transB", 0):
+            matrix = matrix.T
+        codes, scales = quantise_matrix(matrix, per_channel=per_channel)
+        rounded = made.node.input[1]
+        step = f"{rounded.removesuffix('_quantized')}_scale"
+        graph.put(rounded, codes)
+        graph.put(step, scales.reshape(graph.tensors[step].dims))
     graph.store()
 
 

@@ -25,6 +25,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.decoders import tie_matrices
 from compress.exporters.generation import check, write
+from compress.exporters.rewrite.saturation import list_saturating
 from compress.exporters.session import open_session, read_model
 from compress.exporters.text_generator import TextGenerator
 from compress.records.latency import DeviceError
@@ -194,6 +195,8 @@ def test_int8_generates_too(kind: str, bundles: Callable[[str], Bundle]) -> None
     (text,) = made.complete(["a good film"], new=5)
     assert isinstance(text, str)
     assert len(small.generate([7, 8], new=5)) <= 5
+    for file in made.path.glob("onnx/*_quantized.onnx"):
+        assert list_saturating(file) == [], "also where equal biases, here all zero, are one tensor"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
