@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--minutes", type=float, default=28, help="of each distillation")
-    parser.add_argument("--texts", type=int, default=16_000, help="to distil vectors on")
+    parser.add_argument("--texts", type=int, default=16_000, help="to distil vectors on, those of KorSTS among them")
     parser.add_argument("--reviews", type=int, default=3_000, help="to fine-tune on")
     parser.add_argument("--tested", type=int, default=5_000, help="reviews to score on")
     parser.add_argument("--compared", type=int, default=2_000, help="texts whose vectors are compared")
@@ -92,9 +92,8 @@ def prove_korean(given: argparse.Namespace) -> dict[str, Any]:
     others = (nsmc / "unlabelled.txt").read_text(encoding="utf-8").splitlines()
     sentences = list(dict.fromkeys(text for row in read_rows(korsts / "sts-train.tsv") for text in row[5:7]))
     corpus = write_lines(work / "corpus" / "texts.txt", list(dict.fromkeys([*reviews, *others, *sentences])))
-    texts = list(dict.fromkeys([*random.Random(SEED).sample(others, given.texts), *sentences]))
-    random.Random(SEED).shuffle(texts)
-    train = write_lines(work / "train.txt", texts[: given.texts])
+    drawn = random.Random(SEED).sample(others, given.texts - len(sentences))
+    train = write_lines(work / "train.txt", list(dict.fromkeys([*sentences, *drawn])))
     commands = [compress(work / "trimmed", "trim", given.teacher, "--corpus", corpus)]
     splits = f"train={train},validation={korsts / 'sts-dev.tsv'},test={korsts / 'sts-test.tsv'}"
     sizes = ["--set", "student.layers=4", "--set", "stages.0.max_length=64", "--set", "stages.0.table=codebook"]
