@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--minutes", type=float, default=28, help="of each distillation")
     parser.add_argument("--texts", type=int, default=16_000, help="to distil vectors on, those of KorSTS among them")
+    parser.add_argument("--numbers", nargs="+", default=[], metavar="KEY=VALUE", help="of the stage of vectors")
     parser.add_argument("--reviews", type=int, default=3_000, help="to fine-tune on")
     parser.add_argument("--tested", type=int, default=5_000, help="reviews to score on")
     parser.add_argument("--compared", type=int, default=2_000, help="texts whose vectors are compared")
@@ -96,8 +97,10 @@ def prove_korean(given: argparse.Namespace) -> dict[str, Any]:
     train = write_lines(work / "train.txt", list(dict.fromkeys([*sentences, *drawn])))
     commands = [compress(work / "trimmed", "trim", given.teacher, "--corpus", corpus)]
     splits = f"train={train},validation={korsts / 'sts-dev.tsv'},test={korsts / 'sts-test.tsv'}"
-    sizes = ["--set", "student.layers=4", "--set", "stages.0.max_length=64", "--set", "stages.0.table=codebook"]
-    options = ["--teacher", work / "trimmed", "--recipe", "leaf", "--kind", "embedding", "--data", splits, *sizes]
+    numbers = ["max_length=64", "table=codebook", *given.numbers]
+    sizes = [word for number in numbers for word in ("--set", f"stages.0.{number}")]
+    options = ["--teacher", work / "trimmed", "--recipe", "leaf", "--kind", "embedding", "--data", splits]
+    options += ["--set", "student.layers=4", *sizes]
     commands.append(compress(work / "vectors", "distill", *options, "--minutes", given.minutes))
     bundle = Bundle.load(work / "vectors" / "bundle")
     texts_file = work / "text"

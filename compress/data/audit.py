@@ -154,7 +154,7 @@ def _plain_column(column: pa.Array) -> pa.Array:
     """Apply `_plain` to a column of texts or of words."""
     if pa.types.is_list(column.type):
         column = pc.binary_join(column, " ")
-    texts = pc.utf8_lower(column)
+    texts = pc.utf8_lower(pc.fill_null(column, ""))
     odd = pc.match_substring_regex(texts, f"{_ODD_SPACES}|  ")
     spaced = pc.replace_substring_regex(texts.filter(odd), f"({_ODD_SPACES}| )+", " ")
     return pc.utf8_trim_whitespace(pc.replace_with_mask(texts, odd, spaced))

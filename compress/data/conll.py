@@ -10,7 +10,8 @@ found by name.
 Rules. Columns are separated by tabs, or by spaces in lines without a tab; the
 first is the word, the last the tag, others are ignored. A first column that numbers the
 words of every sentence is left out. Lines of -DOCSTART- are ignored, and so are
-comments (`# ...` at the start of a sentence, not ending in a tag).
+comments at the start of a sentence that do not end in a tag (`# ...`, `#begin ...`,
+`#name=...`).
 
 Tags in IOB1, IOB2, BIOES, BILOU or BMES are rewritten in IOB2. Their prefix may be in
 lower case, be followed by `_`, `:` or `/`, or come last (PER-B), but in all tags alike.
@@ -40,6 +41,8 @@ DOCSTART = "-DOCSTART-"
 OUTSIDE = "O"
 OUTSIDES = ("0", "o", "_", "-", "other", "outside", "out", "none", "null", "nil")
 """Other spellings of the tag O, in lower case."""
+_COMMENT = re.compile(r"#+|#(begin|end)|#\w+=.*")
+"""The first column of a comment; another word with #, such as #nlp, is a word."""
 _ENTITY_BEGINS = "BSU"
 _ENDS = "ESLU"
 _FORMS = (
@@ -348,12 +351,12 @@ def _columns(line: str) -> list[str]:
     return (
         [cell.strip() for cell in line.rstrip("\r\n").split("\t")]
         if "\t" in line
-        else line.split()
+        else re.split(" +", line.strip(" \r\n"))
     )
 
 
 def _is_comment(columns: Sequence[str]) -> bool:
-    return columns[0].startswith("#") and not is_tag(columns[-1])
+    return bool(_COMMENT.fullmatch(columns[0])) and not is_tag(columns[-1])
 
 
 class Entity(NamedTuple):

@@ -19,6 +19,7 @@ training split is held out. Texts alone are compared as the teacher compares the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +42,9 @@ from compress.errors import DataError, did_you_mean
 from compress.kinds import find
 
 QUERY_NAMES: Final = ("query", "anchor", "question")
-"""Metrics of pairs of texts; all other metrics are of retrieval."""
+TEXT_WORDS: Final = "|".join((*PASSAGES, "sentence"))
+"""What may follow `positive` and `negative` in a column's name, with a number; other
+columns, such as `positive_score`, are not read."""
 FEWEST_PAIRS: Final = 50
 MOST_HELD_OUT: Final = 1000
 """Texts alone to hold out: at least FEWEST_PAIRS, but not more than half, and at most
@@ -80,6 +83,7 @@ class EmbeddingTexts:
     scores: dict[int, dict[int, float]] = field(default_factory=dict)
     passages: set[int] = field(default_factory=set)
     empty: int = 0
+    same: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, text: str | None) -> int | None:
@@ -97,7 +101,12 @@ class EmbeddingTexts:
     def judge(
         self, one: int, other: int, relevance: float, score: float | None = None
     ) -> None:
+        """Keep a judgement; the highest of two texts counts, and none of a text and
+        itself."""
+        known = self.judged.get(one, {}).get(other, relevance)
         if one == other:
+            self.same += 1
+        if one == other or relevance < known:
             return
         self.judged.setdefault(one, {})[other] = relevance
         if score is not None:
@@ -212,11 +221,17 @@ def load_embedding(
 ) -> UnsavedTask:
     """Read the texts of a source by the rules at the top of this file. Raises
     DataError."""
-    name, parts = _read(source, text, label)
-    notes = [
+    name, parts, read_notes = _read(source, text, label)
+    notes = [*read_notes]
+    notes += [
         f"{role}: left out {part.empty:,} empty texts"
         for role, part in parts.items()
         if part.empty
+    ]
+    notes += [
+        f"{role}: left out {part.same:,} judgements of a text and itself"
+        for role, part in parts.items()
+        if part.same
     ]
     rng = np.random.default_rng(seed)
     parts = {
@@ -292,41 +307,78 @@ def _has_lines(path: Path) -> bool:
 
 def _read(
     source: str, text: Sequence[str] | None, label: str | None
-) -> tuple[str, dict[Role, EmbeddingTexts]]:
-    """Return the name of a source, and every split."""
+) -> tuple[str, dict[Role, EmbeddingTexts], Sequence[str]]:
+    """Return the name of a source, every split, and notes."""
     found = sources.local_files(source)
     if found is None:
-        hub, _ = sources.load_hub_splits(source)
-        roles = sources.by_role(hub.items())
-        if "train" not in roles:
-            raise DataError(f"{source}: no training split; it has {', '.join(hub)}.")
-        return source, {
-            role: _read_table(splits[0], text, label) for role, splits in roles.items()
-        }
+        hub = sources.find(source, [])
+        tables: dict[Role, Table] = {}
+        notes = list(hub.notes)
+        for role, table in hub.tables():
+            if tables.setdefault(role, table) is not table:
+                notes.append(
+                    f"skipped {table.name}: {tables[role].name} is the {role} split"
+                )
+        return (
+            source,
+            {role: _read_table(table, text, label) for role, table in tables.items()},
+            notes,
+        )
     name, files = found
     folder = sources.local(source) if "=" not in source.partition(",")[0] else None
     if folder is not None and folder.is_dir():
         if sources.is_beir(folder):
-            return name, _read_beir(retrieval.read_beir(folder), source)
+            return name, _read_beir(retrieval.read_beir(folder), source), ()
         if not any(path.suffix.lower() in SUFFIXES for path in files.get("train", ())):
-            return name, {"train": _read_corpus(load_corpus(source))}
-    return name, {
-        role: _read_file(paths[0], text, label) for role, paths in files.items()
-    }
+            return name, {"train": _read_corpus(load_corpus(source))}, ()
+        files = {
+            role: [path for path in paths if path.suffix.lower() in SUFFIXES]
+            for role, paths in files.items()
+        }
+    chosen, notes = sources.choose_files(name, files)
+    return (
+        name,
+        {role: _read_files(paths, text, label) for role, paths in chosen.items()},
+        notes,
+    )
 
 
-def _read_file(
-    path: Path, text: Sequence[str] | None, label: str | None
+def _read_files(
+    paths: Sequence[Path], text: Sequence[str] | None, label: str | None
 ) -> EmbeddingTexts:
-    if path.suffix.lower() not in SUFFIXES:
-        return _read_corpus(load_corpus(str(path)))
-    if path.suffix.lower() == ".json" and squad.is_squad(path):
-        found = retrieval.read_squad_retrieval(path)
-        return _read_judged(found, found.qrels["test"], path)
-    if _has_lines(path):
-        return _read_table(open_table(path).check(), None, None)
+    """Read the shards of a split."""
+    first = paths[0]
+    if first.suffix.lower() not in SUFFIXES:
+        return _join(_read_corpus(load_corpus(str(path))) for path in paths)
+    if first.suffix.lower() == ".json" and squad.is_squad(first):
+        return _join(map(_read_squad, paths))
+    if _has_lines(first):
+        text = label = None
     named = [*(text or ()), *([label] if label else [])]
-    return _read_table(open_table(path, named).check(), text, label)
+    (table,) = sources.join_shards(
+        {path: open_table(path, named).check() for path in paths}
+    )
+    return _read_table(table, text, label)
+
+
+def _join(parts: Iterable[EmbeddingTexts]) -> EmbeddingTexts:
+    """Join the texts and judgements of shards."""
+    joined = EmbeddingTexts()
+    for part in parts:
+        added = map(joined.add, part.texts)
+        places = [number for number in added if number is not None]
+        joined.passages.update(places[number] for number in part.passages)
+        joined.empty += part.empty
+        joined.same += part.same
+        for one, others in part.judged.items():
+            for other, relevance in others.items():
+                joined.judge(places[one], places[other], relevance)
+    return joined
+
+
+def _read_squad(path: Path) -> EmbeddingTexts:
+    found = retrieval.read_squad_retrieval(path)
+    return _read_judged(found, found.qrels["test"], path)
 
 
 def _read_texts(texts: Iterable[str | None]) -> EmbeddingTexts:
@@ -359,9 +411,15 @@ def _read_table(
 ) -> EmbeddingTexts:
     plain = {schema.plain(name): name for name in split.columns}
     query = next((plain[name] for name in QUERY_NAMES if name in plain), None)
-    positives = [name for key, name in plain.items() if key.startswith("positive")]
+    positives, negatives = (
+        [
+            name
+            for key, name in plain.items()
+            if re.fullmatch(rf"{word}({TEXT_WORDS})?s?\d*", key)
+        ]
+        for word in ("positive", "negative")
+    )
     if text is None and query is not None and positives:
-        negatives = [name for key, name in plain.items() if key.startswith("negative")]
         return _read_queries(split, query, positives, negatives)
     passage = next((plain[name] for name in PASSAGES if name in plain), None)
     relevance = plain.get(RELEVANCES[0])
@@ -461,8 +519,7 @@ def _read_queries(
                 if passage is None or one is None:
                     continue
                 part.passages.add(passage)
-                if at < len(positives) or passage not in part.judged.get(one, ()):
-                    part.judge(one, passage, float(at < len(positives)))
+                part.judge(one, passage, float(at < len(positives)))
     return part
 
 

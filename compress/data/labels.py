@@ -579,7 +579,7 @@ def _number_or_class(
     for value in values:
         spellings.setdefault(Decimal(value), value)
     twice = [value for value in values if spellings[Decimal(value)] != value]
-    if any(each % 1 for each in spellings) and not (
+    if any(each != each.to_integral_value() for each in spellings) and not (
         twice and len(values) <= MANY_CLASSES
     ):
         return "regression", ()

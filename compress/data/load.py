@@ -25,7 +25,7 @@ from compress.data.schema import ChosenColumns
 from compress.data.soft_labels import SoftLabelColumns
 from compress.data.sources import Role, Source
 from compress.data.tables import Table
-from compress.data.task import Examples, Task, TaskData, UnsavedTask
+from compress.data.task import Examples, Task, TaskData, UnsavedTask, join_examples
 from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
@@ -436,21 +436,24 @@ def read_annotated_files(
         ]
         for role, paths in files.items()
     }
-    chosen = {role: paths[0] for role, paths in usable.items() if paths}
+    chosen, notes = sources.choose_files(
+        name, {role: paths for role, paths in usable.items() if paths}
+    )
     if not chosen:
         return None
+    places = {role: str(paths[0]) for role, paths in chosen.items()}
     if "train" not in chosen:
-        given = ", ".join(f"{role}={path}" for role, path in chosen.items())
+        given = ", ".join(f"{role}={place}" for role, place in places.items())
         raise DataError(
             f"{request.source}: {given} but no training split. Name one: a file with "
             "'train' as a word of its name, or --data "
-            f"train={next(iter(chosen.values()))}"
+            f"train={next(iter(places.values()))}"
         )
-    return AnnotatedSplits(
-        name,
-        {role: read(path) for role, path in chosen.items()},
-        {role: str(path) for role, path in chosen.items()},
-    )
+    splits: dict[Role, Examples | None] = {}
+    for role, paths in chosen.items():
+        parts = [part for path in paths if (part := read(path)) is not None]
+        splits[role] = join_examples(parts) if parts else None
+    return AnnotatedSplits(name, splits, places, notes)
 
 
 def _is_table(path: Path) -> bool:
@@ -537,20 +540,24 @@ def with_validation(
     groups: str,
     notes: list[str],
     seed: int,
+    *,
+    useful: Callable[[pa.Table], NDArray[np.bool_]] | None = None,
 ) -> dict[Role, pa.Table]:
     """Return the tables of the splits; without a validation split, hold out every tenth
-    group of training rows, or fewer of many."""
+    group of training rows, or fewer of many, and only groups with `useful` rows."""
     tables = {role: examples.table for role, examples in splits.items()}
     if "validation" in tables:
         return tables
     train = splits["train"]
-    numbers = np.random.default_rng(seed).permutation(np.unique(train.groups))
+    rows = np.asarray(train.groups)
+    chosen = rows if useful is None else rows[useful(train.table)]
+    numbers = np.random.default_rng(seed).permutation(np.unique(chosen))
     if len(numbers) < 2:
         raise DataError(
             f"{place}: too few {groups} to hold some out; add a validation split."
         )
     held_out = np.isin(
-        np.asarray(train.groups),
+        rows,
         numbers[: max(1, round(held_out_share(len(train.groups)) * len(numbers)))],
     )
     notes.append(describe_held_out(held_out, seed))

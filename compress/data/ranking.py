@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from compress.data import schema, sources, squad
 from compress.data.labels import LARGEST_FLOAT
@@ -46,7 +47,7 @@ from compress.data.schema import number, plain
 from compress.data.sources import Role
 from compress.data.table_files import SUFFIXES, open_table
 from compress.data.tables import Table
-from compress.data.task import Examples
+from compress.data.task import Examples, join_examples
 from compress.errors import DataError
 
 NEGATIVES: Final = 8
@@ -137,17 +138,18 @@ def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings
         name, files = found
         if sources.is_beir(path := sources.local(source)):
             return _from_retrieval([read_beir(path)], name)
-        if any(map(squad.is_squad, files.get("train", []))):
-            chosen = {
-                role: next(filter(squad.is_squad, paths), None)
-                for role, paths in files.items()
-            }
+        annotated = {
+            role: list(filter(squad.is_squad, paths)) for role, paths in files.items()
+        }
+        if annotated.get("train"):
+            usable = {role: paths for role, paths in annotated.items() if paths}
+            chosen, skipped = sources.choose_files(name, usable)
             retrieval = [
                 read_squad_retrieval(file, role)
-                for role, file in chosen.items()
-                if file is not None
+                for role, paths in chosen.items()
+                for file in paths
             ]
-            return _from_retrieval(retrieval, name)
+            return _from_retrieval(retrieval, name, skipped)
     opened = sources.find(source, [*(text or ()), *([label] if label else [])])
     columns = _choose(opened.train, text, label)
     notes = list(opened.notes)
@@ -198,13 +200,7 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
 
     Raises DataError if there are none.
     """
-    labels = table["label"].to_numpy()
-    queries, places = np.unique(table["query"].to_numpy(), return_inverse=True)
-    highest = np.full(len(queries), -np.inf)
-    lowest = np.full(len(queries), np.inf)
-    np.maximum.at(highest, places, labels)
-    np.minimum.at(lowest, places, labels)
-    scorable = (highest > 0) & (highest > lowest)
+    scorable = are_scorable(table)
     if not scorable.any():
         raise DataError(
             f"{place}: no query has both a relevant passage and a less relevant one, "
@@ -213,11 +209,23 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
         )
     if scorable.all():
         return table, ()
+    queries = table["query"].to_numpy()
     note = (
-        f"{place}: left out {int((~scorable).sum()):,} of {len(queries):,} queries: "
-        "none of their passages is more relevant than another"
+        f"{place}: left out {len(set(queries[~scorable])):,} of {len(set(queries)):,} "
+        "queries: none of their passages is more relevant than another"
     )
-    return table.filter(pa.array(scorable[places])), (note,)
+    return table.filter(pa.array(scorable)), (note,)
+
+
+def are_scorable(table: pa.Table) -> NDArray[np.bool_]:
+    """Mask the rows whose query has a relevant passage and a less relevant one."""
+    labels = table["label"].to_numpy()
+    queries, places = np.unique(table["query"].to_numpy(), return_inverse=True)
+    highest = np.full(len(queries), -np.inf)
+    lowest = np.full(len(queries), np.inf)
+    np.maximum.at(highest, places, labels)
+    np.minimum.at(lowest, places, labels)
+    return ((highest > 0) & (highest > lowest))[places]
 
 
 def _is_table(path: Path) -> bool:
@@ -389,11 +397,13 @@ def _examples(pairs: Iterable[Pair], place: str) -> Examples:
     return Examples(table, table["query"].to_pylist(), notes)
 
 
-def _from_retrieval(sets: Sequence[Retrieval], name: str) -> Rankings:
+def _from_retrieval(
+    sets: Sequence[Retrieval], name: str, notes: Sequence[str] = ()
+) -> Rankings:
     """Rank the judged passages of each query, and the passages that BM25 finds for it;
     queries with the same best passage are held out together."""
     splits: dict[Role, Examples] = {}
-    notes = [note for found in sets for note in found.notes]
+    notes = [*notes, *(note for found in sets for note in found.notes)]
     for found in sets:
         numbers = {passage: n for n, passage in enumerate(found.corpus)}
         for role, judged in found.qrels.items():
@@ -408,8 +418,10 @@ def _from_retrieval(sets: Sequence[Retrieval], name: str) -> Rankings:
                 found.queries[q]: numbers[max(known, key=known.__getitem__)]
                 for q, known in judged.items()
             }
-            splits[role] = examples._replace(
-                groups=[best[text] for text in examples.table["text"].to_pylist()]
+            groups = [best[text] for text in examples.table["text"].to_pylist()]
+            part = examples._replace(groups=groups)
+            splits[role] = join_examples(
+                [splits[role], part] if role in splits else [part]
             )
     if "train" not in splits:
         given = ", ".join(sorted(splits))

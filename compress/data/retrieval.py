@@ -240,8 +240,8 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
 def _judgements(
     path: Path, queries: Mapping[str, Any], corpus: Mapping[str, Any]
 ) -> Judgements:
-    """Read the judgements of a split. DataError for an invalid line, and for unknown
-    ids."""
+    """Read the judgements of a split, the highest of a query and a passage. DataError
+    for an invalid line, and for unknown ids."""
     judged: dict[str, dict[str, float]] = {}
     for n, line in enumerate(lines(path), start=1):
         cells = line.rstrip("\r\n").split("\t")
@@ -262,7 +262,8 @@ def _judgements(
                     f"{path}, line {n}: {file} has no id {name!r}. Add it there, or "
                     "remove this line."
                 )
-        judged.setdefault(cells[0], {})[cells[1]] = score
+        known = judged.setdefault(cells[0], {})
+        known[cells[1]] = max(score, known.get(cells[1], score))
     if not judged:
         raise DataError(
             f"{path}: has no judgement; expected query-id, corpus-id and score between "

@@ -320,32 +320,58 @@ def find(source: str, columns: Sequence[str]) -> Source:
             path: table.check() for path, table in open_tables(every, columns).items()
         }
         splits = {
-            role: _join_shards({path: opened[path] for path in paths})
+            role: join_shards({path: opened[path] for path in paths})
             for role, paths in files.items()
         }
     train = splits.get("train")
     if not train:
         raise _no_training_split(name, description)
     if len(train) > 1:
-        places = " and ".join(split.place for split in train)
-        raise DataError(
-            f"{name}: several training splits, {places}. Keep one of them in the "
-            "folder."
-        )
+        raise _several_training_splits(name, (split.place for split in train))
     return Source(
         name, train[0], splits.get("validation", []), splits.get("test", []), notes
     )
 
 
-def _join_shards(files: Mapping[Path, Table]) -> list[Table]:
+def group_shards(paths: Iterable[Path]) -> list[list[Path]]:
+    """Group files whose names differ only in digits: each group is a split."""
+    groups: dict[tuple[str, str], list[Path]] = {}
+    for path in paths:
+        key = re.sub(r"\d+", "0", path.stem), path.suffix
+        groups.setdefault(key, []).append(path)
+    return list(groups.values())
+
+
+def choose_files(
+    name: str, files: Mapping[Role, Sequence[Path]]
+) -> tuple[dict[Role, list[Path]], list[str]]:
+    """Choose the files of each split, the shards of the preferred one, and return notes
+    on them and on files that are skipped. DataError for several training splits."""
+    chosen: dict[Role, list[Path]] = {}
+    notes = []
+    for role, paths in files.items():
+        first, *others = group_shards(paths)
+        if others and role == "train":
+            raise _several_training_splits(
+                name, (group[0] for group in (first, *others))
+            )
+        chosen[role] = first
+        if len(first) > 1:
+            names = ", ".join(path.name for path in first)
+            notes.append(f"{role}: read {names} as one split")
+        notes += [
+            f"skipped {path.name}: {first[0].name} is the {role} split"
+            for group in others
+            for path in group
+        ]
+    return chosen, notes
+
+
+def join_shards(files: Mapping[Path, Table]) -> list[Table]:
     """Join files whose names differ only in digits into one split."""
-    shards: dict[tuple[str, str], list[Table]] = {}
-    for path, split in files.items():
-        shards.setdefault((re.sub(r"\d+", "0", path.stem), path.suffix), []).append(
-            split
-        )
     joined = []
-    for first, *others in shards.values():
+    for group in group_shards(files):
+        first, *others = (files[path] for path in group)
         for other in others:
             if other.columns != first.columns:
                 raise DataError(
@@ -486,6 +512,13 @@ def _no_training_split(name: str, description: str) -> DataError:
     return DataError(
         f"{name}: no training split; {description}. Expected a file with 'train' as a "
         f"word of its name, ending in {', '.join(SUFFIXES)}."
+    )
+
+
+def _several_training_splits(name: str, places: Iterable[object]) -> DataError:
+    return DataError(
+        f"{name}: several training splits, {' and '.join(map(str, places))}. Keep one "
+        "of them in the folder."
     )
 
 

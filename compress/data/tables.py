@@ -262,7 +262,8 @@ def to_cell(value: object) -> CellValue:
     if isinstance(value, int | float):
         return None if isinstance(value, float) and math.isnan(value) else repr(value)
     if isinstance(value, list):
-        return [item if item is None else str(to_cell(item)) for item in value]
+        cells = map(to_cell, value)
+        return [cell if cell is None else str(cell) for cell in cells]
     raise DataError(f"{type(value).__name__} is not a cell")
 
 

@@ -590,3 +590,15 @@ class Examples(NamedTuple):
     table: pa.Table
     groups: list[int]
     notes: tuple[str, ...] = ()
+
+
+def join_examples(parts: Sequence[Examples]) -> Examples:
+    """Join the examples of shards, with groups of their own."""
+    import pyarrow as pa
+
+    groups = list[int]()
+    for part in parts:
+        first = max(groups, default=-1) + 1
+        groups += [first + group for group in part.groups]
+    notes = tuple(note for part in parts for note in part.notes)
+    return Examples(pa.concat_tables(part.table for part in parts), groups, notes)

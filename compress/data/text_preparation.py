@@ -67,11 +67,12 @@ class TextPreparation:
     def in_turn(self) -> tuple[str, ...]:
         """Return the different prompts that texts of unknown purpose may be given: see
         `prompts_of_rows`."""
-        return tuple(
-            dict.fromkeys(
-                (self.prompt(), self.prompt(QUERY), self.prompt(DOCUMENT_PROMPT))
-            )
-        )
+        return tuple(dict.fromkeys(self.by_purpose))
+
+    @property
+    def by_purpose(self) -> tuple[str, str, str]:
+        """Return the default prompt, that of queries, and that of documents."""
+        return self.prompt(), self.prompt(QUERY), self.prompt(DOCUMENT_PROMPT)
 
     def for_pairs(self) -> "TextPreparation":
         """Return the preparation that gives every text, of whatever purpose, the

@@ -74,7 +74,7 @@ def encode(
     Written to the cache once, keyed by the fingerprints of split and tokenizer, and
     memory-mapped."""
     encoder = encoder_of(tokenizer)
-    more = preparation.in_turn if preparation.changes_texts else ()
+    more = preparation.by_purpose if preparation.changes_texts else ()
     key = cache.digest(
         ROWS_ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more
     )

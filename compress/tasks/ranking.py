@@ -59,7 +59,12 @@ class Ranking(Task):
         for examples in found.splits.values():
             notes += examples.notes
         tables = load.with_validation(
-            found.splits, request.source, "queries", notes, request.seed
+            found.splits,
+            request.source,
+            "queries",
+            notes,
+            request.seed,
+            useful=ranking.are_scorable,
         )
         for role, table in tables.items():
             scorable, more = ranking.keep_scorable(table, f"{found.name} [{role}]")

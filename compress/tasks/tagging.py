@@ -85,7 +85,9 @@ class Tagging(Task):
 
         metric = cls.choose_metric(request.metric)
         tables, notes = load.collect(annotated, "sentences", request.seed)
-        names = conll.labels(tables["train"]["tags"].to_pylist())
+        given = annotated.splits["train"]  # with what is held out of it
+        assert given is not None, "collect has refused it"
+        names = conll.labels(given.table["tags"].to_pylist())
         places = annotated.places
         tables = {
             role: load.encode_tags(table, names, places.get(role, places["train"]))

@@ -53,6 +53,12 @@ def test_conll_variants(ending: str, folder: Folder) -> None:
     assert data.train["tags"][:] == [[1, 2], [0, 3]]
 
 
+def test_hashtags_and_spaces_that_do_not_break_belong_to_words(folder: Folder) -> None:
+    text = "# sent_id = 1\n#begin document\n#Text=so #x\n#nlp HT\n#ai HT\nrocks VERB\n\n10\u00a0000 NUM\n"
+    data = load_task(folder({"train.conll": text, "dev.conll": text}), kind="tagging", metric="accuracy")
+    assert data.train["words"][:] == [["#nlp", "#ai", "rocks"], ["10\u00a0000"]]
+
+
 def test_tags_of_single_words_stay_as_they_are(folder: Folder) -> None:
     text = "the DET\nfilm NOUN\n\nends VERB\n"
     data = load_task(folder({"train.conll": text, "dev.conll": text}), kind="tagging", metric="accuracy")

@@ -165,3 +165,19 @@ def test_splits_with_other_metrics(tmp_path: Path) -> None:
         load(f"train={texts(tmp_path / 'train.txt', 'x', 'y', 'z')},validation={pairs},test={asks}")
     with pytest.raises(DataError, match="metric 'ndcg@10' does not score these texts"):
         load(pairs, metric="ndcg@10")
+
+
+def test_only_columns_of_texts_are_passages(tmp_path: Path) -> None:
+    names = ("query", "positive", "negative_1", "negatives_2", "positive_score", "negative_score", "positive_id")
+    rows = [(f"what is {n}", f"it is {n}", f"no {n}", f"never {n}", 0.9, 0.1, n) for n in range(20)]
+    data = load(tsv(tmp_path / "train.tsv", names, *rows))
+    found = {text for split in (data.train, data.validation) for text in split["text"][:]}
+    assert found == {text for row in rows for text in row[:4]}
+
+
+def test_the_highest_judgement_counts_and_none_of_a_text_and_itself(tmp_path: Path) -> None:
+    names = ("query", "passage", "relevance")
+    dev = tsv(tmp_path / "dev.tsv", names, ("a", "p", 2), ("a", "p", 1), ("a", "a", 1), ("a", "q", 0))
+    data = load(f"train={tsv(tmp_path / 'train.tsv', names, ('b', 'p', 1), ('c', 'q', 1))},dev={dev}")
+    assert judged(data) == {("a", "p"): 2.0}
+    assert "validation: left out 1 judgements of a text and itself" in data.notes

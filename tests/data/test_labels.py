@@ -26,6 +26,7 @@ def loaded(folder: Folder, labels: list[object], kind: Kind | None = None, **col
         ([" yes", "no", "yes "], ("no", "yes")),
         (["a, b", "c, d", "a, b"], ("a, b", "c, d")),
         ([2**60 + 1, 2**60, 2**60 + 1], (str(2**60), str(2**60 + 1))),
+        (["1" + 30 * "0", "2", "1" + 30 * "0"], ("2", "1" + 30 * "0")),
     ],
 )
 def test_words_and_whole_numbers_are_classes(folder: Folder, labels: list[object], names: tuple[str, ...]) -> None:

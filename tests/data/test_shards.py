@@ -1,0 +1,69 @@
+"""Files that differ only in digits are one split, for every kind of task; of other files none is dropped in silence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from compress.data import load_task
+from compress.errors import DataError
+from tests.data.conftest import Folder
+
+
+def paragraphs(*topics: str) -> str:
+    """SQuAD's json with two questions about a paragraph for each topic."""
+    rows: list[dict[str, Any]] = [
+        {
+            "context": f"The {topic} is blue.",
+            "qas": [
+                {"id": f"{topic} {n}", "question": f"{word} {topic}?", "answers": [{"text": topic, "answer_start": 4}]}
+                for n, word in enumerate(("What is", "Which thing is a"))
+            ],
+        }
+        for topic in topics
+    ]
+    return json.dumps({"data": [{"title": "things", "paragraphs": rows}]})
+
+
+@pytest.mark.parametrize("kind", ["embedding", "ranking"])
+def test_queries_of_all_shards(kind: str, tmp_path: Path) -> None:
+    for shard in range(3):
+        asked, found = ([f"{word} {shard} {n}" for n in range(20)] for word in ("what is", "it is"))
+        table = pa.table({"query": asked, "positive": found})
+        pq.write_table(table, tmp_path / f"train-{shard:05}-of-00003.parquet")
+    data = load_task(str(tmp_path), kind=kind)
+    texts = {text for split in (data.train, data.validation) for name in ("text", "passage", "text_pair")
+             if name in split.column_names for text in split[name][:] if isinstance(text, str)}  # fmt: skip
+    assert {text for text in texts if text.startswith("what is")} == {
+        f"what is {shard} {n}" for shard in range(3) for n in range(20)
+    }
+
+
+@pytest.mark.parametrize("kind", ["embedding", "ranking", "qa"])
+def test_questions_of_all_shards(kind: str, folder: Folder) -> None:
+    source = folder({"train-1.json": paragraphs("sky", "sea"), "train-2.json": paragraphs("jay", "ice"),
+                     "dev.json": paragraphs("bay", "hay")})  # fmt: skip
+    data = load_task(source, kind=kind)
+    read = json.dumps([data.train[name][:] for name in data.train.column_names], default=str)
+    assert all(topic in read for topic in ("sky", "sea", "jay", "ice"))
+    assert "train: read train-1.json, train-2.json as one split" in data.notes
+
+
+def test_sentences_of_all_shards_and_files_that_are_skipped(folder: Folder) -> None:
+    files = {"train-1.conll": "EU\tB-org\n", "train-2.conll": "Bonn\tB-loc\n", "valid.conll": "EU\tB-org\n"}
+    data = load_task(folder(files | {"dev.conll": "Bonn\tB-loc\n"}))
+    assert data.train["words"][:] == [["EU"], ["Bonn"]]
+    assert data.task.labels == ("O", "B-loc", "I-loc", "B-org", "I-org")
+    assert "skipped dev.conll: valid.conll is the validation split" in data.notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("tagging", "EU\tB-org\n\nin\tO\n"), ("qa", paragraphs("sky")), ("embedding", paragraphs("sky"))]
+)
+def test_two_training_splits_are_refused(kind: str, text: str, folder: Folder) -> None:
+    ending = "conll" if kind == "tagging" else "json"
+    with pytest.raises(DataError, match=r"several training splits, .*train-a\.\w+ and .*train-b\.\w+\. Keep one"):
+        load_task(folder({f"train-a.{ending}": text, f"train-b.{ending}": text}), kind=kind)
