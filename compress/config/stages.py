@@ -357,6 +357,11 @@ class Stage(ReadsRows):
                 "has an `lr_end`, which needs `schedule: linear`, a length, and an "
                 "`lr` not below it"
             )
+        if self.cache_teacher is True and self.corrupt is not None:
+            raise ValueError(
+                "has `cache_teacher: true`, which keeps the teacher's outputs for the "
+                "rows as they are, but `corrupt` changes every batch: leave it out"
+            )
         if self.optimizer != "adamw" and self.lr == "auto":
             raise ValueError(
                 "has `lr: auto`, which is AdamW's rate: expected a number for "

@@ -74,8 +74,12 @@ def limit_time(
     began  when the command began, by `time.monotonic`
 
     The pace is measured once, and kept in the run. Raises RecipeError if preparing and
-    shipping leave no time to train.
+    shipping leave no time to train, and for a stage whose steps must be known at its
+    start.
     """
+    for stage in stages:
+        if stage.open_ended or minutes is not None:
+            _refuse_turns(stage)
     if minutes is None:
         if run.main:
             _announce_many_rows(context, stages)
@@ -107,6 +111,18 @@ def limit_time(
         write_json(run.path / RECORD, asdict(pace))
     limit = TimeLimit(time.monotonic() + left, names, minutes, began, pace)
     return replace(context, task_data=data, time_limit=limit)
+
+
+def _refuse_turns(stage: Stage) -> None:
+    """Raise RecipeError for a stage whose steps must be known at its start."""
+    if stage.step is not None and getattr(stage.step.function, "in_turn", False):
+        raise RecipeError(
+            [
+                f"stage {stage.name}: {stage.step.by} trains one layer after the other "
+                "and gives each a share of the steps: set `steps`, or a number of "
+                "`epochs`, and leave --minutes out"
+            ]
+        )
 
 
 def _announce_many_rows(context: TrainingContext, stages: Sequence[Stage]) -> None:

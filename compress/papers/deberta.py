@@ -316,8 +316,9 @@ class ScaleInvariantFineTuning(WrappedStep):
     def _answers(self, logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Return one distribution (or one number) per row: per example, per token, or
         per start and end."""
-        task = self.minimise.objective.task
-        return cast("Tensor", task.distributions(logits, batch["attention_mask"]))
+        objective = self.minimise.objective
+        answers = objective.task.distributions(logits, batch["attention_mask"])
+        return cast("Tensor", answers / objective.unit)
 
     def _distance(self, perturbed: Tensor, clean: Tensor) -> Tensor:
         distance: Callable[..., Tensor] = (

@@ -40,7 +40,6 @@ Deviations
 """
 
 import copy
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +48,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
+from compress import families
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
@@ -264,6 +264,13 @@ def _generator(student: Any, width: float, layers: float) -> ElectraForMaskedLM:
     return generator
 
 
+EMBEDDING_ROLES = {
+    *("words", "positions", "types", "tasks", "embedding_norm", "embedding_up"),
+    *("relative", "relative_norm"),
+}
+"""The roles of weights below the layers (`families.Family.rules`)."""
+
+
 class FineTuning(WrappedStep):
     """step(**batch) -> `objective`, each layer learning at `decay` times the rate of
     the one above it.
@@ -285,18 +292,32 @@ class FineTuning(WrappedStep):
         self.minimise = Distillation(student, teacher, objective)
         self.top = Shape.from_config(student.config).layers + 2
         self.decay = decay
+        if student.config.is_encoder_decoder or not any(
+            0 < self._depth(name) < self.top for name, _ in student.named_parameters()
+        ):
+            raise ObjectiveError(
+                "electra.FineTuning: a layer learns slower than the one above it, and "
+                f"{student.config.model_type} has no single stack of layers with "
+                "weights of their own: use a student of another family"
+            )
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Group the parameters by depth, 0 for the embeddings."""
+        names = {id(each): name for name, each in self.student.named_parameters()}
         grouped: dict[str, list[nn.Parameter]] = {}
-        for name, parameter in self.named_parameters():
+        for parameter in self.parameters():
             if parameter.requires_grad:
-                layer = re.search(r"\.layers?\.(\d+)\.", name)
-                depth = 0 if "embeddings" in name else self.top
-                if layer:
-                    depth = int(layer[1]) + 1
+                depth = self._depth(names.get(id(parameter), ""))
                 grouped.setdefault(f"depth {depth}", []).append(parameter)
         return grouped
+
+    def _depth(self, name: str) -> int:
+        """Return the depth of a weight: that of the head unless it belongs to a layer,
+        or to the embeddings."""
+        place = families.find(self.student.config.model_type).place(name)
+        if place is None or (place.layer is None and place.role not in EMBEDDING_ROLES):
+            return self.top
+        return 0 if place.layer is None else place.layer + 1
 
     def factors(self, step: int, total: int) -> dict[str, float]:
         return {

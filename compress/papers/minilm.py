@@ -24,6 +24,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from compress.papers.hinton import seen_pairs
+from compress.training.float32 import multiply
 from compress.training.reads import reads
 
 
@@ -53,8 +54,7 @@ def relation_heads(x_BHLK: Tensor, heads: int) -> Tensor:
 
 def relation(x_BRLK: Tensor) -> Tensor:
     """Compute X X^T / sqrt d_r, before the softmax."""
-    x_BRLK = x_BRLK.float()
-    return x_BRLK @ x_BRLK.mT / math.sqrt(x_BRLK.shape[-1])
+    return multiply(x_BRLK, x_BRLK.mT) / math.sqrt(x_BRLK.shape[-1])
 
 
 def _relations(

@@ -140,6 +140,7 @@ class Progressive(WrappedStep):
     """
 
     dropout = False
+    in_turn = True
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from compress.papers.reimers import check_widths, unit
+from compress.training.float32 import multiply
 from compress.training.reads import Temperature, reads
 
 
@@ -48,10 +49,10 @@ def infonce(
     check_widths(student_BD, teacher_BD, "oord.infonce")
     student_BD = unit(student_BD)
     teacher_BD = unit(teacher_BD)
-    scores_BB = student_BD @ teacher_BD.T / temperature
+    scores_BB = multiply(student_BD, teacher_BD.T) / temperature
     B = len(scores_BB)
     own_BB = torch.eye(B, dtype=torch.bool, device=scores_BB.device)
-    seen_BB = (teacher_BD @ teacher_BD.T).masked_fill(own_BB, -torch.inf)
+    seen_BB = multiply(teacher_BD, teacher_BD.T).masked_fill(own_BB, -torch.inf)
     left_out_BB = (
         torch.zeros_like(own_BB) if same_above is None else seen_BB > same_above
     )

@@ -16,10 +16,10 @@ Parallel texts need no separate loss in a run: the authors' training files are r
 (text, vector), in which a translation has the teacher's vector of its source. Over such
 rows `mse` is `parallel` of the pairs. `parallel` is for custom training loops."""
 
-import torch
 from torch import Tensor
 
 from compress.errors import ObjectiveError
+from compress.training.float32 import multiply
 from compress.training.reads import reads
 
 
@@ -32,11 +32,9 @@ def unit(vectors_BD: Tensor) -> Tensor:
 
 
 def cosines(vectors_BD: Tensor) -> Tensor:
-    """Return the cosines of all pairs of vectors, (B, B), in float32 also where
-    autocast computes in less."""
+    """Return the cosines of all pairs of vectors, (B, B)."""
     vectors_BD = unit(vectors_BD)
-    with torch.autocast(vectors_BD.device.type, enabled=False):
-        return vectors_BD @ vectors_BD.T
+    return multiply(vectors_BD, vectors_BD.T)
 
 
 def check_widths(student_BD: Tensor, teacher_BD: Tensor, loss: str) -> None:

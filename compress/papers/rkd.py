@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from compress.papers.reimers import unit
+from compress.training.float32 import multiply
 from compress.training.reads import reads
 
 
@@ -55,4 +56,4 @@ def _cosines(vectors_BD: Tensor) -> Tensor:
     is i."""
     vectors_BD = vectors_BD.float()
     directions_BBD = unit(vectors_BD[None, :] - vectors_BD[:, None])
-    return directions_BBD @ directions_BBD.mT
+    return multiply(directions_BBD, directions_BBD.mT)

@@ -22,7 +22,8 @@ the teacher, CompRess 0.04 for both; both are for images."""
 import torch
 from torch import Tensor
 
-from compress.papers.reimers import check_widths, unit
+from compress.papers.reimers import check_widths, cosines, unit
+from compress.training.float32 import multiply
 from compress.training.reads import Temperature, reads
 
 
@@ -45,8 +46,8 @@ def similarities(
     student_BD = unit(student_BD)
     teacher_BD = unit(teacher_BD)
     return _kl(
-        student_BD @ teacher_BD.T,
-        teacher_BD @ teacher_BD.T,
+        multiply(student_BD, teacher_BD.T),
+        multiply(teacher_BD, teacher_BD.T),
         temperature,
         teacher_temperature,
     )
@@ -66,17 +67,17 @@ def own_similarities(
     Each model is compared in its own space, so that width and rotation do not matter. 0
     for a batch of one text.
     """
-    student_BB = _others(unit(student_BD))
-    teacher_BB = _others(unit(teacher_BD))
+    student_BB = _others(student_BD)
+    teacher_BB = _others(teacher_BD)
     return _kl(student_BB, teacher_BB, temperature, teacher_temperature)
 
 
 def _others(vectors_BD: Tensor) -> Tensor:
-    """Multiply each vector by every other one, (B, O): a text itself, at 1, would
-    dominate the softmax."""
+    """Compute the cosine of each vector and every other one, (B, O): a text itself, at
+    1, would dominate the softmax."""
     B = len(vectors_BD)
     other_BB = ~torch.eye(B, dtype=torch.bool, device=vectors_BD.device)
-    return (vectors_BD @ vectors_BD.T)[other_BB].view(B, B - 1)
+    return cosines(vectors_BD)[other_BB].view(B, B - 1)
 
 
 def _kl(

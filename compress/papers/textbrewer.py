@@ -26,6 +26,7 @@ padding, which it counts."""
 
 from torch import Tensor
 
+from compress.training.float32 import multiply
 from compress.training.reads import reads
 
 
@@ -58,9 +59,10 @@ def _real(hidden_BLD: Tensor, mask_BL: Tensor) -> Tensor:
 
 def _token_gram(hidden_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     real_BLD = _real(hidden_BLD, mask_BL)
-    return real_BLD @ real_BLD.mT / real_BLD.shape[-1]
+    return multiply(real_BLD, real_BLD.mT) / real_BLD.shape[-1]
 
 
 def _feature_gram(hidden_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     real_BLD = _real(hidden_BLD, mask_BL)
-    return real_BLD.mT @ real_BLD / mask_BL.sum(-1).float().clamp_min(1)[:, None, None]
+    lengths_B = mask_BL.sum(-1).float().clamp_min(1)
+    return multiply(real_BLD.mT, real_BLD) / lengths_B[:, None, None]

@@ -31,6 +31,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -427,6 +428,7 @@ def augment_split(
     """
     read = (split._fingerprint, fingerprint(tokenizer))
     options = json.dumps(dict(call.options), sort_keys=True)
+    vectors = call.options.get("vectors")
     key = cache.digest(
         "augmented",
         AUGMENT_ENCODING,
@@ -434,6 +436,7 @@ def augment_split(
         call.by,
         options,
         *io.source_files(call.code),
+        *([Path(vectors)] if vectors and Path(vectors).is_file() else []),
         lm_digest,
         str(seed),
     )

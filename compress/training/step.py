@@ -37,12 +37,15 @@ class Step(nn.Module):
     only_rows   True if it sees only tokens of its rows
                 (`embedding_rows.only_tokens_in_use`)
     dropout     whether the student's dropout is on during training
+    in_turn     True if what it trains changes with the step, over a number of steps
+                that must be known from the start
     """
 
     # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
     accepts_loss_kwargs = False
     only_rows = False
     dropout: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = False
 
     if TYPE_CHECKING:
 
@@ -52,6 +55,11 @@ class Step(nn.Module):
     @property
     def ready(self) -> bool:
         return True
+
+    @property
+    def unit(self) -> float:
+        """Return the number that a regression's labels are divided by."""
+        return 1.0
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Count the items that the step's means run over, which keeps means exact if a
@@ -143,6 +151,10 @@ class Distillation(Step):
                 open_attention(teacher)
         # in a list: not a submodule, so not saved, not trained, not wrapped
         self._teacher = [teacher]
+
+    @property
+    def unit(self) -> float:
+        return self.objective.unit
 
     @property
     def teacher(self) -> nn.Module | TeacherCache | None:
@@ -260,6 +272,11 @@ class WrappedStep(Step):
     def student(self) -> PreTrainedModel:
         student: PreTrainedModel = self.wrapped.student
         return student
+
+    @property
+    def unit(self) -> float:
+        unit: float = self.wrapped.unit
+        return unit
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = self.wrapped(**batch)

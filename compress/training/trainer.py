@@ -350,7 +350,7 @@ class StepTrainer(Trainer):
         )
         decayed = set(self.get_decay_parameter_names(self.step))
         groups = group_parameters(self.step, decayed, self.args.weight_decay)
-        unit = getattr(getattr(self.step, "objective", None), "unit", 1.0)
+        unit = self.step.unit
         output = output_layer(self.step.student)
         if self.stage.optimizer == "adamw" and unit != 1 and output is not None:
             groups = scale_rate(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from compress.config.reference import Call
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.task import TaskData
@@ -48,6 +49,16 @@ def sizes(data: TaskData) -> tuple[int, ...]:
 def test_without_minutes_nothing_changes(context: TrainingContext, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", seed=0, main=True)
     assert limit_time(context, [learning.stage()], run, minutes=None, began=0.0) is context
+
+
+@pytest.mark.parametrize(("minutes", "length"), [(2, {"steps": 60}), (None, {"epochs": "auto"})])
+def test_layers_that_are_trained_in_turn_need_all_steps(
+    minutes: float | None, length: dict[str, Any], context: TrainingContext, tmp_path: Path
+) -> None:
+    stage = learning.stage(**{"steps": None} | length, step=Call("mobilebert.Progressive"))
+    run = Run(tmp_path / "run", seed=0, main=True)
+    with pytest.raises(RecipeError, match=r"mobilebert\.Progressive trains one layer after the other"):
+        limit_time(context, [stage], run, minutes=minutes, began=time.monotonic())
 
 
 def test_many_rows_are_announced_with_what_is_shorter(

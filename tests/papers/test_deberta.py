@@ -197,6 +197,22 @@ def test_a_regression_is_compared_by_its_squared_error() -> None:
     assert parts["deberta.sift"] > 0
 
 
+def test_a_regression_in_another_unit_is_perturbed_alike() -> None:
+    student = tiny.model("bert", labels=1)
+    batch = tiny.batch() | {"labels": torch.tensor([0.5, 1.0, 2.0])}
+    found = []
+    for unit in (1.0, 100.0):
+        objective = Objective([Term("bert.labels")], Shape.from_config(student.config), kind="regression", unit=unit)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            student.classifier.weight *= unit
+            student.classifier.bias *= unit
+        step = deberta.ScaleInvariantFineTuning(student, None, objective)
+        assert step.unit == unit
+        found.append(step(**batch | {"labels": unit * batch["labels"]}))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-7)
+
+
 def test_weight_0_is_plain_fine_tuning() -> None:
     """Also with dropout: the clean pass comes first."""
     students = [tiny.model("deberta-v2").train() for _ in range(2)]

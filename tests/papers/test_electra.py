@@ -262,3 +262,25 @@ def test_layers_learn_slower_towards_the_input() -> None:
     assert any(parameter is student.classifier.out_proj.weight for parameter in groups["depth 5"])
     batch = tiny.batch() | {"labels": torch.tensor([0, 1, 2])}
     torch.testing.assert_close(made.eval()(**batch)["loss"], student(**batch).loss)
+
+
+@pytest.mark.parametrize(("family", "first"), [("gpt2", "wte"), ("distilbert", "embeddings"), ("llama", "embed_t")])
+def test_the_layers_of_every_family_have_a_depth(family: str, first: str) -> None:
+    student = tiny.model(family, layers=2)
+    terms = [Term("tinybert.embeddings", project=True), Term("bert.labels")]
+    objective = Objective(terms, *[Shape.from_config(student.config)] * 2)
+    teacher = tiny.model(family, layers=2, seed=1)
+    groups = electra.FineTuning(student, teacher, objective, decay=0.5).groups()
+    assert groups.keys() == {"depth 0", "depth 1", "depth 2", "depth 4"}
+    depths = {id(parameter): depth for depth, group in groups.items() for parameter in group}
+    named = {name: depths[id(parameter)] for name, parameter in student.named_parameters()}
+    assert {depth for name, depth in named.items() if first in name} == {"depth 0"}
+    assert all(depths[id(parameter)] == "depth 4" for parameter in objective.parameters())
+
+
+@pytest.mark.parametrize("family", ["albert", "t5"])
+def test_a_student_without_a_stack_of_layers_is_refused(family: str) -> None:
+    student = tiny.model(family)
+    objective = Objective([Term("bert.labels")], Shape.from_config(student.config))
+    with pytest.raises(ObjectiveError, match=f"{family} has no single stack of layers"):
+        electra.FineTuning(student, None, objective)

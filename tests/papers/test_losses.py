@@ -83,6 +83,14 @@ def test_is_smallest_at_the_target(name: str) -> None:
     torch.testing.assert_close(best.grad, torch.zeros_like(best), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_autocast_changes_nothing(name: str) -> None:
+    loss, _, case = of(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = value(loss, case)
+    torch.testing.assert_close(found, value(loss, case))
+
+
 @pytest.mark.parametrize("name", PADDED)
 def test_garbage_in_pads_changes_nothing(name: str) -> None:
     loss, reading, case = of(name)
