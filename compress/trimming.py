@@ -24,14 +24,14 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise, product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import GraphProto, numpy_helper
 from tokenizers import Tokenizer
 
 from compress.data.encoder import TextEncoder, encoder_of, text_encoder_of
@@ -42,6 +42,7 @@ from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
+from compress.models.sentence_folder import read_prompts
 from compress.outputs import check_new_folder
 from compress.progress import show_progress
 from compress.slicing.shape import positions
@@ -283,7 +284,7 @@ def trim_tokenizer(
     texts: Iterable[str],
     *,
     min_count: int,
-    keep: Sequence[str],
+    keep: Iterable[str],
     pinned: set[int],
 ) -> TrimmedTokenizer:
     """Trim a tokenizer; with min_count 1, every text is encoded to the same tokens as
@@ -431,8 +432,29 @@ def trim_file(source: Path, target: Path, kept: Sequence[int]) -> None:
             tensor.CopyFrom(
                 numpy_helper.from_array(np.ascontiguousarray(rows), tensor.name)
             )
+    _renumber_compared(model.graph, kept)
     del model.graph.value_info[:]  # with the old shapes
     save_changed(model, target)
+
+
+def _renumber_compared(graph: GraphProto, kept: Sequence[int]) -> None:
+    """Renumber the ids with which a graph compares `input_ids`, such as the padding id
+    of decoders that classify the last token."""
+    new = {old: index for index, old in enumerate(kept)}
+    constants = {each.name: each for each in graph.initializer} | {
+        node.output[0]: node.attribute[0].t
+        for node in graph.node
+        if node.op_type == "Constant" and node.attribute[0].name == "value"
+    }
+    for node in graph.node:
+        if node.op_type == "Equal" and "input_ids" in node.input:
+            at = 1 - list(node.input).index("input_ids")
+            ids = numpy_helper.to_array(constants[node.input[at]])
+            changed = [new.get(number, -1) for number in ids.ravel().tolist()]
+            name = f"{node.name}/renumbered"
+            values = np.array(changed, ids.dtype).reshape(ids.shape)
+            graph.initializer.append(numpy_helper.from_array(values, name))
+            node.input[at] = name
 
 
 PROBED: Final = 32
@@ -706,7 +728,11 @@ def _trim(
     tokenizer = load_tokenizer(source)
     before = text_encoder_of(tokenizer)
     trimmed = trim_tokenizer(
-        before, texts, min_count=min_count, keep=keep, pinned=find_pinned(model)
+        before,
+        texts,
+        min_count=min_count,
+        keep=chain(keep, _begin(texts, read_prompts(source))),
+        pinned=find_pinned(model),
     )
     same = [
         same for _, same in compare_encodings(before, trimmed.encoder(before), texts)
@@ -719,6 +745,15 @@ def _trim(
     size = before.backend.get_vocab_size()
     result = Trimmed(source, trimmed.kept, size, len(same), float(np.mean(same)), {})
     return result, _load_trimmed(tokenizer, trimmed)
+
+
+def _begin(texts: Iterable[str], prompts: Sequence[str]) -> Iterator[str]:
+    """Yield each prompt, alone and before the first word of each text, with which it
+    may share a token."""
+    yield from prompts
+    if prompts:
+        firsts = {word for text in texts for word in text.split(maxsplit=1)[:1]}
+        yield from map("".join, product(prompts, sorted(firsts)))
 
 
 def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
@@ -744,6 +779,7 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
             }
         settings.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
         loaded = load_tokenizer(folder)
+    loaded.chat_template = tokenizer.chat_template
     if loaded.get_vocab() != trimmed.tokenizer.get_vocab(with_added_tokens=True):
         raise CompressError(
             "transformers loads another vocabulary than the trimmed tokenizer has "

@@ -252,12 +252,14 @@ class _Loader:
     def _load(self, auto: Any, new: "New") -> tuple[Any, Any]:
         """Load the model and its tokenizer. Raises TeacherError."""
         from compress.models.loader import check_vocabulary, load_model, load_tokenizer
+        from compress.models.padding import hide_padding
 
         tokenizer = load_tokenizer(self.folder)
         loaded = load_model(
             self.folder, auto, self.config, new=new, allow_pickle=self.allow_pickle
         )
         loaded.remove_new_pooler()
+        hide_padding(loaded.model)
         check_vocabulary(self.folder, tokenizer, loaded.model)
         return loaded.model, tokenizer
 

@@ -239,21 +239,32 @@ def quantise_bias(
     ).astype(np.int32)
 
 
+def finest_scale(
+    bias: NDArray[np.float32], activations: NDArray[np.float32] | np.float32
+) -> NDArray[np.float32]:
+    """Compute the smallest scale of each column at which its bias, in units of that
+    scale times the activations', fits into an int32 sum."""
+    return np.asarray(np.abs(bias) / (activations * np.float32(2**30)), np.float32)
+
+
 def quantise_matrix(
     matrix: NDArray[np.float32],
     *,
     per_channel: bool,
     full_range: bool = False,
+    finest: NDArray[np.float32] | float = 0.0,
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise (in, out) to int8; return it and the scales: (out,) or ().
+    """Quantise (in, out) to int8; return it and the scales: (out,) or (), at least
+    `finest`.
 
     Unless `full_range`, two neighbours of the same sign add up to at most 127 before
     rounding, hence to 128 after it."""
     most = 127
     sizes = np.abs(matrix) if full_range else add_neighbours(matrix)
     largest = sizes.max(axis=0 if per_channel else None)
-    steps = np.where(largest > 0, largest / most, 1.0)
-    scales = np.asarray(steps, np.float32)
+    least = finest if per_channel else np.max(finest)
+    steps = np.maximum(largest / most, least)
+    scales = np.asarray(np.where(steps > 0, steps, 1.0), np.float32)
     codes = np.rint(matrix / scales)
     return np.clip(codes, -most, most).astype(np.int8), scales
 
@@ -267,9 +278,7 @@ def add_neighbours(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.maximum(above[0::2] + above[1::2], below[0::2] + below[1::2])
 
 
-QuantiseMatrix = Callable[
-    [NDArray[np.float32]], tuple[NDArray[np.int8], NDArray[np.float32]]
-]
+QuantiseMatrix = Callable[..., tuple[NDArray[np.int8], NDArray[np.float32]]]
 
 
 class _Static:
@@ -417,7 +426,12 @@ class _Static:
         weight share these."""
         names = f"{product.weight}_int8", f"{product.weight}_scale"
         if names[0] not in self.graph.tensors:
-            values, scales = self.quantise(product.matrix(self.graph.tensors))
+            finest: NDArray[np.float32] | float = 0.0
+            if self.form == "qdq" and product.gemm and product.bias is not None:
+                step, _ = scale_and_zero(*self.ranges[product.reads])
+                finest = finest_scale(self._value(product.bias), step)
+            matrix = product.matrix(self.graph.tensors)
+            values, scales = self.quantise(matrix, finest=finest)
             self.graph.put(names[0], values)
             self.graph.put(names[1], scales)
         return names

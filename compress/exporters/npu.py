@@ -34,6 +34,7 @@ from compress.errors import ExportError
 from compress.exporters.int8 import (
     PRECISION_KEY,
     Ranges,
+    finest_scale,
     quantise_bias,
     quantise_matrix,
 )
@@ -405,7 +406,7 @@ class _Writer:
                 for name in node.input
             ]
         else:
-            matrix, scales = self._weight(product)
+            matrix, scales = self._weight(product, bits)
             bias = (
                 [self._bias(product, scales, bits)]
                 if product.gemm and product.bias
@@ -461,15 +462,22 @@ class _Writer:
             self._dequantise(f"{made}_codes", made, *self._put(made, scale))
         return made
 
-    def _weight(self, product: Product) -> tuple[str, str]:
+    def _weight(self, product: Product, bits: int) -> tuple[str, str]:
         """Return the names of the int8 weight, dequantised, and its scales; layers that
         share a weight share these."""
         made = f"{product.weight}_weight"
         scales = f"{product.weight}_step"
         if made not in self.done:
             self.done.add(made)
+            finest: NDArray[np.float32] | float = 0.0
+            if product.bias is not None:
+                bias = numpy_helper.to_array(self.graph.tensors[product.bias])
+                finest = finest_scale(bias, self.scales[product.reads].to(bits).step)
             codes, steps = quantise_matrix(
-                product.matrix(self.graph.tensors), per_channel=True, full_range=True
+                product.matrix(self.graph.tensors),
+                per_channel=True,
+                full_range=True,
+                finest=finest,
             )
             self.graph.put(f"{made}_codes", codes)
             self.graph.put(scales, steps)

@@ -7,10 +7,11 @@ answer (`Task.form`). Templates get these values:
     file, stem, suffix  the path of the model file, its name, and its ending
     inputs, outputs     of the file: `Port`s
     names               of variables for the inputs of a file that takes texts
-    examples            a text, or two
+    examples            a text, or two, after the prompt that the model expects
     row()               input -> the numbers of the example, without padding
     labels, form, head  of the task
     max_length, length  the most tokens of a row; the tokens of every row, or 0
+    side                of a longer text that is cut off
 """
 
 import json
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.data.encoder import TextEncoder
 from compress.data.task import Task
 from compress.exporters import formats
 
@@ -90,6 +92,8 @@ def write_snippets(
     """
     pair = task is not None and task.pair
     examples = ("a text", "another")[: 1 + pair]
+    if task is not None and any(port.name == "input_ids" for port in interface.inputs):
+        examples = tuple(map(task.preparation.prompt().__add__, examples))
     about = NO_TASK
     if task is not None:
         about = {
@@ -107,6 +111,7 @@ def write_snippets(
         "examples": examples,
         "row": partial(_encode, tokenizer, examples),
         "length": interface.length,
+        "side": TextEncoder.from_folder(tokenizer.parent).settings.truncation_side,
         **about,
         **settings,
     }

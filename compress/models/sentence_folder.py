@@ -560,3 +560,9 @@ def _write_json(path: Path, content: object) -> None:
     path.write_text(
         json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
+
+
+def read_prompts(folder: Path) -> list[str]:
+    """Read the texts that a model of sentence-transformers may put before others."""
+    prompts = open_keys(folder / MODULE_SETTINGS).take("prompts", dict, None) or {}
+    return [prompt for prompt in prompts.values() if prompt]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
@@ -28,6 +29,7 @@ from compress.commands.trim import trim
 from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import TEXT, Bundle
+from compress.exporters.checkpoint import load_source
 from compress.exporters.fp16 import to_float16
 from compress.exporters.manifest import BUNDLE_FILES
 from compress.exporters.onnx import to_onnx
@@ -304,6 +306,64 @@ def test_a_file_of_fewer_tokens(family: str, tmp_path: Path) -> None:
     answers = [open_session(path).run(["logits"], feeds)[0] for path in (whole, small)]
     np.testing.assert_array_equal(*answers)
     assert small.stat().st_size < whole.stat().st_size
+
+
+def test_a_batch_of_a_decoder_finds_its_last_tokens(tmp_path: Path) -> None:
+    """The graph of a Llama compares the ids with that of padding."""
+    tokenizer = byte_bpe()
+    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+    padding = tokenizer.pad_token_id
+    assert padding == len(tokenizer) - 1
+    model = tiny.model("llama", labels=2, vocab_size=len(tokenizer), pad_token_id=padding)
+    small = Bundle.load(trim_bundle(write(tmp_path / "whole", tokenizer, model), CORPUS, tmp_path / "small").path)
+    encoded = rows(small, CORPUS)
+    longest = max(len(row["input_ids"]) for row in encoded)
+    empty = {"input_ids": small_padding(small), "attention_mask": 0}
+    feeds = {
+        name: np.array([row[name] + [filler] * (longest - len(row[name])) for row in encoded])
+        for name, filler in empty.items()
+    }
+    found = open_session(small.files()["fp32"]).run(["logits"], feeds)[0]
+    np.testing.assert_allclose(found, small.logits(encoded, precision="fp32"), atol=1e-5)
+
+
+def small_padding(bundle: Bundle) -> int:
+    return int(json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))["pad_token_id"])
+
+
+def test_prompts_are_read_as_before(tmp_path: Path) -> None:
+    folder = tmp_path / "encoder"
+    tiny.checkpoint(folder, tiny.model("bert", head=AutoModel, vocab_size=len(wordpiece())))
+    wordpiece().save_pretrained(folder)
+    pooling = {"embedding_dimension": 32, "pooling_mode": "mean"}
+    prompts = {"query": "this story is quite sad : ", "document": "great scene : "}
+    told = {"prompts": prompts, "default_prompt_name": "query"}
+    for name, content in (
+        ("modules.json", MODULES), ("config_sentence_transformers.json", told), ("1_Pooling/config.json", pooling)
+    ):  # fmt: skip
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    whole = load_source(folder).write(tmp_path / "whole")
+    small = Bundle.load(trim_bundle(whole, CORPUS, tmp_path / "small").path)
+    for name in (None, *prompts):
+        expected = whole.embed(CORPUS, prompt_name=name, precision="fp32")
+        np.testing.assert_allclose(small.embed(CORPUS, prompt_name=name, precision="fp32"), expected, atol=1e-6)
+
+
+MODULES = [
+    {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for at, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling")))
+]
+
+
+def test_the_template_of_a_chat_is_kept(tmp_path: Path) -> None:
+    tokenizer = byte_bpe()
+    tokenizer.chat_template = "{% for each in messages %}{{ each.content }}{% endfor %}"
+    model = tiny.model("gpt2", head=AutoModelForCausalLM, vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
+    assert AutoTokenizer.from_pretrained(tmp_path / "small").chat_template == tokenizer.chat_template
 
 
 def test_an_unreported_table_is_noticed(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModel,
     AutoModelForQuestionAnswering,
     AutoModelForTokenClassification,
     BertForMaskedLM,
@@ -25,6 +27,7 @@ from compress.data.task import Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
+from compress.exporters.session import open_session
 from compress.kinds import Kind, find
 from compress.models.sentence_settings import SentenceSettings, settings_of
 from compress.reporting.compare import compare
@@ -234,3 +237,17 @@ def test_pickled_weights_are_asked_about(tmp_path: Path) -> None:
     with pytest.raises(TeacherError, match="only pickled weights"):
         load_source(str(folder))
     assert isinstance(load_source(str(folder), allow_pickle=True), Checkpoint)
+
+
+def test_a_vector_of_mobilebert_does_not_depend_on_padding(tmp_path: Path) -> None:
+    """Its trigrams read the embedding of padding, which a checkpoint may have trained."""
+    model = tiny.model("mobilebert", head=AutoModel)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = torch.randn(model.config.embedding_size)
+    bundle = load_source(Path(tiny.checkpoint(tmp_path / "teacher", model)), pool="mean").write(tmp_path / "bundle")
+    feeds = {name: values.numpy() for name, values in tiny.batch((7, 2)).items()}
+    feeds["token_type_ids"] = np.zeros_like(feeds["input_ids"])
+    session = open_session(bundle.files()["fp32"])
+    together = session.run(["sentence_embedding"], feeds)[0][1]
+    alone = session.run(["sentence_embedding"], {name: values[1:, :2] for name, values in feeds.items()})[0][0]
+    np.testing.assert_allclose(together, alone, atol=1e-5)

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from compress.commands.export import export
 from compress.data.answers import Prediction
 from compress.data.task import Task
+from compress.data.text_preparation import TextPreparation
 from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.interface import Interface, Port, read_interface
@@ -69,6 +71,18 @@ def check_whole(snippet: Snippet) -> None:
                 assert open_brackets.pop() == character, line
         assert not quoted, line
     assert not open_brackets
+
+
+def test_the_row_has_the_prompt_and_the_end_of_the_text_that_the_bundle_reads(tmp_path: Path) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.truncation_side = "left"
+    bundle = tiny.bundle(tmp_path / "bundle", tokenizer=tokenizer)
+    prompt = TextPreparation({"query": "dull : "}, "query")
+    vectors = replace(bundle.task, preparation=prompt)
+    reads, answers = Interface(TOKENS, ()), bundle.path / "tokenizer.json"
+    (snippet,) = write_snippets(["onnxruntime.python"], Path("a.onnx"), reads, vectors, answers, max_length=8)
+    assert 'tokenizer.enable_truncation(16, direction="left")' in snippet.code
+    assert 'tokenizer.encode("dull : a text")' in snippet.code
 
 
 @pytest.mark.parametrize("kind", TASKS)

@@ -7,12 +7,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from compress.errors import ExportError
 from compress.exporters.int8 import Int8Form, quantize_static, scale_and_zero
+from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import metadata, read_model
 from compress.quantization.calibration import compute_ranges
+from tests import tiny
 from tests.quantization import graphs
 
 FORMS: tuple[Int8Form, ...] = ("fused", "qdq")
@@ -46,6 +49,20 @@ def test_a_product_is_the_formula(form: Int8Form, per_channel: bool, bias: Any, 
             expected[at] += (code - zero) * scale * round(w[i, at[2]] / (largest / 127)) * (largest / 127)
         expected[at] += 0.0 if bias is None else bias[at[2]]
     assert run(tmp_path / "int8.onnx", x) == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("weight", [1e-7, 0.0])
+def test_a_bias_beside_tiny_weights_is_kept(form: Int8Form, per_channel: bool, weight: float, tmp_path: Path) -> None:
+    source, small, given = tmp_path / "model.onnx", tmp_path / "int8.onnx", graphs.rows()
+    model = tiny.bert()
+    with torch.no_grad():
+        model.classifier.weight[:] = weight
+        model.classifier.bias[:] = torch.tensor([0.0, 1.0])
+    to_onnx(model, source, segments=False)
+    quantize_static(source, small, compute_ranges(source, given), form=form, per_channel=per_channel)
+    assert graphs.logits(small, given) == pytest.approx(np.tile([0.0, 1.0], (len(given), 1)), abs=1e-4)
 
 
 def test_the_range_holds_zero_exactly() -> None:
