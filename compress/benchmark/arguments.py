@@ -78,6 +78,7 @@ def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
     wanted = [part.strip() for part in precision.split(",")] if precision else []
     files: dict[str, Path] = {}
     available: set[str] = set()
+    without = ""
     for path in paths:
         if path.suffix in RUNTIME_CHOICES:
             named = {str(path): path}
@@ -99,6 +100,8 @@ def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
                 for name, file in in_bundle.items()
                 if not wanted or name in wanted
             }
+            if not named:
+                without = f"{path}: has {', '.join(in_bundle)}"
         if repeated := sorted(named.keys() & files.keys()):
             raise DeviceError(
                 f"{repeated[0]}: given twice; to see how noisy the device is, race a "
@@ -110,6 +113,8 @@ def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
         raise DeviceError(
             f"--precision {precision}: no bundle has {unknown[0]!r}.{hint}"
         )
+    if without:
+        raise DeviceError(f"--precision {precision}: none in {without}")
     return files
 
 

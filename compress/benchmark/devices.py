@@ -27,6 +27,7 @@ def check_device(options: DeviceOptions) -> tuple[str, str]:
     kind, colon, where = name.partition(":")
     for option, kinds in (
         ("affinity", ("local", "ssh", "adb")),
+        ("timeout", ("ssh", "browser", "adb")),
         ("lan", ("browser",)),
         ("python", ("ssh",)),
         ("native", ("adb",)),

@@ -99,9 +99,15 @@ def bench(
         from compress.commands.bench import bench_visitors
         from compress.exporters.manifest import list_input_files
         from compress.outputs import check_output_file
+        from compress.records.latency import DeviceError
         from compress.reporting.terminal import print_bench
 
         visitors = timing.visitors
+        if visitors > 1 and shown.as_json:
+            raise DeviceError(
+                "--json: prints one result, and each of --visitors has one; "
+                "expected --out alone, which writes a file for each"
+            )
         outs = _number(out, visitors)
         for each in outs:
             check_output_file(each, "out", "latency.json", list_input_files(bundles))
@@ -235,7 +241,8 @@ def gate(
         for option, path, example, _ in outputs:
             if path is not None:
                 check_output_file(path, option, example, list_input_files([old, new]))
-        if files.markdown is not None and files.markdown == files.junit:
+        same = [each.resolve() for each in (files.markdown, files.junit) if each]
+        if len(set(same)) < len(same):
             raise OutputError(
                 f"--markdown and --junit {files.junit}: are the same file; expected "
                 "two different ones"

@@ -96,7 +96,7 @@ def export(
     ],
     target: TargetOptions = TargetOptions(),
     race: TuneOptions = TuneOptions(),
-    max_drop: opt.MaxDrop = 0.5,
+    max_drop: opt.MaxDrop = opt.MAX_DROP,
     data: Annotated[
         str | None,
         opt.data_option(help="Calibrate, check texts and score on this data."),
@@ -138,6 +138,8 @@ def export(
         from compress.reporting.terminal import print_export
 
         fixed_length = target.to in FIXED_LENGTH
+        if max_drop != opt.MAX_DROP and not (race.tune or fixed_length):
+            raise ExportError("--max-drop: only applies to a race; add --tune")
         settings = None
         fixed = FixedOptions(max_drop=max_drop / 100)
         if fixed_length and race.seq is not None:
@@ -188,7 +190,7 @@ def quantize(
         opt.training(help="Quantise by this method; qat trains again"),
     ] = "auto",
     int8: opt.Int8Options = opt.Int8Options(),
-    max_drop: opt.MaxDrop = 0.5,
+    max_drop: opt.MaxDrop = opt.MAX_DROP,
     device: opt.DeviceOptions = opt.DeviceOptions(),
     overrides: Annotated[
         list[str] | None,

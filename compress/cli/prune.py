@@ -107,7 +107,7 @@ def trim(
     keep: Annotated[
         list[str] | None, opt.training(help="Keep the tokens of this text. Repeatable.")
     ] = None,
-    max_drop: opt.MaxDrop = 0.5,
+    max_drop: opt.MaxDrop = opt.MAX_DROP,
     columns: opt.ColumnOptions = opt.ColumnOptions(),
     plan: opt.Plan = False,
     as_json: opt.Json = False,
@@ -122,8 +122,11 @@ def trim(
     """
     with user_errors(hint="Nothing was written. Run the same command again."):
         from compress.commands import preflight
+        from compress.errors import ArgumentError
 
-        preflight.check_trimming(data, corpus, out)
+        if data is None and max_drop != opt.MAX_DROP:
+            raise ArgumentError("max_drop", "data to score on", "none")
+        preflight.check_trimming(data, corpus, out, columns)
         preflight.check_files(model=model, data=data, columns=columns, corpus=corpus)
 
         from compress.commands.trim import forecast_trimming

@@ -1,9 +1,10 @@
 """`compress search`: find the best students under a budget, and write any of them as a
 bundle."""
 
+from collections.abc import Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -34,7 +35,7 @@ app = typer.Typer(
 class LimitOptions(opt.BudgetOptions):
     """The limits of one student, and how many points of its score int8 may lose."""
 
-    max_drop: opt.MaxDrop = 0.5
+    max_drop: opt.MaxDrop = opt.MAX_DROP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,22 @@ class InputOptions:
     ] = "width-depth"
 
 
+JOINED: Final = frozenset(
+    {"worker", "weights", "storage", "name", "minutes", "allow_code"}
+    | {"quiet", "log_level", "as_json"}
+)
+"""The options that a worker reads."""
+
+
+def _refuse_given(context: typer.Context, read: Set[str], where: str) -> None:
+    """End the command with an error if an option is given that is not read."""
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and each.name not in read:
+            context.fail(f"{each.opts[0]} {where} has no effect: leave it out.")
+
+
 @app.callback(invoke_without_command=True)
 @with_verbosity
 @with_option_groups(without=("affinity", "native", "assets", "webgpu", "wide"))
@@ -98,7 +115,10 @@ def search(
     --max-latency-ms 4 --minutes 60
     """
     if context.invoked_subcommand is not None:
+        _refuse_given(context, frozenset(), f"before {context.invoked_subcommand}")
         return
+    if join.worker:
+        _refuse_given(context, JOINED, "of a worker")
     teacher = inputs.teacher
     data = inputs.data
     out = inputs.out
@@ -198,6 +218,11 @@ def show(
         from compress.errors import SearchError
         from compress.records.search_report import load_report
 
+        if trial is None and (train or allow_code):
+            raise SearchError(
+                "--train, --allow-code: only for a trial that is written; give a trial "
+                "and --bundle"
+            )
         if (trial is None) != (bundle is None):
             raise SearchError(
                 f"give both a trial and --bundle, as in: compress search show {study} "

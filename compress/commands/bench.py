@@ -1,7 +1,7 @@
 """Measure the latency of bundles and model files on a device."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
@@ -158,6 +158,7 @@ def choose_formats(
             reason = elsewhere.get(name, others + did_you_mean(name, known))
             raise ExportError(f"--formats {name}: cannot be timed here: {reason}")
     asked = [name.strip() for name in precision.split(",") if name]
+    _refuse_unwritten(asked, [each for each in timed if each.name in named])
     chosen: dict[str, list[str]] = {}
     left_out = elsewhere if requested == ALL else {}
     for each in timed:
@@ -190,7 +191,35 @@ def choose_formats(
             f"--formats {name}: {reason}"
             + (f": {install_command(name)}" if reason == ABSENT else "")
         )
+    if calibrated:
+        _refuse_data(chosen, timed)
     return chosen, left_out
+
+
+def _refuse_unwritten(precisions: Sequence[str], formats: Sequence[Format]) -> None:
+    """Raise ExportError for a precision in which none of these formats is written."""
+    written = {one for each in formats for one in each.precisions}
+    if unknown := [one for one in precisions if one not in written]:
+        names = ", ".join(each.name for each in formats)
+        raise ExportError(
+            f"--formats {names}: writes {', '.join(sorted(written))}; expected some of "
+            f"these as --precision, not {unknown[0]}"
+        )
+
+
+def _refuse_data(
+    chosen: Mapping[str, Sequence[str]], formats: Sequence[Format]
+) -> None:
+    """Raise ExportError if no chosen file is calibrated on data."""
+    races = [(each.race, chosen[each.name]) for each in formats if each.name in chosen]
+    for race, precisions in races:
+        assert isinstance(race, Race), "the others are timed elsewhere"
+        if race.needs_data or {*race.with_data} & {*precisions}:
+            return
+    raise ExportError(
+        f"--data: no file of {', '.join(chosen)} is calibrated; expected a format and "
+        "a precision that is, such as --formats openvino --precision int8"
+    )
 
 
 def _needs_install(format: Format) -> bool:

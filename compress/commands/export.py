@@ -96,6 +96,8 @@ def export(
     Raises ExportError for options that do not go together, a missing extra, a model
     that the format cannot hold, or a file whose answers differ from the model's;
     nothing is written then. Raises DeviceError if the device fails."""
+    if data is None:
+        columns.refuse()
     model = name_of(model)
     source = load_source(model, **asdict(checkpoint))
     out = None if out is None else Path(out)

@@ -98,6 +98,8 @@ def gate(
         raise ArgumentError(
             "data", "rows to compare scores on, since a maximum drop is given", "none"
         )
+    if data is None:
+        columns.refuse()
     started = time.monotonic()
     old = name_of(old)
     new = name_of(new)

@@ -89,6 +89,7 @@ def inspect(
             f"--teacher: is for data, but {name} is a {form}; leave it out"
         )
     else:
+        columns.refuse()
         found = _INSPECTORS[form](name)
     facts = {
         key: value for key, value in found.facts.items() if value not in (None, "")

@@ -315,14 +315,18 @@ def check_files(
         sources.check_corpus(corpus)
 
 
-def check_trimming(data: object, corpus: object, out: Path) -> None:
-    """Raise CompressError if `compress.trim` gets no texts, BundleError or OutputError
-    for a folder that it cannot write."""
+def check_trimming(
+    data: object, corpus: object, out: Path, columns: ColumnOptions
+) -> None:
+    """Raise CompressError if `compress.trim` gets no texts, ArgumentError for columns
+    without data, BundleError or OutputError for a folder that it cannot write."""
     if data is None and corpus is None:
         raise CompressError(
             "trim: no texts; give --data, whose training texts show which tokens are "
             "used, or --corpus"
         )
+    if data is None:
+        columns.refuse()
     check_new_folder(out)
 
 

@@ -55,7 +55,7 @@ def trim(
     data of another task, and the errors of `trim_bundle`."""
     name = name_of(model)
     folder = Path(out)
-    preflight.check_trimming(data, corpus, folder)
+    preflight.check_trimming(data, corpus, folder, columns)
     bundle, task_data, texts = load_trim_texts(
         name, data=data, corpus=optional_name(corpus), columns=columns
     )
@@ -89,7 +89,7 @@ def forecast_trimming(
     """
     name = name_of(model)
     folder = Path(out)
-    preflight.check_trimming(data, corpus, folder)
+    preflight.check_trimming(data, corpus, folder, columns)
     bundle, task_data, texts = load_trim_texts(
         name, data=data, corpus=optional_name(corpus), columns=columns
     )

@@ -24,7 +24,7 @@ from compress.arguments import (
     check_arguments,
 )
 from compress.config import PANELS
-from compress.errors import RecipeError
+from compress.errors import ArgumentError, RecipeError
 
 data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
@@ -104,6 +104,8 @@ MaxDrop = Annotated[
     float,
     output("--max-drop", min=0, max=100, help="Maximum drop of the score, in points."),
 ]
+MAX_DROP = 0.5
+"""The default of `MaxDrop`."""
 Plan = Annotated[
     bool, output("--plan", help="Estimate minutes, memory and disk; then stop.")
 ]
@@ -168,6 +170,12 @@ class ColumnOptions:
     label: Annotated[str | None, data_option(help="Label column, or several: a,b.")] = (
         None
     )
+
+    def refuse(self) -> None:
+        """Raise ArgumentError for an option that is set: there are no data."""
+        for each in fields(self):
+            if getattr(self, each.name) != each.default:
+                raise ArgumentError(each.name, "data that it describes", "none")
 
 
 @check_arguments

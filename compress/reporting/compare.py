@@ -357,7 +357,7 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
 def pick(comparison: Comparison, limits: Limits) -> Pick:
     """Pick the cheapest of the files within the limits whose scores these rows cannot
     tell from the best; with a minimum score alone, the fastest (or smallest) that
-    reaches it.
+    reaches it, certified and without noise if there is one.
 
     The cheapest is the smallest of those that are not clearly slower than the fastest;
     a file that is not certified, or has lost classes, never replaces the best. Raises
@@ -389,9 +389,14 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
     def cost(one: ComparedModel) -> tuple[float, float]:
         return _or_last(one.median_ms(view)), _or_last(one.size_mb)
 
+    def doubt(one: ComparedModel) -> tuple[bool, bool]:
+        """Put files whose score or time proves nothing after all others."""
+        latency = one.latency(view)
+        return not _is_sound(one), latency is not None and latency.noisy
+
     def order(one: ComparedModel) -> tuple[float, ...]:
         return (
-            (*cost(one), -scores[id(one)])
+            (*doubt(one), *cost(one), -scores[id(one)])
             if limits.cheapest
             else (-scores[id(one)], *cost(one))
         )
@@ -405,9 +410,13 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         and differ_significantly(metric, scores[id(one)], scores[id(best)], rows)
         is False
     ]
-    sound = [one for one in level if one.certified is not False and not one.fallen]
+    sound = list(filter(_is_sound, level))
     chosen = best if limits.cheapest else _find_cheapest(best, sound, view)
     return Pick(chosen, None if chosen is best else best, tuple(level))
+
+
+def _is_sound(one: ComparedModel) -> bool:
+    return one.certified is not False and not one.fallen
 
 
 def _find_cheapest(
@@ -644,12 +653,12 @@ def _join(
     """Assign results to the files whose digest they name; return devices, candidates
     with times, and names that match no file.
 
-    Results with the same name and processor belong to one device; of the same file and
-    setting, the latest count.
+    Results with the same name, processor, engine of the browser and CPUs belong to one
+    device; of the same file and setting, the latest count.
     """
     # candidate -> device -> setting -> times
     times: dict[str, dict[str, dict[Setting, Latency]]] = {}
-    groups: dict[tuple[str, str], list[tuple[Path, BenchResult]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[Path, BenchResult]]] = {}
 
     def moment(one: tuple[Path, BenchResult]) -> datetime:
         try:
@@ -659,14 +668,15 @@ def _join(
         return found if found.tzinfo else found.replace(tzinfo=UTC)
 
     for path, result in sorted(results, key=moment):
-        groups.setdefault((result.device, result.machine.get("cpu", "")), []).append(
-            (path, result)
-        )
+        groups.setdefault(_place(result), []).append((path, result))
     devices = []
     unmatched = list[str]()
-    for (name, cpu), group in groups.items():
-        alone = [other for other, _ in groups].count(name) == 1
-        device = name if alone else f"{name}, {cpu or 'unnamed processor'}"
+    for place, group in groups.items():
+        others = zip(*(each for each in groups if each[0] == place[0]), strict=True)
+        told = [
+            part for part, all in zip(place, others, strict=True) if len(set(all)) > 1
+        ]
+        device = ", ".join([place[0], *told])
         runs = list[tuple[str, Sustained]]()
         for path, result in group:
             names = dict.fromkeys(
@@ -697,6 +707,19 @@ def _join(
         for one in candidates
     ]
     return devices, joined, list(dict.fromkeys(unmatched))
+
+
+def _place(result: BenchResult) -> tuple[str, ...]:
+    """Name the device of a result, and what else decides its times."""
+    engine = str(result.machine.get("runtime", ""))
+    web = engine.startswith("onnxruntime-web")
+    cpus = {one.affinity for one in result.latencies}
+    return (
+        result.device,
+        str(result.machine.get("cpu", "") or "unnamed processor"),
+        engine.rpartition(", ")[2] if web else "native",
+        f"CPUs {' and '.join(sorted(cpus))}" if any(cpus) else "any CPU",
+    )
 
 
 def _or_last(value: float | None) -> float:

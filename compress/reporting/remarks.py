@@ -354,16 +354,16 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
         sizes = [each.size_mb for each in scored if each.size_mb is not None]
         if not scored:
             return "No candidate has a score."
-        ends = [
-            "the best score is "
-            f"{max(units.score(comparison.score(each)) for each in scored)}"
-        ]
+        known = map(comparison.score, scored)
+        best = max(score for score in known if score is not None)
+        ends = [f"the best score is {units.score(best)}"]
         ends.append(
             f"the fastest takes {units.measure(min(times), 'ms')}"
             if times
             else "none was timed"
         )
         ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
+        request = units.capitalise(request)
         return f"{request}, no file qualifies: {', '.join(ends)}."
     how = f"{request}, {one.name} scores best" if request else f"{one.name} scores best"
     if limits.cheapest:

@@ -106,3 +106,10 @@ def test_output_of_a_login_shell_is_skipped(tmp_path: Path) -> None:
     ) as link:
         assert link.ask(do="temperature").keys() == {"celsius"}
         assert json.dumps(link.hello["facts"])
+
+
+def test_an_error_of_the_agent_is_told() -> None:
+    command = [sys.executable, agent.__file__]
+    done = subprocess.run(command, input=b'{"do": "nosuch"}\n', capture_output=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert b"nosuch" in done.stderr

@@ -7,7 +7,8 @@ import pytest
 from compress.benchmark import arguments
 from compress.benchmark.devices import open_chosen
 from compress.config.options import DeviceOptions, DeviceSettingOptions, MeasureOptions
-from compress.records.latency import Setting
+from compress.records.latency import DeviceError, Setting
+from tests import tiny
 
 
 def test_settings_are_every_combination() -> None:
@@ -41,3 +42,12 @@ def test_cpus_are_read_and_written_as_taskset_does() -> None:
 def test_lone_files_are_raced_under_their_own_path() -> None:
     files = [Path("a/x.onnx"), Path("y.xml")]
     assert arguments.list_files(files) == {str(file): file for file in files}
+
+
+def test_a_bundle_without_the_precision_is_not_left_out(tmp_path: Path) -> None:
+    one, other = (tiny.bundle(tmp_path / name) for name in ("one", "other"))
+    (tmp_path / "fp16.onnx").write_bytes(one.files()["fp32"].read_bytes())
+    one.put("fp16", tmp_path / "fp16.onnx")
+    with pytest.raises(DeviceError, match=r"--precision fp16: none in .*other: has fp32"):
+        arguments.list_files([one.path, other.path], "fp16")
+    assert list(arguments.list_files([one.path], "fp16")) == [f"{one.path}:fp16"]

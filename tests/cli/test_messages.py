@@ -37,6 +37,18 @@ gate {bundle} {bundle} --max-slower 5
 gate {bundle} {bundle} --max-drop 0.1
 inspect {tmp}/windows.csv
 gate {bundle} {bundle} --markdown {tmp}/same --junit {tmp}/same
+gate {bundle} {bundle} --markdown {tmp}/same --junit {tmp}/empty/../same
+bench {bundle} --device browser --visitors 2 --json
+bench {bundle} --timeout 5
+search --worker --storage {tmp}/x.db --plan --teacher nosuch
+search --json show {tmp}
+search show {tmp} --train
+gate {bundle} {bundle} --text words
+inspect tinybert --text words
+export {bundle} --for ort --out {tmp}/out --text words
+export {bundle} --for ort --out {tmp}/out --max-drop 3
+trim {bundle} --corpus {tmp} --out {tmp}/out --text words
+trim {bundle} --corpus {tmp} --out {tmp}/out --max-drop 3
 gate {bundle} {file} --data intents
 """.strip().splitlines()
 

@@ -90,3 +90,10 @@ def test_results_of_earlier_versions_are_read(tmp_path: Path) -> None:
         del values[name]
     (tmp_path / "old.json").write_text(json.dumps(values))
     assert BenchResult.from_json(tmp_path / "old.json").formats == {}
+
+
+def test_what_no_chosen_format_takes_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"--formats onnx: writes .*int8.* not int9"):
+        choose_formats("onnx", precision="int8,int9", calibrated=False, rows=1)
+    with pytest.raises(ExportError, match="--data: no file of onnx is calibrated"):
+        choose_formats("onnx", precision="int8", calibrated=True, rows=1)

@@ -18,7 +18,7 @@ from compress.records.run_report import Report
 from compress.reporting import tables, terminal
 from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, Pick, View, compare, pick
 from compress.reporting.format import GAP
-from compress.reporting.remarks import choice_remarks
+from compress.reporting.remarks import choice_headline, choice_remarks
 from tests.command import run
 from tests.reporting.bundles import LATER, OTHER, all_files, bench, bundle, certificate, digest, proved, student
 from tests.reporting.sample import ROWS, latency, report, with_classes
@@ -116,6 +116,41 @@ def test_a_noisy_file_is_not_called_faster(tmp_path: Path) -> None:
     quiet = student(0.89, 2.0)
     rows = (*quiet.rows[:4], replace(quiet.rows[4], latency=latency(2.0, noisy=True)))
     assert picked(compare_one(tmp_path / "a", replace(quiet, rows=rows))) == "a fp32"
+
+
+def test_noisy_times_and_uncertified_files_do_not_decide_who_is_fastest(tmp_path: Path) -> None:
+    sound = student(0.89, 2.0)
+    rows = (*sound.rows[:4], replace(sound.rows[4], latency=latency(1.0, noisy=True)))
+    assert picked(compare_one(tmp_path / "noisy", replace(sound, rows=rows)), min_score=0.8) == "noisy fp32"
+    unproved = replace(sound, certificates=(certificate(0.87, certified=False),))
+    assert picked(compare_one(tmp_path / "unproved", unproved), min_score=0.8) == "unproved fp32"
+    assert picked(compare_one(tmp_path / "sound", sound), min_score=0.8) == "sound int8"
+
+
+def test_engines_and_cores_are_devices_of_their_own(three: list[Path], tmp_path: Path) -> None:
+    phone = {"device": "browser", "runs": three}
+    both, one = {"good:int8": 8.0, "quick:int8": 4.0}, {"good:int8": 2.0}
+    engines = {name: {"cpu": "a", "runtime": f"onnxruntime-web 1.30.0, {name}"} for name in ("WebAssembly", "WebGPU")}
+    paths = [bench(tmp_path / "wasm.json", both, machine=engines["WebAssembly"], **phone)]
+    paths.append(bench(tmp_path / "gpu.json", one, machine=engines["WebGPU"], date="2026-12-01T00:00:00", **phone))
+    slow = bench(tmp_path / "cores.json", one, machine=engines["WebGPU"], **phone)
+    told = json.loads(slow.read_text())
+    told["latencies"][0]["affinity"] = "0-3"
+    slow.write_text(json.dumps(told))
+    comparison = compare([*three, *paths], at="browser, WebAssembly")
+    assert [device.name for device in comparison.devices[:2]] == ["browser, WebAssembly", "browser, WebGPU"]
+    named = by_name(comparison)
+    assert [named[f"{name} int8"].median_ms(comparison.view) for name in ("good", "quick")] == [8.0, 4.0]
+    cores = compare([*three, paths[1], slow]).devices[:2]
+    assert [device.name for device in cores] == ["browser, CPUs 0-3", "browser, any CPU"]
+
+
+def test_the_best_of_negative_scores_is_the_highest(tmp_path: Path) -> None:
+    comparison = compare_one(tmp_path / "a", student(-0.02, 2.0))
+    limits = Limits(min_score=0.9)
+    assert choice_headline(comparison, limits, pick(comparison, limits)).startswith(
+        "With accuracy of at least 0.900, no file qualifies: the best score is \u22120.010"
+    )
 
 
 def test_a_file_that_lost_classes_takes_no_others_place(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -80,6 +81,7 @@ def main(folder: str = "") -> None:
     free = shutil.disk_usage(folder).free if folder else 0
     if folder:  # onnxruntime 1.31 leaves a file in TMPDIR when it is imported
         os.environ["TMPDIR"] = tempfile.tempdir = folder
+    code = 0
     try:
         say({"agent": 1, "folder": folder, "free": free, "facts": facts()})
         while True:
@@ -89,12 +91,16 @@ def main(folder: str = "") -> None:
             say(answer(request, runners))
     except BrokenPipeError:
         pass
+    except Exception:
+        traceback.print_exc()
+        code = 1
     finally:
         for name in list(runners):
             stop(name, runners)
         # the listening thread may hold the lock of standard input, for which a normal
         # exit would wait
-        os._exit(0)
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def say(value: dict[str, Any]) -> None:
