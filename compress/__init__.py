@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         DataOptions,
         DeviceOptions,
         DeviceSettingOptions,
+        GoalOptions,
         Int8Options,
         LengthOptions,
         MeasureOptions,
@@ -73,8 +74,8 @@ _NAMES = {
     "commands.search": "forecast_search search",
     "commands.trim": "forecast_trimming trim",
     "config.options": "CheckpointOptions ColumnOptions DataOptions DeviceOptions "
-    "DeviceSettingOptions Int8Options LengthOptions MeasureOptions PruneOptions "
-    "RunOptions SettingOptions StudyOptions",
+    "DeviceSettingOptions GoalOptions Int8Options LengthOptions MeasureOptions "
+    "PruneOptions RunOptions SettingOptions StudyOptions",
     "config.recipe": "Recipe",
     "config.stages": "StudentSpec",
     "config.term": "Term",
@@ -107,6 +108,7 @@ __all__ = [
     "DeviceOptions",
     "DeviceSettingOptions",
     "Distillation",
+    "GoalOptions",
     "Int8Options",
     "LengthOptions",
     "MeasureOptions",

@@ -18,9 +18,11 @@ from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.errors import (
+    ArgumentError,
     BundleError,
     CompressError,
     DamagedError,
+    RecipeError,
     TeacherError,
     did_you_mean,
 )
@@ -591,17 +593,39 @@ def inspect_recipe(name: str) -> Inspection:
     elif text_alone:
         out = f"runs/{path.stem}"
         use = ["pretrain", *teacher, "--corpus", "pydoc", "--out", out]
+    next_ = [shell_command("recipes", name)]
+    if recipe.pruning or _starts(name, text_alone=text_alone):
+        next_.append(shell_command(*use, "--recipe", name))
     return Inspection(
         thing=name,
         form="recipe",
         path=str(path),
         title=f"a recipe: {recipe.about}",
         facts=facts,
-        next=(
-            shell_command("recipes", name),
-            shell_command(*use, "--recipe", name),
-        ),
+        next=tuple(next_),
     )
+
+
+def _starts(name: str, *, text_alone: bool) -> bool:
+    """Check whether the embedded teacher and data are all that a recipe needs."""
+    from compress.commands import preflight
+    from compress.jobs.request import ForecastArguments, ForecastPretrainingArguments
+
+    out = Path("runs", name)
+    try:
+        if text_alone:
+            text = ForecastPretrainingArguments(
+                teacher=EMBEDDED_MODEL, recipe=name, corpus="pydoc"
+            )
+            preflight.pretrain_request(text, out)
+        else:
+            task = ForecastArguments(
+                teacher=EMBEDDED_MODEL, recipe=name, data="intents"
+            )
+            preflight.distill_request(task, out)
+    except (ArgumentError, RecipeError):
+        return False
+    return True
 
 
 def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
@@ -632,14 +656,10 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
     for option, value in asdict(columns).items():
         for each in [value] if isinstance(value, str) else value or ():
             given += [f"--{option}", each]
-    train = shell_command(
-        "distill",
-        "--teacher",
-        teacher or EMBEDDED_MODEL,
-        "--data",
-        name,
-        *given,
-    )
+    words = ["distill", "--teacher", teacher or EMBEDDED_MODEL]
+    if task.writes:
+        words = ["pretrain", "--teacher", teacher or "t5-small", "--recipe", "t5"]
+    train = shell_command(*words, "--data", name, *given)
     next_ = [f"{train} --plan", train]
     if not teacher:
         next_.append(

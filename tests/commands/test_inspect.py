@@ -57,6 +57,21 @@ def test_data_is_described(data: str) -> None:
         check_parses(words)
 
 
+def test_texts_to_write_are_learned_by_a_model_that_writes(tmp_path: Path) -> None:
+    rows = [f"what is {n}\tit is the number {n}" for n in range(20)]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text("\n".join(["text\tanswer", *rows]) + "\n", encoding="utf-8")
+    found = compress.inspect(str(tmp_path))
+    assert found.next[1] == f"compress pretrain --teacher t5-small --recipe t5 --data {tmp_path}"
+    for words in found.next:
+        check_parses(words)
+
+
+@pytest.mark.parametrize("name", ["t5", "knowledge", "distilgpt2", "t5-spans"])
+def test_no_command_is_suggested_that_lacks_what_a_recipe_needs(name: str) -> None:
+    assert compress.inspect(name).next == (f"compress recipes {name}",)
+
+
 def test_a_tokenizer_is_tried_on_data(data: str, tmp_path: Path) -> None:
     teacher = tiny.checkpoint(tmp_path / "teacher")
     limit = BertTokenizer.from_pretrained(teacher).model_max_length

@@ -39,7 +39,7 @@ def test_what_is_held_out_and_known_is_said() -> None:
     mask = np.arange(1_000_000) % 100 == 0
     assert describe_held_out(mask, 3) == (
         "no validation split: held out 10,000 of 1,000,000 training rows (seed 3), which measure an accuracy of 90 % "
-        "to 0.3 points"
+        "to 0.6 points"
     )
     assert "know" not in describe_held_out(np.arange(100) % 10 == 0, 0)
 

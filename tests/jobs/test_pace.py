@@ -83,7 +83,7 @@ def test_rows_are_as_many_as_there_is_time_for(
     assert set(slow.data.validation["label"]) == {0, 1}, "evenly spaced"
     said = slow.console.file.getvalue()  # type: ignore[attr-defined]
     assert "--minutes 2 leaves time for 2,400 of the 4,000 rows of train" in said
-    assert "200 of the 600 rows of validation, which know an accuracy of 90 % to 2.1 points" in said
+    assert "200 of the 600 rows of validation, which know an accuracy of 90 % to 4.2 points" in said
     fast = limited(context, tmp_path / "fast", Pace(0.001), monkeypatch)
     assert sizes(fast.data) == (4000, 600)
 
