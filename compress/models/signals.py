@@ -114,7 +114,8 @@ class Signals:
     pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
 
     Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M
-    target tokens; mask_BL is that of the source, and attention is the encoder's."""
+    target tokens; mask_BL is that of the source, and attention is the encoder's: it has
+    `two_stacks`."""
 
     mask_BL: Tensor
     logits: Tensor | None = None
@@ -122,6 +123,7 @@ class Signals:
     attention: tuple[LayerAttention, ...] = ()
     pair: Tensor | None = None
     encoder_hidden: tuple[Tensor, ...] = ()
+    two_stacks: bool = False
 
     @property
     def embeddings(self) -> Tensor:
@@ -394,6 +396,7 @@ def read(
         tuple(layers),
         pair,
         encoder if reads_states else (),
+        two_stacks=two_stacks,
     )
 
 

@@ -53,6 +53,8 @@ _MASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Columns of a batch that each kind of mask is computed from."""
+_OF_TARGET = frozenset({"logits", "embeddings", "layers"})
+"""The signals of an encoder-decoder that have a place for each token of the target."""
 _MUST_AGREE = {
     "logits": ("classes",),
     "pair": (),
@@ -341,10 +343,21 @@ class Objective(nn.Module):
         if items is not None:
             counts = self.items({**targets, "attention_mask": student.mask_BL})
             parts = {
-                name: weigh_part(parts[name], counts[reading.per], items[reading.per])
-                for name, reading in zip(self.names, self.readings, strict=True)
+                name: weigh_part(parts[name], counts[item], items[item])
+                for name, item in zip(self.names, self._averaged, strict=True)
             }
         return parts | {"total": torch.stack(list(parts.values())).sum()}
+
+    @property
+    def _averaged(self) -> list[str]:
+        """Name the items that each term averages over: examples are tokens of a tagging
+        task in its logits, and rows in all other signals."""
+        return [
+            "row"
+            if reading.per == "example" and reading.signal != "logits"
+            else reading.per
+            for reading in self.readings
+        ]
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Count the items of each kind in a batch of this objective's task."""
@@ -542,6 +555,13 @@ class Objective(nn.Module):
                 f"{name} reads {reading.signal}, but this model has none: set the "
                 "stage's `head`"
             )
+        over_source = reading.per in ("token", "pair") and reading.mask == "tokens"
+        if student.two_stacks and over_source and reading.signal in _OF_TARGET:
+            raise ObjectiveError(
+                f"{name} averages over tokens of the source, but {reading.signal} of an "
+                "encoder-decoder are of the target: use a loss over labels, such as "
+                "distilbert.masked_soft_targets or seq2seq.decoder_hidden"
+            )
         per_example = reading.per == "example" and not self.task.tokenwise
         if reading.signal == "logits" and per_example and value.dim() != 2:
             raise ObjectiveError(
@@ -594,7 +614,8 @@ def weigh_part(value: Tensor, count: Tensor | int, mean: Tensor) -> Tensor:
 def count_items(
     mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False
 ) -> dict[str, Tensor]:
-    """Count the items of each kind (Reading.per) in a batch, as float scalars.
+    """Count the items of each kind (Reading.per) in a batch, and its rows, as float
+    scalars.
 
     per_token: each labelled token is an example, or each real one of a batch without
     labels.
@@ -605,11 +626,12 @@ def count_items(
         if labels is None
         else (labels != IGNORE_INDEX).sum().float()
     )
-    examples = lengths_B.new_tensor(float(mask_BL.shape[0]))
+    rows = examples = lengths_B.new_tensor(float(mask_BL.shape[0]))
     if per_token:
         examples = lengths_B.sum() if labels is None else labelled
     return {
         "example": examples,
+        "row": rows,
         "token": lengths_B.sum(),
         "pair": lengths_B.pow(2).sum(),
         "label": labelled,

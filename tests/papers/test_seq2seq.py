@@ -127,3 +127,9 @@ def test_gradients_reach_both_stacks_of_the_student_only() -> None:
     assert student.encoder.block[0].layer[0].SelfAttention.q.weight.grad.any()
     assert student.decoder.block[0].layer[1].EncDecAttention.q.weight.grad.any()
     assert all(each.grad is None for each in distillation.teacher.parameters())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["tinybert.hidden", "tinybert.embeddings", "distilbert.soft_targets"])
+def test_losses_over_tokens_of_the_source_are_refused(name: str) -> None:
+    with pytest.raises(ObjectiveError, match=f"{name} averages over tokens of the source"):
+        step((Term(name),))(**batch())

@@ -80,7 +80,7 @@ def test_every_kind_of_item_is_tested_and_counted() -> None:
     assert {*EVERY_ITEM, *EVERY_ITEM_OF_A_RANKING} == set(get_args(CountedItem))
     assert all(find_loss(term).reading.per == per for per, terms in EVERY_ITEM.items() for term in terms)
     counts = {per: count.item() for per, count in counted(masked_batch(some)).items()}
-    assert counts == {"example": 4, "token": 17, "pair": 49 + 9 + 25 + 4, "label": 4}
+    assert counts == {"example": 4, "row": 4, "token": 17, "pair": 49 + 9 + 25 + 4, "label": 4}
 
 
 @pytest.mark.parametrize("labels", [some, only_one])
@@ -243,9 +243,12 @@ def test_the_corpus_of_minillm_is_the_same_in_unequal_parts() -> None:
 
 
 @pytest.mark.parametrize("cut", [(3, 1), (2, 1, 1)])
-@pytest.mark.parametrize("name", ["hinton.soft_targets", "tinybert.prediction"])
+@pytest.mark.parametrize(
+    "name",
+    ["hinton.soft_targets", "tinybert.prediction", "pkd.patience", "minilm.attention", "textbrewer.feature_grams"],
+)
 def test_tagging_without_labels_is_the_same_in_unequal_parts(name: str, cut: tuple[int, ...]) -> None:
-    """Every real token is an example: their mean is over 17 tokens, not over none."""
+    """Every real token is an example of logits: their mean is over 17 tokens, not over none; of states a row is one."""
     student, teacher = (tiny.model("bert", head=AutoModelForTokenClassification, seed=seed) for seed in (1, 2))
     step = Distillation(student, teacher, objective(student, teacher, Term(name), kind="tagging"))
     batch = tiny.batch((7, 3, 5, 2))
