@@ -558,8 +558,8 @@ class Objective(nn.Module):
         over_source = reading.per in ("token", "pair") and reading.mask == "tokens"
         if student.two_stacks and over_source and reading.signal in _OF_TARGET:
             raise ObjectiveError(
-                f"{name} averages over tokens of the source, but {reading.signal} of an "
-                "encoder-decoder are of the target: use a loss over labels, such as "
+                f"{name} averages over tokens of the source, but {reading.signal} of "
+                "an encoder-decoder are of the target: use a loss over labels, such as "
                 "distilbert.masked_soft_targets or seq2seq.decoder_hidden"
             )
         per_example = reading.per == "example" and not self.task.tokenwise
