@@ -76,6 +76,9 @@ class Task:
 
     has_labels: ClassVar[bool] = False
     """Whether the task has `labels`."""
+    shares: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
+    """The metrics that are a share of independent rows; no interval follows from the
+    value of another."""
 
     def __new__(cls, kind: str = "", *_: object, **__: object) -> Task:
         """Make an object of the kind's own class, which `__init__` then fills."""

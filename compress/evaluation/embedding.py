@@ -124,11 +124,17 @@ def word_scores(split: Dataset) -> dict[str, float]:
     if len(passages_P):
         queries_Q = np.unique(asks)
         nearest, values = WordIndex.from_texts(texts[passages_P].tolist()).search(
-            texts[queries_Q].tolist(), DEPTH
+            texts[queries_Q].tolist(), min(DEPTH + 1, len(passages_P))
         )
         ranked = [
-            dict(zip(passages_P[places].tolist(), row.tolist(), strict=True))
-            for places, row in zip(nearest, values, strict=True)
+            {
+                passage: score
+                for passage, score in zip(
+                    passages_P[places].tolist(), row.tolist(), strict=True
+                )
+                if passage != query  # a text never finds itself
+            }
+            for query, places, row in zip(queries_Q, nearest, values, strict=True)
         ]
         return mean(
             dict(query_scores(ranked, _group_judgements(asks, related, relevance))),

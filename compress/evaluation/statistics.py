@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SHARES = ("accuracy", "exact")
-"""Metrics that are a share of independent rows; no interval follows from the value of
-any other metric alone."""
 _Z95 = 1.959964
 
 
@@ -26,11 +23,9 @@ def wilson_interval(share: float, rows: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def differ_significantly(
-    metric: str, one: float, other: float, rows: int
-) -> bool | None:
-    """Check whether two scores on the same rows differ at 95 %; return None if the
-    scores alone do not show it.
+def differ_significantly(one: float, other: float, rows: int) -> bool | None:
+    """Check whether two shares of the same independent rows (`Task.shares`) differ at
+    95 %; return None if they do not show it.
 
     The scores are assumed independent, with the interval of their difference from
     Wilson's intervals (Newcombe 1998, method 10). The errors of two models correlate,
@@ -38,7 +33,7 @@ def differ_significantly(
     """
     if one == other:
         return False
-    if metric not in SHARES or rows < 1 or not (0 <= one <= 1 and 0 <= other <= 1):
+    if rows < 1 or not (0 <= one <= 1 and 0 <= other <= 1):
         return None
     high = max(one, other)
     low = min(one, other)

@@ -458,6 +458,16 @@ class Bundle:
             self.manifest, threshold=threshold if math.isfinite(threshold) else None
         )
         manifest.write(self.path)
+        return replace(self, manifest=manifest)._drop_text()
+
+    def _drop_text(self) -> "Bundle":
+        """Remove the file that takes texts, which has a copy of what has changed."""
+        if TEXT not in self.manifest.files:
+            return self
+        files = {n: stamp for n, stamp in self.manifest.files.items() if n != TEXT}
+        manifest = replace(self.manifest, files=files)
+        manifest.write(self.path)
+        (self.path / TEXT).unlink(missing_ok=True)
         return replace(self, manifest=manifest)
 
     @check_arguments
@@ -632,7 +642,9 @@ class Bundle:
             self.manifest, files=dict(sorted({**others, **stamps}.items()))
         )
         complete.write(self.path)
-        return replace(self, manifest=complete)
+        changed = replace(self, manifest=complete)
+        replaced = writers.keys() & self.manifest.files & set(BUNDLE_FILES.values())
+        return changed._drop_text() if replaced and TEXT not in writers else changed
 
 
 @lru_cache(maxsize=4)

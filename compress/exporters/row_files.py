@@ -456,7 +456,7 @@ def choose_columns(
     DataError, listing the existing columns, if there is no match."""
     wanted = list(columns or (task.text[:1] if pair else task.text))
     count = len(task.text) - pair
-    if not columns and len(names) == count and not set(wanted) <= set(names):
+    if not columns and len(names) == count and not set(wanted) & set(names):
         return list(names)
     if not columns and count == 1 and wanted[0] not in names and "text" in names:
         wanted = ["text"]

@@ -407,8 +407,8 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         one
         for one in within
         if one is not best
-        and differ_significantly(metric, scores[id(one)], scores[id(best)], rows)
-        is False
+        and (metric in comparison.task.shares or scores[id(one)] == scores[id(best)])
+        and differ_significantly(scores[id(one)], scores[id(best)], rows) is False
     ]
     sound = list(filter(_is_sound, level))
     chosen = best if limits.cheapest else _find_cheapest(best, sound, view)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from compress.evaluation.statistics import SHARES, wilson_interval
+from compress.evaluation.statistics import wilson_interval
 from compress.kinds import find
 from compress.records.class_scores import ClassChange, describe_changes, select_fallen
 from compress.records.latency import NOISE_FACTOR, Latency
@@ -216,6 +216,8 @@ def run_remarks(report: Report) -> list[str]:
         (row.name, one) for row in report.rows for one in (row.latency or {}).values()
     )
     remarks += [f"Take the times as approximate: {'; '.join(noise)}."] if noise else []
+    if report.metric not in find(report.kind).shares:
+        return remarks
     return remarks + _remark_interval(
         report.metric,
         report.score(student) if student else None,
@@ -414,7 +416,7 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
     elif (
         one
         and basis
-        and comparison.task.metric not in SHARES
+        and comparison.task.metric not in comparison.task.shares
         and len(comparison.candidates) > 1
     ):
         remarks.append(

@@ -195,7 +195,10 @@ class Qa(Task):
         cls, text: tuple[str, str], outputs: Mapping[str, Any], labels: Sequence[str]
     ) -> Answer:
         start, end = outputs["answer"].tolist()
-        return Answer(text[1][start:end], float(outputs["score"]), start, end)
+        found = text[1][start:end]
+        answer = found.strip()  # a token may begin with the space before a word
+        start += len(found) - len(found.lstrip()) if answer else -start
+        return Answer(answer, float(outputs["score"]), start, start + len(answer))
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ class Tagging(Task):
     tokenwise = True
     class_word = "type of entity"
     has_labels = True
+    shares = ()  # accuracy is of words, which are not independent
     head = "AutoModelForTokenClassification"
     word_labels = True
     label_column = "tags"

@@ -251,6 +251,9 @@ def test_word_baseline() -> None:
     some = split([[2], [], [], []], [[1.0], [], [], []], [1, 2, 3]).to_dict()
     some["text"] = ["who wrote the plot", "a cold day", "she wrote the plot", "a day"]
     assert scoring.word_scores(Dataset.from_dict(some))["ndcg@10"] == 1.0
+    both = split([[1], [0], [3], [2]], [[1.0], [1.0], [1.0], [1.0]], [0, 1, 2, 3]).to_dict()
+    both["text"] = ["who wrote it", "who wrote this", "a cold day", "one cold day"]
+    assert scoring.word_scores(Dataset.from_dict(both))["mrr@10"] == 1.0, "a text does not find itself"
 
 
 def test_examples_are_pairs_or_queries() -> None:

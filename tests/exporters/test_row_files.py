@@ -174,8 +174,9 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
     assert choose_columns(pair, ["x", "y"], source, None, pair=False) == ["x", "y"]
     with pytest.raises(DataError, match=r"columns id, sentense; expected sentence\. Did you mean 'sentense'"):
         choose_columns(single, ["id", "sentense"], source, None, pair=False)
-    with pytest.raises(DataError, match="both text columns"):
-        choose_columns(pair, ["id", "premise", "x"], source, None, pair=False)
+    for names in (["id", "premise", "x"], ["claim", "asked"], ["x", "premise"]):
+        with pytest.raises(DataError, match="both text columns"):
+            choose_columns(pair, names, source, None, pair=False)
 
 
 @pytest.mark.parametrize(

@@ -704,8 +704,25 @@ def test_a_question_is_answered_as_the_bundle_answers_it(threshold: float, tmp_p
         assert isinstance(mine, Answer) and isinstance(theirs, Answer)
         assert (mine.text, mine.start, mine.end) == (theirs.text, theirs.start, theirs.end)
         assert mine.score == pytest.approx(theirs.score, abs=1e-5)
+    changed = bundle.set_threshold(0.5)
+    assert TEXT not in changed.manifest.files and not (bundle.path / TEXT).exists(), "it has the old threshold"
     silent = sum(not each.text for each in found if isinstance(each, Answer))
     assert silent == 2 * len(SENTENCES) if threshold > 0 else 2 * len(SENTENCES) < silent < len(pairs)
+
+
+def test_an_answer_has_no_space_around_it(tmp_path: Path) -> None:
+    """A token of byte-level BPE begins with the space before its word."""
+    from transformers import AutoModelForQuestionAnswering
+
+    tokenizer = byte_level(processor=UNTRIMMED, composed=True)
+    model = tiny.model("roberta", head=AutoModelForQuestionAnswering, labels=2, vocab_size=len(tokenizer))
+    task = Task("qa", ("question", "context"), "answers", (), "f1")
+    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=64)
+    path = text_model(made, precision="fp32").path / TEXT
+    pairs = [(one, other) for one in SENTENCES for other in SENTENCES]
+    for mine, theirs in zip(run_text(path, pairs), made.predict(pairs, precision="fp32"), strict=True):
+        assert isinstance(mine, Answer) and isinstance(theirs, Answer)
+        assert (mine.text, mine.start, mine.end) == (theirs.text, theirs.start, theirs.end)
 
 
 def test_wrong_offsets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

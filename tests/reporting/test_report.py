@@ -10,6 +10,7 @@ from compress.errors import BundleError
 from compress.evaluation.statistics import wilson_interval
 from compress.records.latency import Setting
 from compress.records.run_report import Report, ReportRow
+from compress.reporting.remarks import run_remarks
 from tests.reporting.sample import ROWS, latency, report, with_classes
 
 
@@ -74,3 +75,8 @@ def test_wilson_interval() -> None:
     # Newcombe 1998, Table I: 81 of 263.
     assert wilson_interval(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson_interval(1.0, 10)[1] == pytest.approx(1.0)
+
+
+def test_words_are_no_independent_rows() -> None:
+    found = replace(report(), kind="tagging", metric="accuracy", split_rows=60)
+    assert not any("uncertain" in remark for remark in run_remarks(found))

@@ -68,7 +68,8 @@ if (panel && table) {
   };
   const budget = () => {
     const best = steps()[Number(slider.value)], most = best.values[costOf(shown())], unit = shown().querySelector("h3").textContent.toLowerCase();
-    const written = most >= 1e6 ? `${(most / 1e6).toPrecision(3)} M` : most.toPrecision(3);
+    const [size, name] = [[1e9, " G"], [1e6, " M"], [1e4, " k"]].find(([size]) => most >= size) ?? [1, ""];
+    const written = `${Number((most / size).toPrecision(3))}${name}`;
     said.textContent = `Up to ${written} of ${unit}: trial ${best.number}, ${best.row.cells[1].textContent}`;
     slider.setAttribute("aria-valuetext", said.textContent);
     pin(best);

@@ -61,7 +61,7 @@ const SHOW = {
     return { label: list.map(([words]) => words).join(", ") || "nothing marked", figure: "", list, marked: marked(text, found) };
   },
   span({ answer, score }, [, context]) {
-    const found = [...context].slice(...[...answer.data].map(Number)).join("");
+    const found = [...context].slice(...[...answer.data].map(Number)).join("").trim();
     return { label: found || "no answer in this text", figure: percent(score.data[0]), list: [] };
   },
   async vector({ sentence_embedding: vector }) {
@@ -167,7 +167,7 @@ async function ask(texts) {
   const { label, figure, list, marked } = await SHOW[about.form](outputs, texts);
   const rest = list.length - SHOWN;
   say(marked ?? label, marked ? "marked" : "", figure);
-  at("ms").textContent = `${outputs.ms.toPrecision(outputs.ms < 100 ? 2 : 3)} ms`;
+  at("ms").textContent = `${outputs.ms < 10 ? outputs.ms.toFixed(1) : Math.round(outputs.ms)} ms`;
   at("scores").replaceChildren(...list.slice(0, SHOWN).map(drawn));
   if (rest > 0) {
     const more = drawn([`and ${rest} more`, ""]);
