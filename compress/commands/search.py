@@ -11,6 +11,7 @@ from rich.console import Console
 from compress.arguments import with_keywords_of
 from compress.benchmark.devices import open_chosen
 from compress.commands import preflight
+from compress.config import user_code
 from compress.config.options import StudyOptions
 from compress.data.objects import data_path, teacher_path
 from compress.errors import SearchError
@@ -189,8 +190,12 @@ def show(
         study / "run.json",
         f"Restore it from a copy; the trials can still be shown: {study}",
     )
-    with closing(Run.open(study, config, facts, resume=True, name=STUDY_CONFIG)) as run:
-        config = config.with_code(allow_code)
+    known = config.with_code(allow_code)
+    identity = facts | {"code": user_code.digests(known.space, known.columns.kind)}
+    with closing(
+        Run.open(study, config, identity, resume=True, name=STUDY_CONFIG)
+    ) as run:
+        config = known
         folder = study / "students" / str(number)  # its time is not that of the search
         folder.mkdir(parents=True, exist_ok=True)
         time_budget = TimeBudget(folder, parts(config.space), None)

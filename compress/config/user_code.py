@@ -7,6 +7,7 @@ and then only modules under the folder, or of the installed package, that the us
 named. This module imports neither torch nor transformers.
 """
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -96,7 +97,8 @@ def load_kind(kind: str | None, allowed: str | Path | None) -> None:
 
 def digests(settings: BaseModel, kind: str | None = None) -> dict[str, str] | None:
     """Return a digest of the file of each of the user's functions in a recipe, and of
-    their kind of task, or None if there are none."""
+    their kind of task, with the files that it imports from the same place; or None if
+    there are none."""
     lines: dict[str, Callable[..., Any]] = {
         line.name: line.code
         for _, line in _find_lines(settings)
@@ -105,9 +107,42 @@ def digests(settings: BaseModel, kind: str | None = None) -> dict[str, str] | No
     if kind is not None and kinds.is_own(kind):
         lines[kind] = kinds.find(kind)
     return {
-        name: io.hash_files(io.source_files(code))
-        for name, code in sorted(lines.items())
+        name: io.hash_files(_list_sources(code)) for name, code in sorted(lines.items())
     } or None
+
+
+def _list_sources(code: Callable[..., Any]) -> list[Path]:
+    """List the file of a function, and those under the same folder or package that it
+    imports, directly or through others."""
+    found = list[Path]()
+    waiting = [(file, code.__module__) for file in io.source_files(code)]
+    while waiting:
+        file, module = waiting.pop()
+        if file in found:
+            continue
+        found.append(file)
+        if file.stem == "__init__":
+            module += ".__init__"
+        root = file.parents[module.count(".")]
+        tree = ast.parse(file.read_bytes())
+        for name in _list_imports(tree, module):
+            place = root.joinpath(*name.split("."))
+            for other in (place.with_suffix(".py"), place / "__init__.py"):
+                if other.is_file():
+                    waiting.append((other, name))
+    return sorted(found)
+
+
+def _list_imports(tree: ast.Module, module: str) -> Iterator[str]:
+    """Yield the modules that a module may import, by their whole names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = module.split(".")[: -node.level] if node.level else []
+            name = ".".join([*parents, *filter(None, [node.module])])
+            yield name
+            yield from (f"{name}.{each.name}".lstrip(".") for each in node.names)
 
 
 def _import(address: str, root: Path) -> Callable[..., Any]:

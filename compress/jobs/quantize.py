@@ -104,6 +104,19 @@ class QuantizeRequest:
                 f"--set: {self.overrides[0]}: changes training, and {self.method} does "
                 "not train; give --method qat"
             )
+        unread = {
+            "dynamic": ("calibration", "percentile", "rows", "form"),
+            "qat": ("calibration", "percentile", "rows"),
+        }.get(self.method, ())
+        if self.int8.calibration != "percentile":
+            unread = (*unread, "percentile")
+        for name in unread:
+            if getattr(self.int8, name) != getattr(Int8Options, name):
+                given = "" if self.int8.calibration is None else " and its calibration"
+                raise CompressError(
+                    f"--{name}: --method {self.method}{given} does not read it; leave "
+                    "it out"
+                )
         if self.method == "qat" and self.int8.full_range:
             raise CompressError(
                 "--target-cpu vnni: qat trains weights that are rounded for any "

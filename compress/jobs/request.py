@@ -135,6 +135,7 @@ class TrainRequest:
             "data": self.data,
             "corpus": self.corpus,
             "seed": self.options.seed,
+            "minutes": self.length.minutes,
             "precision": number_format,
             "columns": list(astuple(self.columns)),
             "code": user_code.digests(recipe, self.columns.kind),

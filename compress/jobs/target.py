@@ -26,6 +26,7 @@ def set_target(
     values = {name: value for name, value in target.items() if value is not None}
     _check_numbers(values)
     if not recipe.pruning:
+        _refuse_settings(setting)
         return _with_learned_sizes(recipe, values)
     if values and recipe.target.keep is not None:
         raise PruneError(
@@ -54,7 +55,19 @@ def set_target(
             for each in error.errors()
         ]
         raise PruneError("\n".join(problems)) from error
+    if not validated.budgets and validated.keep is None:
+        _refuse_settings(setting)
     return recipe.model_copy(update={"target": validated})
+
+
+def _refuse_settings(setting: Mapping[str, Any]) -> None:
+    """Raise PruneError for a device or a shape of inputs where nothing is measured."""
+    for name, value in setting.items():
+        if value != Target.model_fields[name].default:
+            raise PruneError(
+                f"{_options([name])}: is for a budget, which is measured; given sizes "
+                "need no device: leave it out"
+            )
 
 
 def list_pruning() -> list[str]:

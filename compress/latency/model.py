@@ -346,6 +346,8 @@ class ShapeTimer:
             self.segments,
             whole.model_type,
             Sizes.from_config(whole).plain(),
+            # such as the activation
+            sorted(Terms.from_config(whole, self.setting, self.kind).counts),
             len(configs),
         ]
         entry = home() / "latency" / io.hash_value(key)[:24]

@@ -8,6 +8,8 @@ from torch import nn
 
 NAMES: Final = ("cache", "past_key_values")
 """The arguments and outputs that hold the cache, the newest first."""
+WINDOWS: Final = ("sliding_window", "window_size")
+"""The settings of how far back a layer sees."""
 
 
 def cache_name(model: nn.Module) -> str:
@@ -15,8 +17,25 @@ def cache_name(model: nn.Module) -> str:
     none, or keeps a state in it that cannot be repeated, as Mamba does."""
     if getattr(model, "_is_stateful", False):  # transformers has no public name for it
         return ""
+    if {"conv", "linear_attention"} & _kinds(model):
+        return ""
     known = inspect.signature(model.forward).parameters
     return next((name for name in NAMES if name in known), "")
+
+
+def counts_places(model: nn.Module) -> bool:
+    """Check whether attention depends on the places of tokens in the cache rather than
+    on their positions, so that padding may not stand between tokens: a window, ALiBi,
+    or layers of another kind."""
+    config: Any = model.config
+    window = any(getattr(config, name, None) for name in WINDOWS)
+    positions = "position_ids" in inspect.signature(model.forward).parameters
+    return window or not positions or bool(_kinds(model) - {"full_attention"})
+
+
+def _kinds(model: nn.Module) -> set[str]:
+    config: Any = model.config
+    return set(getattr(config, "layer_types", None) or ())
 
 
 def with_cache(model: nn.Module, cache: Any) -> dict[str, Any]:

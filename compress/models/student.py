@@ -32,6 +32,7 @@ from compress.models.loader import (
     load_tokenizer,
 )
 from compress.models.memory import is_dispatched
+from compress.models.padding import hide_padding, reads_last_token
 from compress.models.sentence_settings import SETTINGS_KEY
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
@@ -83,6 +84,8 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     shape = Shape.from_config(config)
     if getattr(config, "layer_types", None):
         config.layer_types = _choose_layer_types(spec, teacher, config, shape)
+    if family == teacher.model_type:
+        _cut_lists(config, spec, Shape.from_config(teacher).layers, shape.layers)
     # DeBERTa's second name for the same width
     if hasattr(config, "pooler_hidden_size"):
         config.pooler_hidden_size = shape.hidden
@@ -95,6 +98,23 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
             "student.heads=4"
         )
     return config
+
+
+def _cut_lists(config: Any, spec: StudentSpec, theirs: int, layers: int) -> None:
+    """Choose the entries of settings that have one for each layer, as layers are
+    copied."""
+    of_layers = [
+        name
+        for name, value in vars(config).items()
+        if isinstance(value, list) and len(value) == theirs != layers
+        if name not in (*spec.config, "layer_types", "architectures")
+        if not name.endswith("_token_id")
+    ]
+    for name in of_layers:
+        chosen = select_layers(spec.copy_layers, layers, theirs)
+        setattr(config, name, [getattr(config, name)[layer] for layer in chosen])
+    if kinds := getattr(config, "attention_layers", None):  # GPT-Neo derives it
+        config.attention_types = [[[kind], 1] for kind in kinds]
 
 
 def _set_sizes(config: Any, spec: StudentSpec, teacher: Any) -> None:
@@ -449,9 +469,12 @@ def _load_student(
     config = load_config(folder)
     for name in ("id2label", "label2id", "problem_type"):
         setattr(config, name, getattr(teacher.config, name))
+    if reads_last_token(config.model_type):  # of the rows, which its tokenizer made
+        config.pad_token_id = teacher.config.pad_token_id
     loaded = load_model(
         folder, heads.auto(head, kind), config, new="head", drop_heads=True
     )
+    hide_padding(loaded.model)
     student: PreTrainedModel = loaded.model.requires_grad_(True)
     if (
         head in heads.LANGUAGE

@@ -277,8 +277,26 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
         for m in model.modules()
         if isinstance(m, nn.Linear) and m.out_features == task.outputs
     ][-1]
+    _hold_weights(head)
     for weight in head.parameters():
         weight.data = weight.data[order]
+
+
+def _hold_weights(module: nn.Module) -> None:
+    """Keep the weights of a layer in memory that are read from elsewhere in each
+    pass."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if hook is None:
+        return
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import align_module_device
+
+    with align_module_device(module):
+        held = {name: each.detach().clone() for name, each in module.named_parameters()}
+    remove_hook_from_module(module)
+    for name, values in held.items():
+        place = getattr(hook, "execution_device", None) or "cpu"
+        setattr(module, name, nn.Parameter(values.to(place), requires_grad=False))
 
 
 def _fold(label: str) -> str:

@@ -151,6 +151,7 @@ class SearchRequest:
             "columns": list(astuple(config.columns)),
             "sampler": self.study.sampler,
             "storage": None if storage is None else redact(storage),
+            "study": self.study.name,
             "code": user_code.digests(config.space, config.columns.kind),
             "command": command_line(),
         }

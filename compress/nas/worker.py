@@ -7,7 +7,7 @@ parameters.
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,20 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress import io as digest
-from compress.data import load_task
+from compress.config import user_code
+from compress.data import TaskData, load_task
 from compress.data.cache import home
 from compress.data.collate import Collate
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
+from compress.exporters.manifest import kind_of_bundle
 from compress.jobs.checks import join_processes
 from compress.latency.model import LatencyTable
 from compress.models import teacher
 from compress.models.folder import identify
 from compress.models.loader import load_result, load_tokenizer
 from compress.models.padding import pads_left
+from compress.models.sentence_settings import settings_of, width_of
 from compress.nas.config import SearchConfig
 from compress.nas.context import (
     ScratchEvaluator,
@@ -58,6 +61,8 @@ class WorkerInputs:
     latencies  the text of the latency table
     weights    folder of the supernet, or of the teacher that trains each trial; digest:
                of its content
+    rows       digest of the data, of how their texts are read, and of the code that
+               they and the training use
     steps      steps of each trial's training
     """
 
@@ -66,6 +71,7 @@ class WorkerInputs:
     weights: str
     digest: str
     bf16: bool
+    rows: str = ""
     steps: int | None = None
 
     @staticmethod
@@ -93,10 +99,23 @@ def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
         str(folder.resolve()),
         identify(folder),
         context.training.bf16,
+        _identify_rows(context.search, context.training.data),
         evaluator.stage.steps if isinstance(evaluator, ScratchEvaluator) else None,
     )
     if study.user_attrs.get(ATTRIBUTE) != vars(inputs):
         study.set_user_attr(ATTRIBUTE, vars(inputs))
+
+
+def _identify_rows(search: SearchConfig, data: TaskData) -> str:
+    task = data.task
+    code = user_code.digests(search.space, search.columns.kind)
+    return digest.hash_value(
+        [
+            *(data.train._fingerprint, data.validation._fingerprint),
+            *(task.kind, task.metric, task.preparation.by_purpose),
+            code,
+        ]
+    )
 
 
 def join(
@@ -190,12 +209,11 @@ def _make_evaluator(
     *,
     console: Console,
 ) -> StudentEvaluator:
-    data = load_task(search.data, **asdict(search.columns), seed=search.seed)
+    kind = search.columns.kind or kind_of_bundle(folder)
+    columns = replace(search.columns, kind=kind)
+    data = load_task(search.data, **asdict(columns), seed=search.seed)
     task = data.task
     tokenizer = load_tokenizer(folder)
-    evaluator = Evaluator.from_split(
-        task, data.validation, tokenizer, search.max_length
-    )
     latencies = from_json(
         LatencyTable, inputs.latencies, SearchError, "table of latencies", "start again"
     )
@@ -205,6 +223,19 @@ def _make_evaluator(
     else:
         task_teacher = teacher.load(search.teacher, folder, task)
         model = task_teacher.model
+    if task.vectors:
+        preparation = settings_of(model.config).preparation
+        task = replace(task, width=width_of(model.config), preparation=preparation)
+        data = replace(data, task=task)
+    if _identify_rows(search, data) != inputs.rows:
+        raise SearchError(
+            f"{search.data}: the data, or your own code, are not those of the search: "
+            "copy the same files here. Texts without judgements can only be scored by "
+            "the search itself, which has their teacher"
+        )
+    evaluator = Evaluator.from_split(
+        task, data.validation, tokenizer, search.max_length
+    )
     model.to(PartialState().device)
     shapes = Shapes.from_space(search.space, model.config)
     costs = CostModel(search, shapes, latencies, task.kind)

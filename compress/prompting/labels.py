@@ -101,15 +101,6 @@ class TaskPrompt:
         number of texts in a row."""
         names = label_names(prompt, labels)
         prompt.check_texts(pair=pair)
-        shown = [
-            prompt.render(each.text, each.text_pair, prompt.labels[each.label][0])
-            for each in examples
-        ]
-        head = "".join(
-            part + prompt.separator
-            for part in (prompt.instruction.rstrip(), *shown)
-            if part
-        )
         second = "y" if pair else None
         unanswered = prompt.render("x", second, "")
         start = len(unanswered.rstrip())
@@ -124,7 +115,7 @@ class TaskPrompt:
             prompt,
             tuple(labels),
             tuple(examples),
-            head,
+            _write_head(prompt, examples),
             unanswered[start:],
             answers,
             owners,
@@ -140,8 +131,28 @@ class TaskPrompt:
     def fit(
         self, texts: Sequence[str], count: Callable[[str], int], limit: int
     ) -> tuple[str, bool]:
-        """Write the prompt in at most `limit` tokens: see `prompt.fit`."""
-        return fit(self.render, texts, count, limit, name=self.prompt.name)
+        """Write the prompt in at most `limit` tokens: see `prompt.fit`. A text that is
+        one of the examples is not shown with its label."""
+        asked = tuple(map(str, texts))
+        others = tuple(each for each in self.examples if each.texts != asked)
+        shown = self
+        if len(others) < len(self.examples):
+            head = _write_head(self.prompt, others)
+            shown = replace(self, examples=others, head=head)
+        return fit(shown.render, texts, count, limit, name=self.prompt.name)
+
+
+def _write_head(prompt: Prompt, examples: Sequence[Example]) -> str:
+    """Write the instruction and the examples."""
+    shown = [
+        prompt.render(each.text, each.text_pair, prompt.labels[each.label][0])
+        for each in examples
+    ]
+    return "".join(
+        part + prompt.separator
+        for part in (prompt.instruction.rstrip(), *shown)
+        if part
+    )
 
 
 def label_names(prompt: Prompt, labels: Sequence[str]) -> list[str]:

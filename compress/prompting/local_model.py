@@ -40,7 +40,12 @@ from compress.data.templates import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.folder import identify
-from compress.models.key_value_cache import cache_name, cache_of, with_cache
+from compress.models.key_value_cache import (
+    cache_name,
+    cache_of,
+    counts_places,
+    with_cache,
+)
 from compress.models.loader import (
     check_vocabulary,
     load_config,
@@ -347,6 +352,8 @@ def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tenso
         _common_prefix([row.prompt for row in rows]),
         min(len(row.prompt) for row in rows) - 1,
     )
+    if counts_places(model) and len({len(row.prompt) for row in rows}) > 1:
+        shared = 0  # padding would stand between the prefix and the rest
     past = None
     seen_BM = torch.zeros((count, 0), dtype=torch.long, device=device)
     if shared >= SHARED and count > 1:

@@ -54,6 +54,10 @@ class Example(Frozen):
     text_pair: str | None = None
     label: str
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(text for text in (self.text, self.text_pair) if text is not None)
+
 
 class WrittenExample(Frozen):
     """A text and the answer to it, shown to the model before the question."""

@@ -67,7 +67,7 @@ class LabelReader:
         """
         text = answer.rpartition("</think>")[2].strip()
         line = text.partition("\n")[0]
-        before = re.split(r"[.:;(]|\s[-\u2013\u2014]\s", line, maxsplit=1)[0]
+        before = re.split(_EXPLANATION, line, maxsplit=1)[0]
         after = line.partition(":")[2]
         for parts in ((text,), (line,), (before, after)):
             found = {self._look_up(part) for part in parts} - {None}
@@ -83,13 +83,24 @@ class LabelReader:
         return None
 
 
+_EXPLANATION: Final = re.compile(
+    r"\.(?=\s|$)|:(?!\W*(?:\d|no\b|not\b|none\b|false\b))"
+    r"|[;(]|\s[-\u2013\u2014]\s",
+    re.IGNORECASE,
+)
+"""What separates a label from an explanation: not a decimal point, nor a colon before a
+number or a denial ("spam: no")."""
+
+
 def _fold(text: str) -> str:
-    return " ".join(text.casefold().replace("_", " ").replace("-", " ").split())
+    """Write a text in small letters, without dashes but a sign."""
+    return " ".join(re.sub(r"_|-(?!\d)|(?<=\w)-", " ", text.casefold()).split())
 
 
 def _strip(text: str) -> str:
-    """Fold a text without the punctuation and quotes around it."""
-    return _fold(re.sub(r"^[\W_]+|[\W_]+$", "", text))
+    """Fold a text without the punctuation and quotes around it; a number keeps its
+    sign."""
+    return _fold(re.sub(r"^(?!-\d)(?:(?!-\d)[\W_])+|[\W_]+$", "", text))
 
 
 NAME_FORMS: Final[tuple[Callable[[str], str], ...]] = (str.strip, _fold, _strip)

@@ -153,6 +153,8 @@ def cache_folder(
     unless there is one for this limit.
     """
     name, fingerprint = data
+    # chooses the best checkpoint
+    metric = context.data.task.metric if context.task_data else ""
     numbers = stage.model_dump(exclude_defaults=True)
     name = "".join(
         c if c.isalnum() else "-" for c in f"{teacher.name}-{name}"[-60:]
@@ -160,7 +162,10 @@ def cache_folder(
 
     def folder(*minutes: float) -> Path:
         key = io.hash_value(
-            [teacher.digest, fingerprint, numbers, run.seed, context.bf16, *minutes]
+            [
+                *(teacher.digest, fingerprint, numbers, metric),
+                *(run.seed, context.bf16, *minutes),
+            ]
         )
         return home() / "teachers" / f"{name}-{key[:12]}"
 

@@ -59,8 +59,11 @@ _IDENTITY = (
     "data",
     "corpus",
     "seed",
+    "minutes",
     "precision",
     "columns",
+    "storage",
+    "study",
     "code",
     "use_fsdp",
 )

@@ -195,7 +195,18 @@ def test_digests(tmp_path: Path) -> None:
     before = user_code.digests(loaded)
     folder(tmp_path, GOOD_LOSS + "\n# changed\n")
     assert before is not None
-    assert user_code.digests(loaded) != before
+    changed = user_code.digests(loaded)
+    assert changed != before
+    own = folder(tmp_path, "import helpers\nfrom package import part\n" + GOOD_LOSS)
+    (own / "package").mkdir()
+    for place in ("helpers.py", "package/__init__.py", "package/part.py", "unused.py"):
+        (own / place).write_text("from . import other\n" if "part" in place else "", encoding="utf-8")
+    (own / "package/other.py").write_text("", encoding="utf-8")
+    found = [user_code.digests(loaded)]
+    for place in ("helpers.py", "package/other.py", "unused.py"):
+        (own / place).write_text("changed = True\n", encoding="utf-8")
+        found.append(user_code.digests(loaded))
+    assert len({str(each) for each in found[:3]}) == 3 and found[2] == found[3]
     assert user_code.digests(Recipe.load("tinybert")) is None
 
 

@@ -717,7 +717,7 @@ def test_an_answer_has_no_space_around_it(tmp_path: Path) -> None:
     tokenizer = byte_level(processor=UNTRIMMED, composed=True)
     model = tiny.model("roberta", head=AutoModelForQuestionAnswering, labels=2, vocab_size=len(tokenizer))
     task = Task("qa", ("question", "context"), "answers", (), "f1")
-    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=64)
+    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=60)
     path = text_model(made, precision="fp32").path / TEXT
     pairs = [(one, other) for one in SENTENCES for other in SENTENCES]
     for mine, theirs in zip(run_text(path, pairs), made.predict(pairs, precision="fp32"), strict=True):

@@ -11,10 +11,12 @@ from transformers import AutoModelForSequenceClassification
 
 from compress import machine
 from compress.config.recipe import StudentSpec
+from compress.data import load_task
 from compress.errors import ExportError, StudentError
 from compress.evaluation import metrics
 from compress.exporters.onnx import to_onnx
 from compress.models import memory
+from compress.models import teacher as teachers
 from compress.models.loader import load_model
 from compress.models.student import build
 from compress.training.teacher_cache import teacher_cache
@@ -112,3 +114,15 @@ def test_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(machine, "_read_text", lambda path: read(tmp_path / path.relative_to("/")))
     assert list(machine._list_limits()) == [(900, 100), (500, 200)]
     assert machine.measure_memory() == (500, 300)
+
+
+def test_labels_in_another_order_are_turned_around_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.bert(layers=LAYERS, initializer_range=0.1, id2label={0: "positive", 1: "negative"})
+    folder = Path(tiny.checkpoint(tmp_path / "teacher", model))
+    task = load_task(tiny.reviews(tmp_path / "data")).task
+    assert task.labels == ("negative", "positive")
+    whole = teachers.load("tiny", folder, task).model
+    monkeypatch.setattr(memory, "measure_memory", lambda: (100_000, 100_000))
+    away = teachers.load("tiny", folder, task).model
+    assert away.hf_device_map["classifier"] == "disk"
+    torch.testing.assert_close(away(**tiny.batch()).logits, whole(**tiny.batch()).logits)

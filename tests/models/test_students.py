@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification, BertConfig
 
 from compress.config.stages import StudentSpec
 from compress.errors import CompressError, StudentError
@@ -346,3 +346,30 @@ def test_a_narrower_student_keeps_the_most_important_units(family: str) -> None:
 def test_init_auto(family: str, teacher: dict[str, int], sizes: dict[str, int], init: str) -> None:
     spec = StudentSpec.model_validate({"family": "bert", "init": "auto", **sizes})
     assert resolve_init(spec, tiny.config(family, **{"hidden": 32, **teacher})).init == init
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mobilebert"])
+def test_a_row_of_a_checkpoint_is_the_same_in_a_batch(family: str, tmp_path: Path) -> None:
+    """The padding is that of the rows; a checkpoint may know none, or have trained its embedding."""
+    teacher, own = (tiny.model(family, labels=2, seed=seed, pad_token_id=0) for seed in (0, 1))
+    with torch.no_grad():
+        own.get_input_embeddings().weight[0] = 1.0
+    if family == "gpt2":
+        own.config.pad_token_id = None
+    own.save_pretrained(tmp_path / "own")
+    tiny.tokenizer().save_pretrained(tmp_path / "own")
+    student = build(StudentSpec(init=str(tmp_path / "own")), teacher).eval()
+    rows = tiny.batch((6, 2))
+    alone = student(**{name: values[1:, :2] for name, values in rows.items()}).logits[0]
+    torch.testing.assert_close(student(**rows).logits[1], alone)
+
+
+def test_settings_of_each_layer_are_cut_with_the_layers() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    teacher = CONFIG_MAPPING["longformer"](num_hidden_layers=4, attention_window=[2, 4, 6, 8], **sizes)
+    assert config_for(StudentSpec(layers=2, copy_layers=(1, 3)), teacher).attention_window == [4, 8]
+    kinds = [[["global", "local"], 2]]
+    neo = CONFIG_MAPPING["gpt_neo"](num_layers=4, attention_types=kinds, hidden_size=32, num_heads=4)
+    made = config_for(StudentSpec(layers=2, copy_layers=(0, 1)), neo)
+    assert made.attention_layers == ["global", "local"]
+    assert type(neo)(**made.to_dict()).attention_layers == ["global", "local"]

@@ -67,6 +67,10 @@ CAUSAL: Mapping[str, Mapping[str, Any]] = {
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "bloom": {"n_layer": 2, "n_head": 4},
     "mamba": {"state_size": 8},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 24},
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 24, "attention_types": [[["local"], 2]]},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2},
 }
 
 

@@ -13,7 +13,7 @@ from compress.data.task import Task
 from compress.errors import PromptError
 from compress.prompting import prompt as prompts
 from compress.prompting.labels import TaskPrompt, choose_examples, label_names
-from compress.prompting.prompt import Prompt
+from compress.prompting.prompt import Example, Prompt
 
 MINIMAL: dict[str, Any] = {
     "name": "p",
@@ -282,3 +282,11 @@ def test_a_text_without_spaces_is_cut_anywhere() -> None:
     question, cut = questions.fit(["字" * 100], len, 40)
     assert cut
     assert len(question) == 40
+
+
+def test_a_text_is_not_shown_its_own_label() -> None:
+    examples = (Example(text="fine", label="positive"), Example(text="dull", label="negative"))
+    questions = TaskPrompt.from_prompt(made(), LABELS, examples, pair=False)
+    own, cut = questions.fit(("dull",), len, 10_000)
+    assert not cut and own.count("dull") == 1 and "fine" in own
+    assert questions.fit(("slow",), len, 10_000)[0].startswith(questions.head)

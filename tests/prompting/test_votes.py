@@ -80,6 +80,13 @@ def test_an_answer_is_read_for_a_label(answer: str, label: int | None) -> None:
         (("card_payment_fee", "top-up"), {"Card payment fee": 0, "top up": 1, "top_up.": 1}),
         (("1", "2", "10"), {"1": 0, "10.": 2, "2 stars": None}),
         (("日本", "中国"), {"日本。": 0, "「中国」": 1}),
+        (("0", "1"), {"0.8": None, "0.": 0, "-1": None, "- 1": 1, "1: sure": 1}),
+        (("3", "4"), {"3.7/5": None, "4.5": None, "4 (of 5)": 1}),
+        (
+            ("spam", "ham"),
+            {"Spam: no": None, "Spam: 0": None, "spam: false": None, "Spam: it sells": 0, "Is it? ham": None},
+        ),
+        (("positive", "negative"), {'{"positive": 0.1, "negative": 0.9}': None, "Positive: 10%, negative: 90%": None}),
     ],
 )
 def test_names_that_differ_in_marks_alone_are_kept_apart(labels: tuple[str, ...], answers: dict[str, Any]) -> None:
