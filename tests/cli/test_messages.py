@@ -40,6 +40,9 @@ gate {bundle} {bundle} --markdown {tmp}/same --junit {tmp}/same
 gate {bundle} {bundle} --markdown {tmp}/same --junit {tmp}/empty/../same
 bench {bundle} --device browser --visitors 2 --json
 bench {bundle} --timeout 5
+quantize {bundle} --data intents --method dynamic --form qdq
+quantize {bundle} --data intents --calibration entropy --percentile 99
+prune {bundle} --data intents --out {tmp}/out --layers 1 --threads 2
 search --worker --storage {tmp}/x.db --plan --teacher nosuch
 search --json show {tmp}
 search show {tmp} --train

@@ -88,6 +88,7 @@ def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Pat
             command.run(*words, "--resume", "--seed", "3"),
             "run: is another run: seed was 0, now 3. Choose another --out",
         ),
+        (command.run(*words, "--resume", "--minutes", "9"), "run: is another run: minutes was None, now 9.0"),
         (command.run(*shelf.distill(run, "--resume")), "run: is another run: the recipe differs"),
         (command.run(*shelf.distill(foreign)), "notes: is not empty and not a run of compress; choose another --out"),
         (command.run(*shelf.distill(file)), "file: is a file; --out must name a directory"),

@@ -361,6 +361,10 @@ def a_worker_joins_with_the_address_alone(
     assert told.code == 0, told.err
     told = command.run("search", "--storage", str(out / "study.db"), "--worker", "--weights", shelf.shelf.teacher)
     assert "are not the weights of this search" in told.err
+    with monkeypatch.context() as patched:
+        patched.setattr("compress.nas.worker._identify_rows", lambda *_: "of another copy")
+        told = command.run("search", "--storage", str(out / "study.db"), "--worker", "--weights", str(moved / "model"))
+    assert "are not those of the search: copy the same files" in told.err
     moved.rename(out / "stages" / "supernet")
 
 
