@@ -5,10 +5,10 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 561_710,
-    "tokens a line": 7.55,
+    "tokens": 566_500,
+    "tokens a line": 7.57,
     "packed assignments": 34,
-    "decisions per 1,000 lines": 149,
+    "decisions per 1,000 lines": 150,
     "fmt: skip": 0,
     "comparisons with a kind": 0,
     "files that compare a kind": 0,

@@ -78,7 +78,7 @@ class InputOptions:
     ] = "width-depth"
 
 
-JOINED: Final = frozenset(
+READ_BY_WORKERS: Final = frozenset(
     {"worker", "weights", "storage", "name", "minutes", "allow_code"}
     | {"quiet", "log_level", "as_json"}
 )
@@ -118,7 +118,7 @@ def search(
         _refuse_given(context, frozenset(), f"before {context.invoked_subcommand}")
         return
     if join.worker:
-        _refuse_given(context, JOINED, "of a worker")
+        _refuse_given(context, READ_BY_WORKERS, "of a worker")
     teacher = inputs.teacher
     data = inputs.data
     out = inputs.out

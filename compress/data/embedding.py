@@ -411,14 +411,8 @@ def _read_table(
 ) -> EmbeddingTexts:
     plain = {schema.plain(name): name for name in split.columns}
     query = next((plain[name] for name in QUERY_NAMES if name in plain), None)
-    positives, negatives = (
-        [
-            name
-            for key, name in plain.items()
-            if re.fullmatch(rf"{word}({TEXT_WORDS})?s?\d*", key)
-        ]
-        for word in ("positive", "negative")
-    )
+    positives = _find_passages(plain, "positive")
+    negatives = _find_passages(plain, "negative")
     if text is None and query is not None and positives:
         return _read_queries(split, query, positives, negatives)
     passage = next((plain[name] for name in PASSAGES if name in plain), None)
@@ -444,6 +438,12 @@ def _read_table(
     if numbers[0] != judgement:
         return _read_pairs(split, columns[0], columns[1], numbers[0])
     return _read_judgements(split, columns[0], columns[1], relevance, scores)
+
+
+def _find_passages(plain: Mapping[str, str], word: str) -> list[str]:
+    """Find the columns of a query's relevant, or irrelevant, passages."""
+    pattern = re.compile(rf"{word}({TEXT_WORDS})?s?\d*")
+    return [name for key, name in plain.items() if pattern.fullmatch(key)]
 
 
 def _read_pairs(split: Table, one: str, other: str, number: str) -> EmbeddingTexts:

@@ -371,7 +371,9 @@ def join_shards(files: Mapping[Path, Table]) -> list[Table]:
     """Join files whose names differ only in digits into one split."""
     joined = []
     for group in group_shards(files):
-        first, *others = (files[path] for path in group)
+        tables = [files[path] for path in group]
+        first = tables[0]
+        others = tables[1:]
         for other in others:
             if other.columns != first.columns:
                 raise DataError(

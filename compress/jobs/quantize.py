@@ -108,15 +108,14 @@ class QuantizeRequest:
             "dynamic": ("calibration", "percentile", "rows", "form"),
             "qat": ("calibration", "percentile", "rows"),
         }.get(self.method, ())
-        if self.int8.calibration != "percentile":
-            unread = (*unread, "percentile")
         for name in unread:
             if getattr(self.int8, name) != getattr(Int8Options, name):
-                given = "" if self.int8.calibration is None else " and its calibration"
                 raise CompressError(
-                    f"--{name}: --method {self.method}{given} does not read it; leave "
-                    "it out"
+                    f"--{name}: --method {self.method} does not read it; leave it out"
                 )
+        narrowed = self.int8.percentile != Int8Options.percentile
+        if narrowed and self.int8.calibration != "percentile":
+            raise CompressError("--percentile: is for --calibration percentile")
         if self.method == "qat" and self.int8.full_range:
             raise CompressError(
                 "--target-cpu vnni: qat trains weights that are rounded for any "

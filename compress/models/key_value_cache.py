@@ -8,7 +8,7 @@ from torch import nn
 
 NAMES: Final = ("cache", "past_key_values")
 """The arguments and outputs that hold the cache, the newest first."""
-WINDOWS: Final = ("sliding_window", "window_size")
+LOOK_BACK: Final = ("sliding_window", "window_size")
 """The settings of how far back a layer sees."""
 
 
@@ -28,7 +28,7 @@ def counts_places(model: nn.Module) -> bool:
     on their positions, so that padding may not stand between tokens: a window, ALiBi,
     or layers of another kind."""
     config: Any = model.config
-    window = any(getattr(config, name, None) for name in WINDOWS)
+    window = any(getattr(config, name, None) for name in LOOK_BACK)
     positions = "position_ids" in inspect.signature(model.forward).parameters
     return window or not positions or bool(_kinds(model) - {"full_attention"})
 
