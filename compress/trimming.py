@@ -447,9 +447,11 @@ def _renumber_compared(graph: GraphProto, kept: Sequence[int]) -> None:
         if node.op_type == "Constant" and node.attribute[0].name == "value"
     }
     for node in graph.node:
-        if node.op_type == "Equal" and "input_ids" in node.input:
-            at = 1 - list(node.input).index("input_ids")
-            ids = numpy_helper.to_array(constants[node.input[at]])
+        if node.op_type != "Equal" or "input_ids" not in node.input:
+            continue
+        at = 1 - list(node.input).index("input_ids")
+        if (other := constants.get(node.input[at])) is not None:
+            ids = numpy_helper.to_array(other)
             changed = [new.get(number, -1) for number in ids.ravel().tolist()]
             name = f"{node.name}/renumbered"
             values = np.array(changed, ids.dtype).reshape(ids.shape)

@@ -125,7 +125,10 @@ def _list_sources(code: Callable[..., Any]) -> list[Path]:
             module += ".__init__"
         root = file.parents[module.count(".")]
         tree = ast.parse(file.read_bytes())
+        installed = root.name in ("site-packages", "dist-packages")
         for name in _list_imports(tree, module):
+            if installed and name.partition(".")[0] != module.partition(".")[0]:
+                continue  # another package
             place = root.joinpath(*name.split("."))
             for other in (place.with_suffix(".py"), place / "__init__.py"):
                 if other.is_file():

@@ -350,6 +350,8 @@ def choose_files(
     chosen: dict[Role, list[Path]] = {}
     notes = []
     for role, paths in files.items():
+        if not paths:
+            continue
         first, *others = group_shards(paths)
         if others and role == "train":
             raise _several_training_splits(

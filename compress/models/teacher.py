@@ -295,8 +295,8 @@ def _hold_weights(module: nn.Module) -> None:
         held = {name: each.detach().clone() for name, each in module.named_parameters()}
     remove_hook_from_module(module)
     for name, values in held.items():
-        place = getattr(hook, "execution_device", None) or "cpu"
-        setattr(module, name, nn.Parameter(values.to(place), requires_grad=False))
+        near = values.to(hook.execution_device)
+        setattr(module, name, nn.Parameter(near, requires_grad=False))
 
 
 def _fold(label: str) -> str:

@@ -674,7 +674,9 @@ def _join(
     for place, group in groups.items():
         others = zip(*(each for each in groups if each[0] == place[0]), strict=True)
         told = [
-            part for part, all in zip(place, others, strict=True) if len(set(all)) > 1
+            part
+            for part, known in zip(place, others, strict=True)
+            if len(set(known)) > 1
         ]
         device = ", ".join([place[0], *told])
         runs = list[tuple[str, Sustained]]()

@@ -52,6 +52,12 @@ def test_questions_of_all_shards(kind: str, folder: Folder) -> None:
     assert "train: read train-1.json, train-2.json as one split" in data.notes
 
 
+def test_a_file_of_another_type_is_no_split(folder: Folder) -> None:
+    rows = "".join(f"{{\"query\": \"what is {n}\", \"positive\": \"it is {n}\"}}\n" for n in range(20))
+    data = load_task(folder({"train.jsonl": rows, "dev.pdf": "no table"}), kind="embedding")
+    assert any("no validation split" in note for note in data.notes)
+
+
 def test_sentences_of_all_shards_and_files_that_are_skipped(folder: Folder) -> None:
     files = {"train-1.conll": "EU\tB-org\n", "train-2.conll": "Bonn\tB-loc\n", "valid.conll": "EU\tB-org\n"}
     data = load_task(folder(files | {"dev.conll": "Bonn\tB-loc\n"}))
