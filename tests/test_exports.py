@@ -12,8 +12,8 @@ import compress
 
 PUBLIC = [
     "Budget", "Bundle", "CheckpointOptions", "ColumnOptions", "CompressError", "DataOptions", "DeviceOptions",
-    "DeviceSettingOptions", "Distillation", "Int8Options", "LengthOptions", "MeasureOptions", "Objective",
-    "PruneOptions", "Recipe", "Report", "RunOptions", "SettingOptions", "Shape", "Signals", "StudentSpec",
+    "DeviceSettingOptions", "Distillation", "GoalOptions", "Int8Options", "LengthOptions", "MeasureOptions",
+    "Objective", "PruneOptions", "Recipe", "Report", "RunOptions", "SettingOptions", "Shape", "Signals", "StudentSpec",
     "StudyOptions", "Task", "TaskData", "Term", "bench", "build", "demo", "distill", "doctor",
     "export", "forecast", "forecast_labelling", "forecast_pretraining", "forecast_quantization", "forecast_search",
     "forecast_trimming", "gate", "inspect", "label", "load_task", "pretrain", "prune", "push", "quantize",

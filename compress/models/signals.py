@@ -114,8 +114,8 @@ class Signals:
     pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
 
     Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M
-    target tokens; mask_BL is that of the source, and attention is the encoder's: it has
-    `two_stacks`."""
+    target tokens; mask_BL is that of the source, and attention is the encoder's:
+    `two_stacks`. Where the target is the source, as for a class, it has one."""
 
     mask_BL: Tensor
     logits: Tensor | None = None
@@ -396,7 +396,7 @@ def read(
         tuple(layers),
         pair,
         encoder if reads_states else (),
-        two_stacks=two_stacks,
+        two_stacks=two_stacks and not own_decoder,
     )
 
 

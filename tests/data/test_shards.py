@@ -53,7 +53,7 @@ def test_questions_of_all_shards(kind: str, folder: Folder) -> None:
 
 
 def test_a_file_of_another_type_is_no_split(folder: Folder) -> None:
-    rows = "".join(f"{{\"query\": \"what is {n}\", \"positive\": \"it is {n}\"}}\n" for n in range(20))
+    rows = "".join(f'{{"query": "what is {n}", "positive": "it is {n}"}}\n' for n in range(20))
     data = load_task(folder({"train.jsonl": rows, "dev.pdf": "no table"}), kind="embedding")
     assert any("no validation split" in note for note in data.notes)
 

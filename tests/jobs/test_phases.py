@@ -384,7 +384,8 @@ def test_labelling_with_an_endpoint(tmp_path: Path, home: Path, monkeypatch: pyt
 def test_phases_of_a_quantization(tmp_path: Path, home: Path, method: Any) -> None:
     bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
     before = {path.name: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()}
-    found = quantize.forecast_quantization(bundle, data, method=method, int8=Int8Options(rows=32))
+    int8 = Int8Options() if method == "dynamic" else Int8Options(rows=32)
+    found = quantize.forecast_quantization(bundle, data, method=method, int8=int8)
     phases = by_name(found)
     calibrated = [] if method == "dynamic" else ["calibration"]
     assert list(phases) == ["fp32 answers", *calibrated, "choice of products", "certificate"]
@@ -422,7 +423,7 @@ def test_phases_of_a_trimming(tmp_path: Path, home: Path) -> None:
 
 def test_phases_of_training_for_int8(tmp_path: Path, home: Path) -> None:
     bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
-    given: dict[str, Any] = {"method": "qat", "overrides": ["stages.0.steps=8"], "int8": Int8Options(rows=32)}
+    given: dict[str, Any] = {"method": "qat", "overrides": ["stages.0.steps=8"]}
     found = quantize.forecast_quantization(bundle, data, out=tmp_path / "new", **given)
     assert [phase.name for phase in found.phases][-3:] == ["fp32 answers", "choice of products", "certificate"]
     assert any(phase.steps == (8, 8) for phase in found.phases)
