@@ -454,18 +454,13 @@ class Bundle:
     ) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa);
         infinite: always answer."""
+        files = dict(self.manifest.files)
+        files.pop(TEXT, None)  # it has a copy of the threshold
         manifest = replace(
-            self.manifest, threshold=threshold if math.isfinite(threshold) else None
+            self.manifest,
+            threshold=threshold if math.isfinite(threshold) else None,
+            files=files,
         )
-        manifest.write(self.path)
-        return replace(self, manifest=manifest)._drop_text()
-
-    def _drop_text(self) -> "Bundle":
-        """Remove the file that takes texts, which has a copy of what has changed."""
-        if TEXT not in self.manifest.files:
-            return self
-        files = {n: stamp for n, stamp in self.manifest.files.items() if n != TEXT}
-        manifest = replace(self.manifest, files=files)
         manifest.write(self.path)
         (self.path / TEXT).unlink(missing_ok=True)
         return replace(self, manifest=manifest)
@@ -631,6 +626,9 @@ class Bundle:
             for name, stamp in self.manifest.files.items()
             if name not in writers
         }
+        copied = self.manifest.files.keys() & set(BUNDLE_FILES.values())
+        if copied & writers.keys():  # the file that takes texts has a copy of one
+            others.pop(TEXT, None)
         stamps = {}
         with ExitStack() as stack:
             for name, write in writers.items():
@@ -642,9 +640,9 @@ class Bundle:
             self.manifest, files=dict(sorted({**others, **stamps}.items()))
         )
         complete.write(self.path)
-        changed = replace(self, manifest=complete)
-        replaced = writers.keys() & self.manifest.files & set(BUNDLE_FILES.values())
-        return changed._drop_text() if replaced and TEXT not in writers else changed
+        if TEXT in self.manifest.files and TEXT not in complete.files:
+            (self.path / TEXT).unlink(missing_ok=True)
+        return replace(self, manifest=complete)
 
 
 @lru_cache(maxsize=4)

@@ -94,6 +94,7 @@ def write_snippets(
     examples = ("a text", "another")[: 1 + pair]
     if task is not None and any(port.name == "input_ids" for port in interface.inputs):
         examples = tuple(map(task.preparation.prompt().__add__, examples))
+    encoder = TextEncoder.from_folder(tokenizer.parent)
     about = NO_TASK
     if task is not None:
         about = {
@@ -109,9 +110,9 @@ def write_snippets(
         "outputs": interface.outputs,
         "names": ("text", "textPair"),
         "examples": examples,
-        "row": partial(_encode, tokenizer, examples),
+        "row": partial(_encode, encoder.backend, examples),
         "length": interface.length,
-        "side": TextEncoder.from_folder(tokenizer.parent).settings.truncation_side,
+        "side": encoder.settings.truncation_side,
         **about,
         **settings,
     }
@@ -134,11 +135,8 @@ def _render(name: str, values: Mapping[str, Any]) -> Snippet:
     return Snippet(platform.title, platform.language, code)
 
 
-def _encode(tokenizer: Path, texts: Sequence[str]) -> dict[str, list[int]]:
-    from tokenizers import Tokenizer
-
-    encode: Any = Tokenizer.from_file(str(tokenizer)).encode
-    row = encode(*texts)
+def _encode(backend: Any, texts: Sequence[str]) -> dict[str, list[int]]:
+    row = backend.encode(*texts)
     return {
         "input_ids": row.ids,
         "attention_mask": row.attention_mask,

@@ -24,6 +24,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+EMBEDDING_ROLES: Final = frozenset(
+    (
+        *("words", "positions", "types", "tasks", "embedding_norm", "embedding_up"),
+        *("relative", "relative_norm"),
+    )
+)
+"""The roles of weights that the first layer reads, or all layers share."""
+
 
 class Place(NamedTuple):
     """The role of a weight, the block and layer it is in, and the axes of each of its
@@ -39,6 +47,14 @@ class Place(NamedTuple):
     layer: int | None
     span: tuple[int, int]
     axes: tuple[tuple[str, ...], ...]
+
+    @property
+    def depth(self) -> int | None:
+        """Return 0 for the embeddings, n + 1 for layer n; None for a head, and for a
+        layer without a number."""
+        if self.layer is not None:
+            return self.layer + 1
+        return 0 if self.role in EMBEDDING_ROLES else None
 
 
 SENTENCE_MODULES: Final[Mapping[str, str]] = {

@@ -497,11 +497,7 @@ def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSett
         "expected a model with a vector for each text",
     )
     _check_requirements(keys)
-    prompts = keys.take("prompts", dict, None) or {}
-    for name, text in prompts.items():
-        if not isinstance(text, str | None):
-            raise TeacherError(f"{path}: prompt {name!r} is {text!r}; expected a text")
-    texts = {name: text or "" for name, text in prompts.items()}
+    texts = _take_prompts(keys)
     default = keys.take("default_prompt_name", str, None)
     preparation = TextPreparation(texts, default)
     if default is not None and default not in preparation.names:
@@ -562,7 +558,18 @@ def _write_json(path: Path, content: object) -> None:
     )
 
 
+def _take_prompts(keys: JsonKeys) -> dict[str, str]:
+    prompts = keys.take("prompts", dict, None) or {}
+    for name, text in prompts.items():
+        if not isinstance(text, str | None):
+            raise TeacherError(
+                f"{keys.path}: prompt {name!r} is {text!r}; expected a text"
+            )
+    return {name: text or "" for name, text in prompts.items()}
+
+
 def read_prompts(folder: Path) -> list[str]:
-    """Read the texts that a model of sentence-transformers may put before others."""
-    prompts = open_keys(folder / MODULE_SETTINGS).take("prompts", dict, None) or {}
+    """Read the texts that a model of sentence-transformers may put before others,
+    whatever its modules are. Raises TeacherError."""
+    prompts = _take_prompts(open_keys(folder / MODULE_SETTINGS))
     return [prompt for prompt in prompts.values() if prompt]

@@ -30,7 +30,6 @@ from compress.models import teacher
 from compress.models.folder import identify
 from compress.models.loader import load_result, load_tokenizer
 from compress.models.padding import pads_left
-from compress.models.sentence_settings import settings_of, width_of
 from compress.nas.config import SearchConfig
 from compress.nas.context import (
     ScratchEvaluator,
@@ -46,6 +45,7 @@ from compress.progress import Say
 from compress.provenance import redact
 from compress.records.json_text import from_json, to_json
 from compress.training.context import TrainingContext
+from compress.training.teacher_vectors import with_teacher
 
 ATTRIBUTE = "for workers"
 """The attribute of the study that holds WorkerInputs."""
@@ -223,10 +223,7 @@ def _make_evaluator(
     else:
         task_teacher = teacher.load(search.teacher, folder, task)
         model = task_teacher.model
-    if task.vectors:
-        preparation = settings_of(model.config).preparation
-        task = replace(task, width=width_of(model.config), preparation=preparation)
-        data = replace(data, task=task)
+    data = with_teacher(data, model.config)
     if _identify_rows(search, data) != inputs.rows:
         raise SearchError(
             f"{search.data}: the data, or your own code, are not those of the search: "
@@ -234,7 +231,7 @@ def _make_evaluator(
             "the search itself, which has their teacher"
         )
     evaluator = Evaluator.from_split(
-        task, data.validation, tokenizer, search.max_length
+        data.task, data.validation, tokenizer, search.max_length
     )
     model.to(PartialState().device)
     shapes = Shapes.from_space(search.space, model.config)

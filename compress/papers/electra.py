@@ -264,13 +264,6 @@ def _generator(student: Any, width: float, layers: float) -> ElectraForMaskedLM:
     return generator
 
 
-EMBEDDING_ROLES = {
-    *("words", "positions", "types", "tasks", "embedding_norm", "embedding_up"),
-    *("relative", "relative_norm"),
-}
-"""The roles of weights below the layers (`families.Family.rules`)."""
-
-
 class FineTuning(WrappedStep):
     """step(**batch) -> `objective`, each layer learning at `decay` times the rate of
     the one above it.
@@ -292,9 +285,13 @@ class FineTuning(WrappedStep):
         self.minimise = Distillation(student, teacher, objective)
         self.top = Shape.from_config(student.config).layers + 2
         self.decay = decay
-        if student.config.is_encoder_decoder or not any(
-            0 < self._depth(name) < self.top for name, _ in student.named_parameters()
-        ):
+        family = families.find(student.config.model_type)
+        self.depths = {
+            name: place.depth
+            for name, _ in student.named_parameters()
+            if (place := family.place(name)) is not None and place.depth is not None
+        }
+        if student.config.is_encoder_decoder or not any(self.depths.values()):
             raise ObjectiveError(
                 "electra.FineTuning: a layer learns slower than the one above it, and "
                 f"{student.config.model_type} has no single stack of layers with "
@@ -307,17 +304,9 @@ class FineTuning(WrappedStep):
         grouped: dict[str, list[nn.Parameter]] = {}
         for parameter in self.parameters():
             if parameter.requires_grad:
-                depth = self._depth(names.get(id(parameter), ""))
+                depth = self.depths.get(names.get(id(parameter), ""), self.top)
                 grouped.setdefault(f"depth {depth}", []).append(parameter)
         return grouped
-
-    def _depth(self, name: str) -> int:
-        """Return the depth of a weight: that of the head unless it belongs to a layer,
-        or to the embeddings."""
-        place = families.find(self.student.config.model_type).place(name)
-        if place is None or (place.layer is None and place.role not in EMBEDDING_ROLES):
-            return self.top
-        return 0 if place.layer is None else place.layer + 1
 
     def factors(self, step: int, total: int) -> dict[str, float]:
         return {

@@ -90,7 +90,7 @@ class CheckpointTeacher(TeacherSource):
     def teach(
         self, data: TaskData, start: Teacher, *, bf16: bool
     ) -> tuple[TaskData, Teacher, dict[str, str]]:
-        return with_teacher(data, start), start, {"teacher": start.digest}
+        return with_teacher(data, start.model.config), start, {"teacher": start.digest}
 
     def compare(self, data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
         with node_first():  # the others read from the cache

@@ -70,12 +70,12 @@ class VectorSource(Protocol):
         ...
 
 
-def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return data for sentence vectors with the teacher's width and prompts, and a note
-    if some of the prompts will not be used; other data unchanged."""
+def with_teacher(data: TaskData, config: Any) -> TaskData:
+    """Return data for sentence vectors with the width and prompts in the config of the
+    teacher, or of what is made of it, and a note if some of the prompts will not be
+    used; other data unchanged."""
     if not data.task.vectors:
         return data
-    config = teacher.model.config
     preparation = settings_of(config).preparation
     task = replace(data.task, width=width_of(config), preparation=preparation)
     if not preparation.unused:

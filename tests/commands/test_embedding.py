@@ -551,7 +551,7 @@ def test_prompts_that_nobody_is_given_are_noted(data: Path, teacher: Path) -> No
     loaded = load_teacher("it", teacher, TASK)
     set_settings(loaded.model.config, replace(MEAN, preparation=TextPreparation({"s2p_query": "sad "})))
     task_data = load_task(str(data), kind="embedding")
-    assert "s2p_query" in with_teacher(task_data, loaded).notes[-1]
+    assert "s2p_query" in with_teacher(task_data, loaded.model.config).notes[-1]
 
 
 @pytest.mark.parametrize(

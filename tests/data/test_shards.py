@@ -35,8 +35,9 @@ def test_queries_of_all_shards(kind: str, tmp_path: Path) -> None:
         table = pa.table({"query": asked, "positive": found})
         pq.write_table(table, tmp_path / f"train-{shard:05}-of-00003.parquet")
     data = load_task(str(tmp_path), kind=kind)
-    texts = {text for split in (data.train, data.validation) for name in ("text", "passage", "text_pair")
-             if name in split.column_names for text in split[name][:] if isinstance(text, str)}  # fmt: skip
+    splits = (data.train, data.validation)
+    columns = [split[name][:] for split in splits for name in ("text", "passage") if name in split.column_names]
+    texts = {text for column in columns for text in column if isinstance(text, str)}
     assert {text for text in texts if text.startswith("what is")} == {
         f"what is {shard} {n}" for shard in range(3) for n in range(20)
     }
@@ -44,8 +45,8 @@ def test_queries_of_all_shards(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["embedding", "ranking", "qa"])
 def test_questions_of_all_shards(kind: str, folder: Folder) -> None:
-    source = folder({"train-1.json": paragraphs("sky", "sea"), "train-2.json": paragraphs("jay", "ice"),
-                     "dev.json": paragraphs("bay", "hay")})  # fmt: skip
+    files = {"train-1.json": paragraphs("sky", "sea"), "train-2.json": paragraphs("jay", "ice")}
+    source = folder(files | {"dev.json": paragraphs("bay", "hay")})
     data = load_task(source, kind=kind)
     read = json.dumps([data.train[name][:] for name in data.train.column_names], default=str)
     assert all(topic in read for topic in ("sky", "sea", "jay", "ice"))

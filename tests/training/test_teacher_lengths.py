@@ -53,7 +53,7 @@ def test_similarities_are_those_of_what_the_encoder_reads(
     model = AutoModelForSentenceEmbedding.from_config(config).eval()
     data = unlabelled(tmp_path / "data")
     teacher = teachers.load("t", Path(save(tmp_path / "teacher", model, tokens=tokens)), data.task)
-    split = with_similarities(with_teacher(data, teacher), teacher, 512).validation
+    split = with_similarities(with_teacher(data, teacher.model.config), teacher, 512).validation
     rows = tiny.tokenizer()(split["text"][:], truncation=True, max_length=read, return_tensors="pt", padding=True)
     with torch.no_grad():
         vectors = teacher.model(**rows).sentence_embedding.numpy()

@@ -91,7 +91,7 @@ def main(folder: str = "") -> None:
             say(answer(request, runners))
     except BrokenPipeError:
         pass
-    except Exception:
+    except Exception:  # the exit below would leave no trace of it
         traceback.print_exc()
         code = 1
     finally:
