@@ -718,11 +718,15 @@ def test_an_answer_has_no_space_around_it(tmp_path: Path) -> None:
     model = tiny.model("roberta", head=AutoModelForQuestionAnswering, labels=2, vocab_size=len(tokenizer))
     task = Task("qa", ("question", "context"), "answers", (), "f1")
     made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=60)
-    path = text_model(made, precision="fp32").path / TEXT
+    whole = text_model(made, precision="fp32")
+    path = whole.path / TEXT
     pairs = [(one, other) for one in SENTENCES for other in SENTENCES]
     for mine, theirs in zip(run_text(path, pairs), made.predict(pairs, precision="fp32"), strict=True):
         assert isinstance(mine, Answer) and isinstance(theirs, Answer)
         assert (mine.text, mine.start, mine.end) == (theirs.text, theirs.start, theirs.end)
+    weights = made.files()["fp32"]
+    assert TEXT in (more := whole.put("fp16", weights)).manifest.files, "another file is added"
+    assert TEXT not in more.put("fp32", weights).manifest.files and not path.exists(), "it has a copy of the old one"
 
 
 def test_wrong_offsets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
