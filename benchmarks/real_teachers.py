@@ -7,9 +7,9 @@
 TEACHER is a folder that `python -m benchmarks.teachers` wrote: e5, smollm2, smollm2.
 
 korean     multilingual-e5-small is trimmed to the tokens of NSMC and KorSTS, distilled into 4 layers on their texts,
-           and exported as a text file, whose tokens and vectors are compared with the bundle's. Spearman correlation
-           on KorSTS's test split, as the run reports it. Then the trimmed teacher is fine-tuned on reviews, and
-           teaches a student that begins as that of the vectors
+           quantised by SmoothQuant, and exported as a text file, whose tokens and vectors are compared with the
+           bundle's. Spearman correlation on KorSTS's test split, as the commands report it. Then the trimmed teacher
+           is fine-tuned on reviews, and teaches a student that begins as that of the vectors
 wikipedia  SmolLM2 is distilled into 10 of its layers, beside the same student without its teacher, in as many minutes
 prompted   SmolLM2 labels sentences with zero, one and four examples, and an encoder learns its answers
 
@@ -102,12 +102,17 @@ def prove_korean(given: argparse.Namespace) -> dict[str, Any]:
     options = ["--teacher", work / "trimmed", "--recipe", "leaf", "--kind", "embedding", "--data", splits]
     options += ["--set", "student.layers=4", *sizes]
     commands.append(compress(work / "vectors", "distill", *options, "--minutes", given.minutes))
-    bundle = Bundle.load(work / "vectors" / "bundle")
+    reported = work / "vectors" / "bundle"
+    smooth = work / "smooth"
+    limits = ["--data", splits, "--method", "smoothquant", "--max-drop", 2]
+    commands.append(compress(smooth, "quantize", reported, *limits))
+    bundle = Bundle.load(smooth)
     texts_file = work / "text"
     unseen = write_lines(work / "reviews.txt", others)
     commands.append(compress(texts_file, "export", bundle.path, "--for", "text", "--data", unseen))
     facts = compare_vectors(given, bundle, texts_file / Path(TEXT).name, others)
-    return {"commands": commands, **facts, **fine_tune(given, commands)}
+    models = [*read_report(reported), read_certificate(smooth)]
+    return {"commands": commands, "korsts": models, **facts, **fine_tune(given, commands)}
 
 
 def compare_vectors(given: argparse.Namespace, bundle: Bundle, file: Path, reviews: Sequence[str]) -> dict[str, Any]:
@@ -118,7 +123,6 @@ def compare_vectors(given: argparse.Namespace, bundle: Bundle, file: Path, revie
     answered = np.stack([np.asarray(answer.numbers) for answer in answers])
     proof = read_proof(file)
     return {
-        "korsts": read_report(bundle.path.parent),
         "text_file_mb": file.stat().st_size / 1e6,
         "read_as_by_the_tokenizer": {"hard texts": proof.hard, "reviews": proof.given},
         "vectors": {"texts": len(some), "largest_difference": float(np.abs(answered - expected).max())},
@@ -140,12 +144,26 @@ def fine_tune(given: argparse.Namespace, commands: list[dict[str, Any]]) -> dict
     columns = ["--text", "document", "--label", "label", "--kind", "classification"]
     words = [word for change in changes for word in ("--set", change)]
     commands.append(compress(work / "reviews", "distill", *options, *columns, *words))
-    return {"nsmc": read_report(work / "reviews")}
+    return {"nsmc": read_report(work / "reviews" / "bundle")}
 
 
-def read_report(run: Path) -> list[dict[str, Any]]:
-    """Return name, score with its interval, size and parameters of each model of a run."""
-    report = json.loads((run / "bundle" / "report.json").read_text(encoding="utf-8"))
+def read_certificate(bundle: Path) -> dict[str, Any]:
+    """Return the same of the int8 file that `compress quantize` wrote, which has no interval."""
+    *_, last = json.loads((bundle / "report.json").read_text(encoding="utf-8"))["certificates"]
+    return {
+        "name": "student int8, SmoothQuant",
+        "role": "student",
+        "score": {last["metric"]: last["after"]},
+        "interval": None,
+        "agreement": last["agreement"],
+        "method": last["method"],
+        "file_mb": (bundle / last["artefact"]).stat().st_size / 1e6,
+    }
+
+
+def read_report(bundle: Path) -> list[dict[str, Any]]:
+    """Return name, score with its interval, size and parameters of each model of a run's bundle."""
+    report = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
     names = ("name", "role", "score", "interval", "agreement", "parameters", "file_mb", "train_seconds")
     return [{name: row.get(name) for name in names} for row in report["rows"]]
 
@@ -200,7 +218,7 @@ def prove_prompted(given: argparse.Namespace) -> dict[str, Any]:
         numbers = ["--set", "stages.0.max_length=64", "--effort", "quick", "--gate", "warn"]
         run = given.work / f"examples-{examples}"
         commands.append(compress(run, "distill", *options, *numbers))
-        found[examples] = read_report(run)
+        found[examples] = read_report(run / "bundle")
     return {"commands": commands, "examples": found}
 
 
