@@ -85,9 +85,10 @@ def limit_time(
             _announce_many_rows(context, stages)
         return context
     names = tuple(stage.name for stage in stages)
-    prepared = from_first(lambda: time.monotonic() - began)
     before = from_first(lambda: run.before)
-    left = 60 * minutes - before - prepared
+    began -= before
+    prepared = from_first(lambda: time.monotonic() - began)
+    left = 60 * minutes - prepared
     teacher = context.base_teacher
     if teacher is None:  # it is not measured, and nothing is shipped
         ends = time.monotonic() + left

@@ -220,7 +220,7 @@ class TimeLimit:
 
     ends     when training must end, by `time.monotonic`
     minutes  the limit that the user gave, for the whole run
-    began    when the command began
+    began    when the command began, or would have, had it not been interrupted
     pace     None if the run has no task
     """
 

@@ -115,6 +115,7 @@ def test_a_resumed_run_keeps_its_rows(
     again = limited(context, tmp_path / "run", Pace(0.001), monkeypatch, before=100.0)
     assert sizes(again.data) == sizes(first.data)
     assert again.data.train["text"] == first.data.train["text"]
+    assert again.time_limit is not None and again.time_limit.spent > 1, "what was spent before counts"
 
 
 def test_the_pace_is_that_of_the_teacher(context: TrainingContext) -> None:
