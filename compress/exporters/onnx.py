@@ -307,7 +307,10 @@ def prepare_mask(
     seen = mask_BL[:, None, None, :]
     kinds = getattr(config, "layer_types", None)
     family = families.find(config.model_type)
-    if family.looks_back:
+    looks_back = getattr(config, "is_decoder", False) or (
+        family.looks_back and getattr(config, "is_causal", True)
+    )
+    if looks_back:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
     full = (1.0 - seen.to(dtype)) * MASKED_SCORE
     windowed = family.all_windowed and config.sliding_window is not None
@@ -317,7 +320,7 @@ def prepare_mask(
     apart_LL = place_L[:, None] - place_L[None, :]
     far_LL = (
         apart_LL >= config.sliding_window
-        if family.looks_back
+        if looks_back
         else apart_LL.abs() > config.sliding_window
     )
     near = (full + far_LL * MASKED_SCORE).clamp(min=MASKED_SCORE)

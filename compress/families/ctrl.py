@@ -2,4 +2,4 @@
 
 from compress.families.family import Family
 
-FAMILY = Family("ctrl", length_setting="n_positions")
+FAMILY = Family("ctrl", length_setting="n_positions", segments_uncounted=True)

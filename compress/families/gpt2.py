@@ -23,5 +23,6 @@ FAMILY = Family(
     copied_by_name=True,
     prepared_mask=True,
     looks_back=True,
+    segments_uncounted=True,
     generates="decoder",
 )

@@ -40,7 +40,7 @@ IGNORED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
     "position_embedding_type": (
         "absolute",
         "relative positions, which transformers 5 no longer computes",
-        ("esm", "granitemoehybrid"),
+        ("esm", "granitemoehybrid", "modernbert", "modernbert-decoder"),
     ),
     "pruned_heads": (
         {},
@@ -165,17 +165,20 @@ def _check_scores(keys: JsonKeys) -> None:
             "this cross-encoder, which is not supported; expected none. Put the prompt "
             "into your texts, and set default_prompt_name to null"
         )
-    activation = keys.take("activation_fn", str, None) or "torch.nn.Identity"
-    if (
-        not activation.startswith("torch.nn.")
-        or activation.rpartition(".")[2] not in RISING
-    ):
+    _check_activation(keys.path, keys.take("activation_fn", str, None))
+    keys.finish()
+
+
+def _check_activation(path: Path, activation: str | None) -> None:
+    """Raise TeacherError for an activation that changes the order of a cross-encoder's
+    logits."""
+    name = activation or "torch.nn.Identity"
+    if not name.startswith("torch.nn.") or name.rpartition(".")[2] not in RISING:
         raise TeacherError(
-            f"{keys.path}: activation_fn is {activation!r}, which is not supported, "
+            f"{path}: activation_fn is {activation!r}, which is not supported, "
             "since logits are read as scores; expected a class of torch.nn that keeps "
             f"their order: {', '.join(RISING)}"
         )
-    keys.finish()
 
 
 def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:
@@ -297,7 +300,7 @@ def find_weights(folder: Path, *, allow_pickle: bool = False) -> WeightFiles:
         names += [PICKLED, f"{PICKLED}.index.json"]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise TeacherError(_explain_no_weights(folder))
+        raise TeacherError(_explain_no_weights(folder, allow_pickle=allow_pickle))
     if not path.name.endswith(".index.json"):
         return WeightFiles((path,))
     return WeightFiles(_list_shards(path), path)
@@ -323,9 +326,9 @@ def _explicit_weights(folder: Path) -> str | None:
     return name
 
 
-def _explain_no_weights(folder: Path) -> str:
+def _explain_no_weights(folder: Path, *, allow_pickle: bool) -> str:
     """Describe what the folder has instead of readable weights."""
-    if list(folder.glob("pytorch_model*.bin")):
+    if not allow_pickle and list(folder.glob("pytorch_model*.bin")):
         return (
             f"{folder}: has only pickled weights, which can run code when loaded. Save "
             "them as safetensors, or pass --allow-pickle if you trust their source "
@@ -339,7 +342,7 @@ def _explain_no_weights(folder: Path) -> str:
         )
     others = sorted(
         path.name
-        for end in ("gguf", "h5", "msgpack", "safetensors")
+        for end in ("bin", "gguf", "h5", "msgpack", "safetensors")
         for path in folder.glob(f"*.{end}")
     )
     beside = f"; {others[0]} is not read" if others else ""
@@ -436,9 +439,14 @@ class ModelFolder:
         """Raise TeacherError for a folder that no command reads, as `identify_kind`
         says, and for a config.json that needs code of its own, describes quantised
         weights, or has impossible labels or ignored settings."""
-        identify_kind(self.path)
+        for folder in (self.path, self.encoder):
+            identify_kind(folder)
         config = self.config
         where = self.where
+        saved_by = config.get("sentence_transformers") or {}
+        _check_activation(where, saved_by.get("activation_fn"))
+        # of versions before 4
+        _check_activation(where, config.get("sbert_ce_default_activation_function"))
         if config.get("auto_map"):
             raise TeacherError(
                 f"{where}: the model has its own code (auto_map), which is never run. "

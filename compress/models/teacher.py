@@ -212,9 +212,10 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     if trained and task.labels:
         source.labels()  # says what is wrong with them
     tokenizer = load_tokenizer(folder, config)
-    if not trained or all(
-        label.startswith("LABEL_") for label in config.id2label.values()
-    ):
+    names = set(config.id2label.values())
+    unnamed = names == {f"LABEL_{number}" for number in range(len(names))}
+    renamed = unnamed and not task.word_labels and names != {*task.output_names}
+    if not trained or renamed:
         set_labels(config, task.output_names)
     config.problem_type = task.problem
     new: New = "nothing" if trained else "head"

@@ -72,22 +72,27 @@ class VectorSource(Protocol):
 
 def with_teacher(data: TaskData, config: Any) -> TaskData:
     """Return data for sentence vectors with the width and prompts in the config of the
-    teacher, or of what is made of it, and a note if some of the prompts will not be
-    used; other data unchanged."""
+    teacher, or of what is made of it, and notes on prompts that will not be used and on
+    another similarity than the cosine; other data unchanged."""
     if not data.task.vectors:
         return data
-    preparation = settings_of(config).preparation
+    settings = settings_of(config)
+    preparation = settings.preparation
     task = replace(data.task, width=width_of(config), preparation=preparation)
-    if not preparation.unused:
-        return replace(data, task=task)
-    unused = (
-        "prompts of the teacher that no text is given: "
-        f"{', '.join(preparation.unused)}; sentence-transformers uses "
-        f"{QUERY} and {DOCUMENT_PROMPT} by themselves: rename them in "
-        f"{MODULE_SETTINGS} to "
-        "train with them",
-    )
-    return replace(data, task=task, notes=data.notes + unused)
+    notes = list(data.notes)
+    if preparation.unused:
+        notes.append(
+            "prompts of the teacher that no text is given: "
+            f"{', '.join(preparation.unused)}; sentence-transformers uses "
+            f"{QUERY} and {DOCUMENT_PROMPT} by themselves: rename them in "
+            f"{MODULE_SETTINGS} to train with them"
+        )
+    if not settings.ranks_by_cosine:
+        notes.append(
+            f"similarity_fn_name of the teacher is {settings.similarity}; scores here "
+            "compare vectors by their cosine"
+        )
+    return replace(data, task=task, notes=tuple(notes))
 
 
 def with_similarities(data: TaskData, teacher: Teacher, max_length: int) -> TaskData:

@@ -554,6 +554,13 @@ def test_prompts_that_nobody_is_given_are_noted(data: Path, teacher: Path) -> No
     assert "s2p_query" in with_teacher(task_data, loaded.model.config).notes[-1]
 
 
+def test_another_similarity_than_the_cosine_is_noted(data: Path, teacher: Path) -> None:
+    loaded = load_teacher("it", teacher, TASK)
+    set_settings(loaded.model.config, SentenceSettings((Pooling(("mean",), 32),), similarity="dot"))
+    (note,) = with_teacher(load_task(str(data), kind="embedding"), loaded.model.config).notes[-1:]
+    assert note == "similarity_fn_name of the teacher is dot; scores here compare vectors by their cosine"
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

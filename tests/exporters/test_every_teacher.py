@@ -19,6 +19,7 @@ from compress.data.tokenize import encode
 from compress.errors import DataError, ExportError, StudentError
 from compress.evaluation import metrics
 from compress.exporters.onnx import makes_segments, parity, to_onnx
+from compress.exporters.session import read_model
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.padding import pads_left
@@ -156,6 +157,23 @@ def test_its_onnx_file_answers_as_it_does(family: str, kind: str, tasks: dict[st
     batches = [Collate(teacher.tokenizer)([rows[i]]) for i in range(3)]
     largest = max(1.0, float(np.abs(metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))).max()))
     assert parity(teacher.model, tmp_path / "model.onnx", batches) < 1e-4 * largest
+
+
+def test_a_gpt2_whose_tokenizer_makes_types_is_given_them_in_its_file(
+    tasks: dict[str, TaskData], tmp_path: Path
+) -> None:
+    """It adds the embedding of the word with the number of the type."""
+    folder = Path(saved(tmp_path / "gpt2", "gpt2"))
+    for path in folder.glob("*token*"):
+        path.unlink()
+    tiny.tokenizer().save_pretrained(folder)
+    teacher = widened(teachers.load("gpt2", folder, tasks["classification"].task))
+    to_onnx(teacher.model, tmp_path / "model.onnx", segments=makes_segments(teacher.tokenizer))
+    rows = encode(tasks["classification"].validation, teacher.tokenizer, LENGTH)
+    expected = metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
+    assert "token_type_ids" in [given.name for given in read_model(tmp_path / "model.onnx").graph.input]
+    batches = [Collate(teacher.tokenizer)([rows[i]]) for i in range(3)]
+    assert parity(teacher.model, tmp_path / "model.onnx", batches) < 1e-4 * max(1.0, float(np.abs(expected).max()))
 
 
 def test_gpt2_answers_no_questions(tasks: dict[str, TaskData], tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertForSequenceClassification
+from transformers import AutoConfig, BertForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from compress.errors import ExportError
 from compress.exporters import onnx as export
-from compress.exporters.onnx import parity, to_onnx
+from compress.exporters.onnx import parity, prepare_mask, to_onnx
 from tests import tiny
 
 
@@ -51,6 +51,24 @@ def test_masked_tokens_never_matter(tmp_path: Path) -> None:
     (cut,) = session.run(None, {name: array[:, :4] for name, array in feeds.items()})
     (seen,) = session.run(None, {**feeds, "attention_mask": (0 * mask + 1).numpy()})
     assert abs(masked - cut).max() < 1e-6 < abs(masked - seen).max()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "back"),
+    [
+        ("qwen2", {}, True),
+        ("qwen2", {"is_causal": False}, False),
+        ("bert", {}, False),
+        ("bert", {"is_decoder": True}, True),
+    ],
+)
+def test_a_token_sees_what_follows_it_unless_the_config_says_otherwise(
+    family: str, settings: dict[str, Any], back: bool
+) -> None:
+    config = AutoConfig.for_model(family, **settings)
+    mask = prepare_mask(torch.ones(1, 3, dtype=torch.long), config).expand(1, 1, 3, 3)
+    hidden = mask[0, 0] < 0
+    assert torch.equal(hidden, torch.ones(3, 3).triu(1).bool() if back else torch.zeros(3, 3).bool())
 
 
 def test_exporting_leaves_the_model_as_it_was(tmp_path: Path) -> None:

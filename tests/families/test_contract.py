@@ -37,6 +37,8 @@ KNOWN = families.known()
 OURS = {"ib-bert": {"intra_bottleneck_size": 48}, "static-embedding": {}}
 """Families of our own classes, which are not in the table of transformers' families."""
 NAMES = [family.name for family in KNOWN]
+IGNORING_SUMMARY = ("gpt2", "openai-gpt")
+"""Families whose classifiers ignore the place that summary_type names."""
 SLICED = [family.name for family in KNOWN if family.rules]
 PARTS: dict[str, list[dict[str, Any]]] = {
     "ernie": [{"use_task_id": True}],
@@ -165,7 +167,7 @@ def test_facts_of_texts_and_of_computing(name: str) -> None:
     config = model.config
     assert family.layered == (Shape.from_config(config).layers > 0)
     assert family.disentangled == any(type(each).__name__ == "DisentangledSelfAttention" for each in model.modules())
-    assert family.summary == getattr(config, "summary_type", "first") or name == "gpt2"  # whose classifiers ignore it
+    assert family.summary == getattr(config, "summary_type", "first") or name in IGNORING_SUMMARY
     for each in family.undeclared:
         assert not hasattr(CONFIG_MAPPING[name](), each)
     if family.length_setting:

@@ -127,6 +127,9 @@ def test_settings_that_change_the_model_are_refused(settings: dict[str, Any], fo
         {"pruned_heads": {}, "tie_encoder_decoder": False, "adapters": {"adapters": {}, "fusions": {}}},
         {"finetuning_task": "sst2", "unheard_of": 3, "model_max_length": 12},
         {"problem_type": "multi_label_classification"},
+        {"model_type": "modernbert", "position_embedding_type": "sans_pos"},
+        {"sentence_transformers": {"version": "5.1.0", "activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
     ],
     ids=str,
 )
@@ -136,8 +139,9 @@ def test_other_settings_are_accepted(settings: dict[str, Any], folder: Path) -> 
 
 
 def test_the_families_that_honour_a_setting_declare_it() -> None:
+    rotary = {"modernbert", "modernbert-decoder"}  # mmBERT's config has `sans_pos`, which nothing reads
     for name, (_, _, families) in IGNORED.items():
-        assert all(name in CONFIG_MAPPING[family].__dataclass_fields__ for family in families), name
+        assert all(name in CONFIG_MAPPING[family].__dataclass_fields__ for family in {*families} - rotary), name
         common = ("bert", "roberta", "electra", "albert", "xlm-roberta", "ernie", "camembert", "t5", "distilbert")
         assert not any(name in CONFIG_MAPPING[family].__dataclass_fields__ for family in common), name
 
@@ -203,6 +207,30 @@ def test_what_stands_beside_a_model_is_not_ignored(name: str, folder: Path) -> N
         check(str(folder))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.ReLU"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.activation.ReLU"},
+    ],
+)
+def test_an_activation_in_the_config_of_a_cross_encoder_is_read(settings: dict[str, Any], folder: Path) -> None:
+    change(folder, **settings)
+    with pytest.raises(TeacherError, match=r"activation_fn is 'torch\.nn\.modules\.activation\.ReLU'"):
+        check(str(folder))
+
+
+def test_adapters_beside_the_first_module_are_refused(folder: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    folder.rename(whole / "0_Transformer")
+    listed = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": MODULE}]
+    (whole / "modules.json").write_text(json.dumps(listed))
+    (whole / "0_Transformer" / "adapter_config.json").write_text("{}")
+    with pytest.raises(TeacherError, match=r"0_Transformer.adapter_config\.json"):
+        check(str(whole))
+
+
 def test_a_folder_of_adapters_alone_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(TeacherError, match=r"adapter_config\.json.*merge"):
@@ -226,7 +254,10 @@ def test_the_files_that_transformers_reads_are_found(folder: Path) -> None:
     assert find_weights(folder, allow_pickle=True).pickled
     with pytest.raises(TeacherError, match="only pickled weights"):
         find_weights(folder)
-    (folder / "pytorch_model.bin").unlink()
+    (folder / "pytorch_model.bin").rename(folder / "pytorch_model_fsdp.bin")
+    with pytest.raises(TeacherError, match=r"has no model\.safetensors\.index\.json"):
+        find_weights(folder, allow_pickle=True)
+    (folder / "pytorch_model_fsdp.bin").unlink()
     with pytest.raises(TeacherError, match=r"model\.safetensors\.index\.json"):
         find_weights(folder)
 

@@ -70,6 +70,34 @@ def same(model: Any, other: Any) -> bool:
     return bool(ours.dtype == theirs.dtype == torch.float32) and torch.allclose(ours, theirs, atol=1e-5)
 
 
+# Labels
+
+
+def test_default_names_that_the_data_has_too_keep_their_numbers(tmp_path: Path) -> None:
+    names = [f"LABEL_{number}" for number in range(12)]
+    folder = Path(tiny.checkpoint(tmp_path / "model", tiny.bert(12)))
+    task = Task("classification", ("text",), "label", tuple(sorted(names)), "accuracy")
+    assert names != sorted(names)
+    own = load_source(str(folder)).model
+    loaded = teachers.load("tiny", folder, task).model
+    ids = torch.arange(5, 12)[None]
+    with torch.no_grad():
+        answers = [each(input_ids=ids).logits[0] for each in (own, loaded)]
+    by_name = [
+        dict(zip(order, each.tolist(), strict=True))
+        for order, each in zip((names, sorted(names)), answers, strict=True)
+    ]
+    assert by_name[0] == pytest.approx(by_name[1])
+
+
+def test_names_that_begin_like_default_ones_are_names(tmp_path: Path) -> None:
+    names = {"id2label": {0: "LABEL_POS", 1: "LABEL_NEG"}, "label2id": {"LABEL_POS": 0, "LABEL_NEG": 1}}
+    folder = Path(tiny.checkpoint(tmp_path / "model", tiny.bert(2, **names)))
+    task = Task("classification", ("text",), "label", ("LABEL_NEG", "LABEL_POS"), "accuracy")
+    before = load_source(str(folder)).model.classifier.weight
+    assert torch.equal(teachers.load("tiny", folder, task).model.classifier.weight, before.flip(0))
+
+
 # Tensors that the model has no place for
 
 

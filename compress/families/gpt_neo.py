@@ -1,0 +1,5 @@
+"""GPT-Neo, which adds the word embeddings of token types, if it is given any."""
+
+from compress.families.family import Family
+
+FAMILY = Family("gpt_neo", segments_uncounted=True)
