@@ -117,6 +117,12 @@ def standard_tags(tags: Iterable[str]) -> dict[str, str]:
     Raises TagError for a tag that does not fit the others.
     """
     distinct = sorted(set(tags))
+    if {"B", "I"} <= {*distinct} <= {*"BIOESLUM"}:
+        raise TagError(
+            "B",
+            "the tag 'B' does not say which kind of entity begins: write B-TERM and "
+            "I-TERM for B and I, for example.",
+        )
     form = _find_form(distinct)
     mapped = {}
     for tag in distinct:

@@ -375,6 +375,10 @@ def _parse_lists(cells: Sequence[str | None]) -> list[list[Any] | None] | None:
     return [_parse_list(cell) if cell else None for cell in cells]
 
 
+_JOINED = re.compile(r"""['"]\s+['"]""")
+"""Strings without a comma between them, as numpy prints; Python would join them."""
+
+
 def _parse_list(cell: str) -> list[Any] | None:
     """Parse a list of strings and numbers in the notation of JSON or Python; None if
     the text is not a list."""
@@ -385,7 +389,7 @@ def _parse_list(cell: str) -> list[Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         try:
-            value = ast.literal_eval(text)
+            value = None if _JOINED.search(text) else ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return None
     plain = isinstance(value, list) and all(

@@ -446,6 +446,7 @@ def _is_punctuation(dialect: Dialect, begins: _Beginning) -> bool:
 def detect_txt(first: Sequence[str]) -> str:
     """Detect the delimiter of a txt file from its first lines: a tab, a semicolon,
     FASTTEXT, or "" for whole texts."""
+    first = [line for line in first if line.strip()]
     if first and 2 * sum("\t" in line for line in first) >= len(first):
         return "\t"
     if first and all(line.startswith(FASTTEXT) for line in first):

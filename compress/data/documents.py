@@ -391,8 +391,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _two_texts(line: str) -> Sequence[str]:
-    """Return the two texts of a JSON line, or () unless it has exactly two, and no
-    column `text`."""
+    """Return the two texts of a JSON line, or () unless it has exactly two, named by
+    their languages."""
     try:
         row: Any = parse_json(line, "")
     except DataError:
@@ -403,4 +403,5 @@ def _two_texts(line: str) -> Sequence[str]:
         if isinstance(row, dict)
         else []
     )
-    return texts if len(texts) == 2 and "text" not in row else ()
+    named = len(texts) == 2 and all(map(_LANGUAGE_CODE.fullmatch, row))
+    return texts if named else ()

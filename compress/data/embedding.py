@@ -19,7 +19,6 @@ training split is held out. Texts alone are compared as the teacher compares the
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ import pyarrow as pa
 from compress.data import dialects, retrieval, schema, sources, squad
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.held_out import SHARE_HELD_OUT, held_out_share
-from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS
+from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS, find_passages
 from compress.data.retrieval import Retrieval
 from compress.data.sentences import split_sentences
 from compress.data.sources import Role
@@ -42,9 +41,6 @@ from compress.errors import DataError, did_you_mean
 from compress.kinds import find
 
 QUERY_NAMES: Final = ("query", "anchor", "question")
-TEXT_WORDS: Final = "|".join((*PASSAGES, "sentence"))
-"""What may follow `positive` and `negative` in a column's name, with a number; other
-columns, such as `positive_score`, are not read."""
 FEWEST_PAIRS: Final = 50
 MOST_HELD_OUT: Final = 1000
 """Texts alone to hold out: at least FEWEST_PAIRS, but not more than half, and at most
@@ -411,8 +407,8 @@ def _read_table(
 ) -> EmbeddingTexts:
     plain = {schema.plain(name): name for name in split.columns}
     query = next((plain[name] for name in QUERY_NAMES if name in plain), None)
-    positives = _find_passages(plain, "positive")
-    negatives = _find_passages(plain, "negative")
+    positives = find_passages(plain, "positive")
+    negatives = find_passages(plain, "negative")
     if text is None and query is not None and positives:
         return _read_queries(split, query, positives, negatives)
     passage = next((plain[name] for name in PASSAGES if name in plain), None)
@@ -433,17 +429,17 @@ def _read_table(
     columns, _ = schema.choose_text(split, text, numbers[:1])
     if len(columns) == 1:
         return _read_texts(cell for _, (cell,) in split.cells(columns))
+    if not numbers and text is None and known:
+        raise DataError(
+            f"{split.place}: the label {known[0]!r} is not a number; expected the "
+            "similarity of the two texts, or --text twice to take every row for a "
+            "relevant pair, whatever its label says."
+        )
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
     if numbers[0] != judgement:
         return _read_pairs(split, columns[0], columns[1], numbers[0])
     return _read_judgements(split, columns[0], columns[1], relevance, scores)
-
-
-def _find_passages(plain: Mapping[str, str], word: str) -> list[str]:
-    """Find the columns of a query's relevant, or irrelevant, passages."""
-    pattern = re.compile(rf"{word}({TEXT_WORDS})?s?\d*")
-    return [name for key, name in plain.items() if pattern.fullmatch(key)]
 
 
 def _read_pairs(split: Table, one: str, other: str, number: str) -> EmbeddingTexts:

@@ -440,14 +440,15 @@ def _learn_words(labels: LabelColumn, kind: Kind | None) -> Coding:
     values = pc.unique(labels.cells.drop_null()).to_pylist()
     if kind is None or find(kind).many_labels:
         _refuse_unclear(labels, values, kind)
-        parts = {part.strip() for value in values for part in value.split(",")}
-        separator = None
-        if any("|" in value for value in values):
-            separator = "|"
-        elif kind or (
-            len(parts) < len(values) and not any(map(_QUANTITY.fullmatch, values))
-        ):
-            separator = ","
+        separator = "," if kind else None
+        quantities = any(map(_QUANTITY.fullmatch, values))
+        for mark in "|;,":
+            joined = [value for value in values if mark in value]
+            parts = {part.strip() for value in values for part in value.split(mark)}
+            recur = len(parts) < len(values) and not quantities
+            if joined and (recur or mark == "|"):
+                separator = mark
+                break
         if separator:
             names = labels.list_names(separator)
             labels.refuse_many_flags(names)

@@ -27,7 +27,7 @@ rank wrongly.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -62,6 +62,9 @@ PASSAGES: Final = (
     "passagetext",
     "doc",
 )
+TEXT_WORDS: Final = "|".join((*PASSAGES, "sentence"))
+"""What may follow `positive` and `negative` in a column's name, with a number; other
+columns, such as `positive_score`, are not read."""
 RELEVANCES: Final = ("relevance", "label", "score", "grade", "relevant")
 TEACHERS: Final = (
     "teacherscore",
@@ -274,9 +277,7 @@ def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Col
                 f"expected a row for each passage: query, passage and {teacher!r}, "
                 "optionally relevance."
             )
-        negatives = tuple(
-            name for name in split.columns if re.fullmatch(r"negative\d*", plain(name))
-        )
+        negatives = tuple(find_passages(found, "negative"))
         return _Columns(query, (found["positive"], *negatives), None, negatives)
     if passage is None:
         passage = next(
@@ -303,6 +304,12 @@ def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Col
             f"columns, with an example each:\n{split.examples()}"
         )
     return _Columns(query, (passage,), label, teacher=teacher)
+
+
+def find_passages(columns: Mapping[str, str], word: str) -> list[str]:
+    """Find the columns of a query's passages: `word` is positive or negative."""
+    pattern = re.compile(rf"{word}({TEXT_WORDS})?s?\d*")
+    return [name for key, name in columns.items() if pattern.fullmatch(key)]
 
 
 def _rows(split: Table, columns: _Columns) -> Iterator[Pair]:

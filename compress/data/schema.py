@@ -183,6 +183,10 @@ def choose(
                 "all are 0 or 1",
             )
         elif len(labels) == 1:
+            first, *others = split.sample[labels[0]]
+            rare = isinstance(first, str) and number(first) is None
+            if split.headerless and rare and first not in others and len(others) > 2:
+                raise _ambiguous(split, "whether its first row is a header")
             notes = (*notes, f"took {named} as the label, by its contents")
         else:
             raise _ambiguous(

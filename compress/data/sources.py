@@ -54,6 +54,7 @@ SPLIT_WORDS: Final[Mapping[str, Role]] = {
     "valid": "validation",
     "val": "validation",
     "dev": "validation",
+    "eval": "validation",
     "test": "test",
 }
 """The words that name a split, preferred ones first."""
@@ -302,12 +303,14 @@ def find(source: str, columns: Sequence[str]) -> Source:
         name, files = local_splits
         description = ""
         if local(source).is_dir():
+            named = [path for paths in files.values() for path in paths]
+            unread = [path for path in named if not _is_read(path)]
+            notes = tuple(
+                f"skipped {path.name}: its name does not end in {', '.join(SUFFIXES)}"
+                for path in unread
+            )
             files = {
-                role: [
-                    path
-                    for path in paths
-                    if path.is_dir() or path.suffix.lower() in SUFFIXES
-                ]
+                role: [path for path in paths if path not in unread]
                 for role, paths in files.items()
             }
             description = _list_entries(local(source))
@@ -333,11 +336,16 @@ def find(source: str, columns: Sequence[str]) -> Source:
     )
 
 
+def _is_read(path: Path) -> bool:
+    return path.is_dir() or path.suffix.lower() in SUFFIXES
+
+
 def group_shards(paths: Iterable[Path]) -> list[list[Path]]:
-    """Group files whose names differ only in digits: each group is a split."""
-    groups: dict[tuple[str, str], list[Path]] = {}
+    """Group files of a folder whose names differ only in digits: each group is a
+    split."""
+    groups: dict[tuple[Path, str], list[Path]] = {}
     for path in paths:
-        key = re.sub(r"\d+", "0", path.stem), path.suffix
+        key = path.parent, re.sub(r"\d+", "0", path.name)
         groups.setdefault(key, []).append(path)
     return list(groups.values())
 

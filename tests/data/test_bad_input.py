@@ -83,6 +83,15 @@ def test_named_columns_must_exist(folder: Folder) -> None:
         load_task(source, text=["text", "label", "more"])
 
 
+def test_a_first_row_that_may_be_a_header_is_asked_about(folder: Folder) -> None:
+    """A title that is unknown stands above labels that recur."""
+    rows = "".join(f"a fine film {n}\t{'pos' if n % 2 else 'neg'}\n" for n in range(8))
+    source = folder({"train.tsv": f"phrase\tpolarity\n{rows}"})
+    with pytest.raises(DataError, match="cannot tell whether its first row is a header"):
+        load_task(source)
+    assert load_task(source, text=["phrase"], label="polarity").task.labels == ("neg", "pos")
+
+
 def test_unknown_column_number(folder: Folder) -> None:
     with pytest.raises(DataError, match=r"no column '7'\. It has no header.*\n  1: 'a fine film'\n  2: 'pos'"):
         load_task(folder({"train.tsv": GOOD.split("\n", 1)[1]}), text=["7"], label="2")

@@ -219,6 +219,11 @@ def test_tags_that_may_be_something_else_are_refused(text: str, message: str, fo
         load_task(folder({"train.txt": text, "dev.txt": text}), kind="tagging")
 
 
+def test_tags_that_only_say_where_an_entity_begins_are_refused(folder: Folder) -> None:
+    with pytest.raises(DataError, match=r"the tag 'B' does not say .* write B-TERM and I-TERM"):
+        load_task(folder({"train.txt": "a\tB\nfilm\tI\nwas\tO\n\n" * 4}), kind="tagging")
+
+
 def test_numbers_of_words_are_left_out(folder: Folder) -> None:
     text = "1\tAnna\tB-PER\n2\tsat\tO\n\n1\tRome\tB-LOC\n"
     data = load_task(folder({"train.txt": text, "dev.txt": text}))

@@ -542,6 +542,9 @@ def test_text_is_not_parallel(folder: Folder) -> None:
     path = folder({"a.txt": "one\ttwo", "b.jsonl": '{"text": "a", "title": "b"}', "c.en": "x", "c.fr": "y"})
     assert not load_corpus(path + "/a.txt").parallel
     assert not load_corpus(path + "/b.jsonl").parallel
+    path = folder({"d.jsonl": '{"id": "12", "content": "A text."}'})
+    with pytest.raises(DataError, match='an object with "text"'):
+        list(load_corpus(path + "/d.jsonl").documents())
 
 
 # Several languages

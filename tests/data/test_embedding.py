@@ -158,6 +158,15 @@ def test_invalid_similarity(tmp_path: Path) -> None:
         load(tsv(tmp_path / "train.tsv", *rows))
 
 
+def test_words_that_say_how_two_texts_relate_are_no_similarity(tmp_path: Path) -> None:
+    rows = [(f"text {n}", f"other {n}", ("entailment", "contradiction")[n % 2]) for n in range(8)]
+    file = tsv(tmp_path / "train.tsv", ("sentence1", "sentence2", "label"), *rows)
+    with pytest.raises(DataError, match="the label 'label' is not a number; expected the similarity"):
+        load(file)
+    named = load_task(file, kind="embedding", text=["sentence1", "sentence2"])
+    assert named.task.metric == "ndcg@10"
+
+
 def test_splits_with_other_metrics(tmp_path: Path) -> None:
     pairs = tsv(tmp_path / "pairs.tsv", ("sentence1", "sentence2", "score"), *PAIRS)
     asks = tsv(tmp_path / "asks.tsv", ("question", "passage"), ("what is it", "it is that"), ("what", "that"))

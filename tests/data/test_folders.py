@@ -281,6 +281,8 @@ def test_fasttext_and_semicolon_files(folder: Folder) -> None:
     data = load_task(folder({"train.txt": labelled, "dev.txt": labelled}))
     assert data.task.labels == ("neg", "pos")
     assert data.train.to_list() == [{"text": text, "label": int(label == "pos")} for text, label in ROWS]
+    spaced = labelled.replace("\n", "\n\n", 1)
+    assert load_task(folder({"train.txt": spaced, "dev.txt": labelled})).train.to_list() == data.train.to_list()
     several = "".join(f"__label__a{' __label__b' if n % 2 else ''} text {n} of it\n" for n in range(8))
     data = load_task(folder({"train.txt": several, "dev.txt": several}))
     assert (data.task.kind, data.train["label"][:2]) == ("multilabel", [[1.0, 0.0], [1.0, 1.0]])
@@ -288,6 +290,13 @@ def test_fasttext_and_semicolon_files(folder: Folder) -> None:
     data = load_task(folder({"train.txt": divided, "dev.txt": divided}))
     assert (data.task.kind, data.task.labels) == ("classification", ("neg", "pos"))
     assert data.train["text"][0] == "so very fine a film, number 0"
+
+
+def test_files_with_the_name_of_a_split_that_are_not_read_are_noted(folder: Folder) -> None:
+    table = "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in ROWS)
+    data = load_task(folder({"train.tsv": table, "eval.tsv": table, "test.tsv.gz": b"x"}))
+    assert len(data.validation) == len(ROWS) and data.test is None
+    assert any("skipped test.tsv.gz: its name does not end in" in note for note in data.notes)
 
 
 def test_texts_with_semicolons(folder: Folder) -> None:

@@ -19,6 +19,8 @@ New York City\thas\tfive boroughs
 York\tis\ta city
 York\tlies_in\tEngland
 Łódź\tis\ta city
+राम\tis\ta king
+Jose\tis\ta name
 """
 
 
@@ -41,6 +43,8 @@ def knowledge(tmp_path: Path) -> Knowledge:
         ("York's walls", ["York"]),
         ("Yorkshire, york, Newyork, YORK", []),
         ("in Łódź.", ["Łódź"]),
+        ("राम, रामायण", ["राम"]),
+        ("Jose\u0301", []),
         ("New", []),
         ("", []),
     ],

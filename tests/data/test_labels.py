@@ -56,8 +56,9 @@ def test_lists_and_bars_are_multilabel(folder: Folder, labels: list[object]) -> 
     assert data.train["label"][:] == [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
 
 
-def test_labels_with_commas(folder: Folder) -> None:
-    data = loaded(folder, ["a,b", "a", "b"])
+@pytest.mark.parametrize("mark", [",", ";", "; "])
+def test_labels_with_commas(folder: Folder, mark: str) -> None:
+    data = loaded(folder, [f"a{mark}b", "a", "b"])
     assert (data.task.kind, data.task.labels) == ("multilabel", ("a", "b"))
     assert loaded(folder, ["a,b", "c,d"], kind="multilabel").task.labels == ("a", "b", "c", "d")
 
@@ -209,7 +210,8 @@ def test_decimal_commas_of_a_requested_regression(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "labels", [["('a', 'b')", "('a',)"], ["[a, b]", "[a]"], ["[0 1 1]", "[1 0 0]"], ["{'a'}", "x"]]
+    "labels",
+    [["('a', 'b')", "('a',)"], ["[a, b]", "[a]"], ["[0 1 1]", "[1 0 0]"], ["{'a'}", "x"], ["['a' 'b']", "['a']"]],
 )
 def test_lists_in_other_notations_are_refused(folder: Folder, labels: list[str]) -> None:
     with pytest.raises(DataError, match="looks like a list"):

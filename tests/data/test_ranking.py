@@ -49,9 +49,10 @@ def test_pairs_are_classification_by_default(folder: Folder) -> None:
     assert loaded(folder, files, kind="ranking", metric="map").task.metric == "map"
 
 
+@pytest.mark.parametrize("column", ["negative", "negatives", "negative_2"])
 @pytest.mark.parametrize("negative", ['"n1"', '["n1", "n2"]'])
-def test_positives_and_negatives(folder: Folder, negative: str) -> None:
-    rows = [{"query": q, "positive": p, "negative": json.loads(negative)} for q, p in ("ax", "ay", "bz")]
+def test_positives_and_negatives(folder: Folder, column: str, negative: str) -> None:
+    rows = [{"query": q, "positive": p, column: json.loads(negative)} for q, p in ("ax", "ay", "bz")]
     data = loaded(folder, {name: "\n".join(map(json.dumps, rows)) for name in ("train.jsonl", "dev.jsonl")})
     negatives = ["n1"] if negative == '"n1"' else ["n1", "n2"]
     expected = [("a", "x", 1), *(("a", n, 0) for n in negatives), ("a", "y", 1), ("b", "z", 1)]

@@ -67,6 +67,12 @@ def test_sentences_of_all_shards_and_files_that_are_skipped(folder: Folder) -> N
     assert "skipped dev.conll: valid.conll is the validation split" in data.notes
 
 
+def test_files_of_one_name_in_two_folders_are_two_splits(folder: Folder) -> None:
+    rows = "text,label\n" + "".join(f"a film {n},{'pos' if n % 2 else 'neg'}\n" for n in range(8))
+    with pytest.raises(DataError, match="several training splits"):
+        load_task(folder({"en/train.csv": rows, "fr/train.csv": rows}))
+
+
 @pytest.mark.parametrize(
     ("kind", "text"), [("tagging", "EU\tB-org\n\nin\tO\n"), ("qa", paragraphs("sky")), ("embedding", paragraphs("sky"))]
 )
