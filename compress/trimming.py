@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,10 +78,12 @@ def find_frequent(config: Mapping[str, Any], most: int) -> list[int]:
     model = config["model"]
     vocabulary = model["vocab"]
     if isinstance(vocabulary, list):
-        scores = np.array([score for _, score in vocabulary])
-        return np.argsort(-scores, kind="stable")[:most].tolist()
-    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
-    if "merges" in model:
+        best = sorted(vocabulary, key=itemgetter(1), reverse=True)
+        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        ordered = [token for token, _ in best]
+    elif "merges" not in model:
+        ordered = sorted(vocabulary, key=vocabulary.__getitem__)
+    else:
         ordered = ["".join(_pair(merge)) for merge in model["merges"]]
     words = (token for token in ordered if len(token) > 1 and token in vocabulary)
     found = (token for token in words if not UNUSED_PATTERN.fullmatch(token))
@@ -733,7 +736,10 @@ def _trim(
         before,
         texts,
         min_count=min_count,
-        keep=chain(keep, _begin(texts, read_prompts(source))),
+        # byte-level BPE has one token for a word after a space, another at the start
+        keep=chain(
+            keep, (f" {each}" for each in keep), _begin(texts, read_prompts(source))
+        ),
         pinned=find_pinned(model),
     )
     same = [

@@ -13,7 +13,6 @@ in the table.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import regex
 
 from compress.data import cache
 from compress.data.table_files import open_table
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from compress.data.encoder import Encoder
 
-FACTS_ENCODING: Final = "1"
+FACTS_ENCODING: Final = "2"
 """Part of every cache key: raise it when the facts of the same texts change."""
 TRIPLE_COLUMNS: Final = ("head", "relation", "tail")
 
@@ -96,7 +96,7 @@ class Knowledge:
 
 def split_words(text: str) -> EntityName:
     """Split a text into words and punctuation marks."""
-    return tuple(re.findall(r"\w+|[^\w\s]", text.replace("_", " ")))
+    return tuple(regex.findall(r"[\w\p{M}]+|[^\w\s]", text.replace("_", " ")))
 
 
 def load_knowledge(path: Path) -> Knowledge:

@@ -13,7 +13,9 @@ Shapes: B examples, L tokens, D hidden, V vocabulary.
 
 Deviations: none in the formulas; T^2 KL divided by the number of selected tokens, as
 `batchmean` over [tokens, V] does. mask: if a batch has fewer tokens to predict than
-wanted, all of them are predicted; theirs assumes that there are enough."""
+wanted, all of them are predicted; theirs assumes that there are enough. Their rows
+leave out those of 11 tokens or fewer, and those that are half unknown tokens; ours do
+not."""
 
 import math
 from collections.abc import Mapping

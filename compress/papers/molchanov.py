@@ -17,7 +17,7 @@ Deviations
   not cancel. The squares of examples are `theis.fisher`.
 - scores are not normed within layers (2017, Sec. 2.3; Michel et al.), which changes no
   order within a layer: every block keeps as many units as the others, where Michel et
-  al. compare the heads of all layers and take them away in steps, rating them anew.
+  al. compare the heads of all layers and take them away in steps.
 - layers: the gate of skipping a layer, which is ours.
 """
 

@@ -16,6 +16,7 @@ Deviations:
   text as wrong. Numbers are decoded, as in the paper.
 - rows to corrupt are whole sentences of one document; the authors' code joins texts,
   and cuts them every 568 tokens.
+- the target ends with one more sentinel, as in Fig. 2; that of their code does not.
 - corrupt_spans draws the lengths of the spans uniformly from all ways to divide the
   noise, like the authors' code, but anew for each batch; theirs does so once.
 """
@@ -186,22 +187,25 @@ def corrupt_spans(
     end        the token that ends source and target
 
     Adds decoder_input_ids that begin with the padding token, as T5 does. Special tokens
-    (the end token of a row) stay. Draws from torch's global generator. Raises DataError
-    for a sentinel that is not a special token.
+    (the end token of a row) stay, and unknown ones are words. Draws from torch's global
+    generator. Raises DataError for a sentinel that is not a special token.
     """
-    if sentinel >= words.size or not words.special_V[sentinel]:
-        raise DataError(
-            f"t5.corrupt_spans: token {sentinel} is not a special token of this "
-            "tokenizer; expected the id of its <extra_id_0>: {by: t5.corrupt_spans, "
-            "sentinel: ID}"
-        )
+    specials = {*words.special_V.nonzero()[:, 0].tolist()}
     sources = []
     targets = []
     device = batch["input_ids"].device
-    ids_BL = batch["input_ids"].cpu()
-    text_BL = batch["attention_mask"].cpu().bool() & ~words.special_V.cpu()[ids_BL]
-    for ids_L, text_L in zip(ids_BL, text_BL, strict=True):
-        source, target = _spans(ids_L[text_L].tolist(), rate, span, sentinel)
+    removed = specials - {words.unknown}
+    for ids_L, mask_L in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        tokens = [each for each in ids_L[mask_L.bool()].tolist() if each not in removed]
+        source, target = _spans(tokens, rate, span, sentinel)
+        if not {sentinel, target[-1]} <= specials:
+            raise DataError(
+                f"t5.corrupt_spans: tokens {target[-1]} to {sentinel} have to be "
+                "special tokens of this tokenizer, one for each span and one more; "
+                "expected the id of its <extra_id_0>, {by: t5.corrupt_spans, sentinel: "
+                "ID}, and no more spans in a row than it has sentinels: shorten "
+                "max_length"
+            )
         sources.append([*source, end])
         targets.append([*target, end])
     input_ids = _pad(sources, words.pad, device)

@@ -452,8 +452,7 @@ class PromptedTeacher:
 
     @property
     def _longest(self) -> int:
-        limits = (self.task_prompt.prompt.max_length, self.language_model.longest)
-        return min(limit for limit in limits if limit is not None)
+        return self.task_prompt.prompt.limit(self.language_model.longest)
 
     def _describe_cuts(self, fitted: Sequence[tuple[str, bool]]) -> list[str]:
         cut = sum(was_cut for _, was_cut in fitted)

@@ -156,6 +156,11 @@ class AnyPrompt(Frozen):
         texts = (text,) if text_pair is None else (text, text_pair)
         return _fill(self._compiled, texts, {self.answer: answer})
 
+    def limit(self, longest: int | None) -> int:
+        """Return `max_length`, or as many tokens as a model reads if those are
+        fewer."""
+        return min(self.max_length, longest or self.max_length)
+
     def check_texts(self, *, pair: bool) -> None:
         """Raise PromptError if rows have another number of texts than the template."""
         if pair == self.pair:

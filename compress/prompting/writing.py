@@ -92,9 +92,7 @@ class PromptedWriter:
         """Write the prompt for each text or pair; return each with whether it was cut,
         see `prompt.fit`."""
         model = self.language_model
-        limits = (self.prompt.max_length, model.longest)
-        longest = min(limit for limit in limits if limit is not None)
-        room = longest - self.prompt.max_new_tokens
+        room = self.prompt.limit(model.longest) - self.prompt.max_new_tokens
         return [
             fit(self.render, each, model.count, room, name=self.prompt.name)
             for each in texts
@@ -116,7 +114,8 @@ class PromptedWriter:
         if cut := sum(was_cut for _, was_cut in fitted):
             notes.append(
                 f"{cut:,} of {len(fitted):,} texts were cut to fit "
-                f"{self.prompt.max_length} tokens with their prompt and answer"
+                f"{self.prompt.limit(self.language_model.longest)} tokens with their "
+                "prompt and answer"
             )
         texts_written = [_answer_of(each) for each in found.answers]
         return WrittenAnswers(

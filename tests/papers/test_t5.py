@@ -216,8 +216,26 @@ def test_decoders_begin_with_the_padding_token_and_padding_has_no_label() -> Non
 @pytest.mark.parametrize("sentinel", [32_099, 9])
 def test_a_sentinel_is_a_special_token(sentinel: int) -> None:
     ones = torch.ones(1, 9, dtype=torch.long)
-    with pytest.raises(DataError, match=f"token {sentinel} is not a special token"):
+    with pytest.raises(DataError, match=f"tokens .* to {sentinel} have to be special tokens"):
         t5.corrupt_spans({"input_ids": ones, "attention_mask": ones}, WORDS, sentinel=sentinel)
+
+
+def test_a_row_with_more_spans_than_sentinels_is_refused() -> None:
+    ids = torch.full((1, 900), 7)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with pytest.raises(DataError, match=rf"tokens {SENTINEL - 150} to {SENTINEL} .*shorten max_length"):
+        t5.corrupt_spans(batch, WORDS, rate=0.5, sentinel=SENTINEL)
+
+
+def test_unknown_tokens_are_words() -> None:
+    """Without them, words would stand side by side that do not in the text."""
+    special_V = WORDS.special_V.clone()
+    special_V[2] = True
+    words = replace(WORDS, special_V=special_V, unknown=2)
+    ids = torch.tensor([[7, 2, 8, 2, 9, 10, 1]])
+    found = t5.corrupt_spans({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, words, sentinel=SENTINEL)
+    source, target = found["input_ids"][0].tolist(), found["labels"][0].tolist()
+    assert restored(source, target) == [7, 2, 8, 2, 9, 10]
 
 
 def test_rows_of_the_recipes_length_become_inputs_of_512() -> None:
