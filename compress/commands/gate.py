@@ -251,11 +251,11 @@ def compare_scores(
     elif np.isin([old_rows, new_rows], (0.0, 1.0)).all():
         lost = int((old_rows > new_rows).sum())
         won = int((old_rows < new_rows).sum())
-        low, high = (
-            paired_share_interval(lost, won, len(old_rows))
-            if lost or won
-            else (0.0, 0.0)
-        )
+        low, high = paired_share_interval(lost, won, len(old_rows))
+        if not evaluators[1].count_changed(
+            *logits, thresholds=(thresholds[0], thresholds[1])
+        ):
+            low = high = 0.0
     else:
         drops = old_rows - new_rows
         low, high = bootstrap_interval(

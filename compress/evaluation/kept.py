@@ -12,6 +12,7 @@ from statistics import NormalDist
 import numpy as np
 
 from compress.arrays import Array
+from compress.data.task import Thresholds
 from compress.evaluation.evaluator import Evaluator
 from compress.records.path import KeptScore
 
@@ -31,19 +32,22 @@ def judge_kept(
     confidence: float,
     *,
     taught: Evaluator | None = None,
+    thresholds: Thresholds = (None, None),
 ) -> KeptScore:
     """Judge the logits of a student against its teacher's on the evaluator's rows.
 
     keep, confidence    the share of the teacher's score that is asked for, and how
                         sure it must be
     taught              the same rows in the teacher's tokens, if they differ
+    thresholds          of the student and of the teacher; None: the best on these rows
     """
     taught = taught or evaluator
     metric = evaluator.task.metric
-    score = evaluator.scores(student)[metric]
-    whole = taught.scores(teacher)[metric]
-    student_on, examples, resamples = _score_of_drawn(evaluator, student)
-    teacher_on, _, _ = _score_of_drawn(taught, teacher)
+    one, other = thresholds
+    score = evaluator.scores(student, threshold=one)[metric]
+    whole = taught.scores(teacher, threshold=other)[metric]
+    student_on, examples, resamples = _score_of_drawn(evaluator, student, one)
+    teacher_on, _, _ = _score_of_drawn(taught, teacher, other)
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, examples, examples) for _ in range(resamples)]
     scores_R = np.array([student_on(drawn) for drawn in draws])
@@ -77,10 +81,11 @@ def foresee(look: KeptScore, gain: float, keep: float) -> float:
 def _score_of_drawn(
     evaluator: Evaluator,
     logits: Array,
+    threshold: float | None,
 ) -> tuple[Callable[[Array], float], int, int]:
     """Return a function from the numbers of examples to the metric over them, the count
     of examples, and how many draws to take."""
-    values = evaluator.example_scores(logits)
+    values = evaluator.example_scores(logits, threshold=threshold)
     if values is None:
         return *evaluator.metric_of_examples(logits), SLOW_RESAMPLES
     return lambda drawn: float(values[drawn].mean()), len(values), RESAMPLES

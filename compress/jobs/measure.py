@@ -273,9 +273,15 @@ def test_path(
     if path is None or asked is None:
         return None
     evaluator = student.evaluator
-    logits = (student.logits, teacher.logits)
-    sure = asked.target.confidence
-    kept = judge_kept(evaluator, *logits, path.keep, sure, taught=teacher.evaluator)
+    kept = judge_kept(
+        evaluator,
+        student.logits,
+        teacher.logits,
+        path.keep,
+        asked.target.confidence,
+        taught=teacher.evaluator,
+        thresholds=(student.threshold, teacher.threshold),
+    )
     path = replace(path, tested=kept)
     if not path.where:
         return path
@@ -374,8 +380,9 @@ def note_split(data: TaskData) -> list[str]:
         return []
     return [
         "There is no labelled test split: these scores are from the validation rows, "
-        "which also chose the best weights, how int8 is made and, where units were cut "
-        "by their importance, which ones. New texts may score a little lower."
+        "which also chose the best weights, the threshold if the task has one, how "
+        "int8 is made and, where units were cut by their importance, which ones. New "
+        "texts may score a little lower."
     ]
 
 
