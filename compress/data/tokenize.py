@@ -317,15 +317,12 @@ def _questions(
                 if answers:
                     assert context.startswith(answers[0], starts[0])
                     labels = window.span(starts[0], starts[0] + len(answers[0]))
-                spots = {
-                    "starts": window.starts,
-                    "ends": window.ends,
-                    "null": window.null,
-                }
                 yield encoder.row(window.row) | {
                     "labels": labels,
                     "example": example,
-                    **spots,
+                    "starts": window.starts,
+                    "ends": window.ends,
+                    "null": window.null,
                 }
             example += 1
 

@@ -240,7 +240,7 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
     name = request.teacher
     state = join_processes()
     request.check_launch()
-    given = load_functions(request.recipe, state.num_processes, options.allow_code)
+    recipe = load_functions(request.recipe, state.num_processes, options.allow_code)
     number_format = precisions.choose(options.precision)
     with node_first():
         folder = checkpoints.resolve(name, allow_pickle=options.allow_pickle)
@@ -249,33 +249,32 @@ def open_pretraining(request: PretrainRequest) -> Iterator[Job]:
         )
         data = load_task(request.data, seed=options.seed) if request.data else None
         text = load_corpus(request.corpus) if request.corpus else None
-    resolved = given
     digests = {"teacher": base_teacher.digest}
     if data is not None:
         lengths = measure_lengths(data, base_teacher, options.seed)
-        resolved = given.with_length(lengths.fitting)
+        recipe = recipe.with_length(lengths.fitting)
         digests["data"] = data.fingerprint
     if text is not None:
         digests["corpus"] = text.fingerprint
-    check_lengths(resolved, base_teacher)
-    run = request.open_run(resolved, given, state, number_format)
+    check_lengths(recipe, base_teacher)
+    run = request.open_run(recipe, state, number_format)
     with closing(run):
         check_same(digests)
         run.confirm(**digests)
-        bf16 = use_bf16(number_format, resolved, base_teacher, request.console)
+        bf16 = use_bf16(number_format, recipe, base_teacher, request.console)
         tokenizer = base_teacher.tokenizer
         context = TrainingContext(
             data, text, tokenizer, Collate(tokenizer), bf16, request.console
         )
         context = limit_time(
             context,
-            resolved.training,
+            recipe.training,
             run,
             minutes=request.length.minutes,
             began=request.began,
         )
-        refuse_long_steps(base_teacher, context, resolved.training, run)
-        models = StageModels(resolved, base_teacher, None, context, run)
+        refuse_long_steps(base_teacher, context, recipe.training, run)
+        models = StageModels(recipe, base_teacher, None, context, run)
         for note in [*models.check(), *([run.note] if run.note else [])]:
             warn(request.console, note)
         yield Job(models)

@@ -145,13 +145,12 @@ class TrainRequest:
     def open_run(
         self,
         recipe: Recipe,
-        given: Recipe,
         state: "PartialState",
         number_format: str,
         *,
         sharded: bool = False,
     ) -> Run:
-        """Open the run of a recipe, which was `given` before it was resolved."""
+        """Open the run of a resolved recipe."""
         identity = self.identify(recipe, number_format=number_format)
         if sharded:
             identity["use_fsdp"] = True
@@ -166,7 +165,6 @@ class TrainRequest:
             self.out,
             recipe,
             identity | {"processes": state.num_processes},
-            given=given,
             resume=self.options.resume,
             main=state.is_main_process,
             track=self.options.track,

@@ -188,7 +188,7 @@ def open_job(
     if sharding is not None:
         sharding.check(recipe)
     sharded = sharding is not None
-    run = request.open_run(recipe, given, state, number_format, sharded=sharded)
+    run = request.open_run(recipe, state, number_format, sharded=sharded)
     with closing(run):
         context = make_context(
             inputs,

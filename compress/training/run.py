@@ -121,7 +121,6 @@ class Run:
         *,
         resume: bool = False,
         main: bool = True,
-        given: Resolved | None = None,
         name: str = "recipe.yaml",
         track: str | None = None,
     ) -> "Run":
@@ -130,7 +129,6 @@ class Run:
 
         identity   identifies the run (teacher, data, corpus, seed, precision, columns),
                    with any facts to record
-        given      the recipe before it was resolved, as earlier versions wrote it
         name       the name of the file that the recipe is written to
         track      a tracker, which may change on resuming
 
@@ -152,9 +150,7 @@ class Run:
         note = ""
         try:
             if resumable:
-                _check_same(path, (recipe, given or recipe), identity, name)
-                if given is not None:
-                    write_text(path / name, recipe.to_yaml())
+                _check_same(path, recipe, identity, name)
                 before = _seconds(path / _SECONDS)
                 note = _record_processes(path, identity.get("processes"))
             else:
@@ -436,7 +432,7 @@ def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
 
 
 def _check_same(
-    path: Path, recipes: Sequence[Resolved], identity: Mapping[str, Any], name: str
+    path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str
 ) -> None:
     """Raise RunError, which names every difference, if the folder holds another run."""
     if not (path / name).is_file():
@@ -450,7 +446,7 @@ def _check_same(
         if before.get(name) != identity.get(name)
     ]
     written = (path / name).read_text(encoding="utf-8", errors="replace")
-    if written not in [recipe.to_yaml() for recipe in recipes]:
+    if written != recipe.to_yaml():
         differences.append(f"the {Path(name).stem} differs (compare its {name})")
     if differences:
         raise RunError(
