@@ -1,8 +1,7 @@
 """Test whether a recipe leads its control: statistics and verdicts for benchmarks/recipes_for_real.py.
 
-A seed is the unit. Of S seeds (each with training rows, a teacher and students of its own) and the same R test rows,
-the two sides differ by d_sr on row r, the control's error minus the recipe's. With the mean m of all d_sr, the means
-m_s of the seeds and m_r of the rows:
+A seed is the unit. Of S seeds and the same R test rows, the two sides differ by d_sr on row r, the
+control's error minus the recipe's. With the mean m of all d_sr, the means m_s of the seeds and m_r of the rows:
 
     A = sum_s (m_s - m)^2 / (S - 1) / S        what another draw of seeds would change
     B = sum_r (m_r - m)^2 / (R - 1) / R        what another draw of test rows would change, each with its S differences
@@ -12,7 +11,11 @@ A alone is the t test over seeds. A + B is the error of crossed random effects (
 language-as-fixed-effect fallacy", min F'), and counts what is left over of a row in a seed twice: it is never too
 small for that. The degrees of freedom are Satterthwaite's (1946). Tests are two-sided; Holm's correction (1979) is
 over the verdicts of the whole table. Intervals have 95 % each, without it. A row of a language model's test is a
-document."""
+document.
+
+For a task, each seed has training rows, a teacher and students of its own; for vectors and stages on text, rows and
+teacher are the same, so that the effect is that of this teacher. A recipe that was looked at after three seeds and
+then had more has had two chances: its p counts twice (`looks` of its result)."""
 
 import json
 import math
@@ -34,6 +37,7 @@ NEEDS_GPU = "needs a GPU: minutes on one core teach random weights too little"
 NOT_RUN: Mapping[str, str] = {
     **dict.fromkeys(("bert", "roberta", "albert", "deberta", "deberta-v3", "xlnet", "xlm", "ib-bert"), NEEDS_GPU),
     **dict.fromkeys(("electra-small", "electra-base", "electra-distill", "mobilebert", "mobilebert-tiny"), NEEDS_GPU),
+    "t5-spans": NEEDS_GPU,
     "distilroberta": "needs a GPU, and a RoBERTa as its teacher",
     "margin-mse-vectors": "needs a reranker's scores, which this trial does not make",
     "matryoshka": "its purpose is shortened vectors, which this trial does not score",
@@ -102,7 +106,7 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
 def judge(results: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, float]]:
     """Return the verdict on each recipe that was run, and its corrected p: works, no better, or harmful."""
     leads = {name: each["effects"]["control"] for name, each in results.items()}
-    corrected = correct({name: lead["p"] for name, lead in leads.items()})
+    corrected = correct({name: lead["p"] * results[name].get("looks", 1) for name, lead in leads.items()})
     verdicts = dict[str, tuple[str, float]]()
     for name in results:
         p = corrected[name]

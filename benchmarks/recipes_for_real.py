@@ -20,7 +20,8 @@ teacher's distance too, which lets a recipe go on, the control has a second try,
 to 1,500 steps), and the better of the two on the validation split counts; so have controls without stages on text,
 and those of vectors. A recipe that reads texts without labels, which only a teacher can answer for, is scored
 without them as well, so that the teacher, the texts and both together are told apart. Of stages on text the control
-has as much time: its steps are the recipe's, times how much faster one of them is. Vectors are compared with those
+has as much time: it takes the recipe's steps, and where it is faster, once more as many as fit into the recipe's
+time. Vectors are compared with those
 of `embed-mse`, and `embed-mse` with the same copied layers, trained on the same texts to tell each text's vector,
 under another dropout, from the other texts' (Gao et al. 2021, "SimCSE", arXiv:2104.08821, without labels).
 
@@ -73,8 +74,6 @@ UNTRAINED = ("n-gram", "majority", "rate")
 TARGET = Target.model_validate({"layers": 0.67, "ffn": 0.5})
 """The sizes that recipes which prune are given, those of `--recipe auto`."""
 PIECES, SPANS = 2000, 100
-BRIEF = 30
-"""Steps in which a control shows how long one of its steps takes."""
 SMALL = {"layers": 3, "hidden": 128, "ffn": 512, "heads": 4}
 BATCH: Mapping[str, Any] = {"micro_batch": None, "tokens": None, "max_length": 64, "warmup": 0.05}
 SCRATCH = {**BATCH, "steps": 500, "batch": 16, "lr": 1e-3, "lr_end": 0.0, "evaluate": 5, "limit_tokens": 1_100_000}
@@ -214,6 +213,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000, help="train on so many labelled rows")
     parser.add_argument("--texts", type=int, default=4000, help="other rows' texts that a task's recipe reads; 0: none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="three or more")
+    parser.add_argument("--looks", type=int, default=1, help="2 if some of these seeds decided that there are more")
     parser.add_argument("--longer", type=float, default=1, help="take as many times the steps on text")
     parser.add_argument("--wider", type=int, default=1, help="read as many times the rows in a step on text")
     parser.add_argument(
@@ -271,6 +271,7 @@ def compare(name: str, args: argparse.Namespace) -> None:
         "rows": args.rows,
         "texts": args.texts if "without texts" in errors else 0,
         "seeds": args.seeds,
+        "looks": args.looks,
         "longer": args.longer,
         "wider": args.wider,
         "hidden": args.hidden,
@@ -327,11 +328,12 @@ def run_control(recipe: Recipe, proof: Proof, trial: Trial, corpus: str | None, 
     if control.stages[-1].head == "task":
         found = [run(each, trial, text)["recipe"] for each in (control, *longer_controls(control, proof))]
         return max(found, key=lambda each: float(*each[0]["validated"]))
-    brief = run(with_steps(control, lambda stage: BRIEF), trial, text)["recipe"][0]
     took = ours[0]
-    faster = took["seconds"] / took["steps"] / (brief["seconds"] / brief["steps"])
-    as_long = with_steps(control, lambda stage: round(took["steps_of"][stage.name] * max(1.0, faster)))
-    return run(as_long, trial, text)["recipe"]
+    equal = run(with_steps(control, lambda stage: took["steps_of"][stage.name]), trial, text)["recipe"]
+    longer = took["seconds"] / equal[0]["seconds"]
+    if longer <= 1:
+        return equal
+    return run(with_steps(control, lambda stage: round(took["steps_of"][stage.name] * longer)), trial, text)["recipe"]
 
 
 def longer_controls(control: Recipe, proof: Proof) -> list[Recipe]:

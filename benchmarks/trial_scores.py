@@ -41,6 +41,8 @@ from compress.training.step import Step
 
 DOCUMENTS, ROWS = 120, 12
 """Held-out documents that are scored, and the most rows of each."""
+SPAN = 3
+"""The mean length of the spans that T5 is asked for (Raffel et al. 2020, arXiv:1910.10683, Sec. 3.3.4)."""
 Scored = tuple[dict[str, Any], NDArray[Any]]
 """What was found, and the error of each row or document."""
 
@@ -171,8 +173,7 @@ def nats(models: StageModels, stage: Stage, student: Any = None) -> NDArray[Any]
     model = None
     if student is None and corrupt is not None:
         seen = read.select(range(min(len(read), (stage.steps or 1) * stage.batch)))
-        texts = [targets(corrupt(collate([row]), words=words)) for row in seen] if stage.head == "seq2seq" else None
-        model = NGram(texts or seen["input_ids"], words.size)
+        model = NGram(seen["input_ids"], words.size)
     found = []
     torch.manual_seed(0)
     for rows in held_out(models, stage):
@@ -182,7 +183,9 @@ def nats(models: StageModels, stage: Stage, student: Any = None) -> NDArray[Any]
         if not at_BL.any():
             continue
         if model is not None:
-            found.append(model.nats(batch, words.mask).mean())
+            spans = stage.head == "seq2seq"
+            asked = model.nats_of_spans(batch, words.special_V) if spans else model.nats(batch, words.mask)
+            found.append(asked.mean())
             continue
         batch = {name: value.to(student.device) for name, value in batch.items()}
         with evaluating(student), torch.no_grad(), torch.random.fork_rng():
@@ -246,11 +249,6 @@ def kl_on_own_text(student: Any, teacher: Any, models: StageModels, stage: Stage
     return np.array(found)
 
 
-def targets(batch: Mapping[str, Tensor]) -> list[int]:
-    """Return what a decoder is given and then asked for, of a batch of one row."""
-    return [int(batch["decoder_input_ids"][0, 0]), *batch["labels"][0].tolist()]
-
-
 class NGram:
     """A bigram model of both neighbours: P(w | left, right) ~ P(w | left) P(right | w); Witten and Bell's smoothing."""
 
@@ -268,9 +266,7 @@ class NGram:
         found = []
         for row, at in zip(*np.nonzero(labels != IGNORE_INDEX), strict=True):
             left = right = None
-            if "decoder_input_ids" in batch:
-                left = batch["decoder_input_ids"][row, at].item()
-            elif "target_mapping" in batch:  # places of the targets, whose neighbours may be targets too
+            if "target_mapping" in batch:  # places of the targets, whose neighbours may be targets too
                 place = int(batch["target_mapping"][row, at].argmax())
                 targets = set(batch["target_mapping"][row].argmax(-1)[batch["labels"][row] != IGNORE_INDEX].tolist())
                 left = ids[row, place - 1] if place - 1 not in targets else None
@@ -283,6 +279,27 @@ class NGram:
             p_V = self.single if left is None else self.after[left]
             p_V = p_V if right is None else p_V * self.after[:, right]
             found.append(-math.log(p_V[labels[row, at]] / p_V.sum()))
+        return np.array(found)
+
+    def nats_of_spans(self, batch: Mapping[str, Tensor], special_V: Tensor) -> NDArray[Any]:
+        """Return -log P of each label of corrupted spans, given the word before it in the text.
+
+        The sentinels' order and the end are known; a span ends after each of its words with p = 1 / SPAN.
+        """
+        found = []
+        for ids_L, labels_M in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            left, begins = None, True
+            for label in labels_M:
+                if label == IGNORE_INDEX:
+                    break
+                if special_V[label]:
+                    found.append(0.0 if begins else math.log(SPAN))
+                    at = ids_L.index(label) if label in ids_L else 0
+                    left, begins = ids_L[at - 1] if at else None, True
+                    continue
+                p_V = self.single if left is None else self.after[left]
+                found.append(-math.log(p_V[label] * (1 if begins else 1 - 1 / SPAN)))
+                left, begins = label, False
         return np.array(found)
 
 

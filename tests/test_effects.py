@@ -51,6 +51,12 @@ def test_with_equal_seeds_it_is_the_t_test_over_rows() -> None:
     assert effects.measure([np.zeros(40)] * 3, [rows] * 3).p == pytest.approx(stats.ttest_1samp(rows, 0.0).pvalue)
 
 
+def test_a_second_look_counts_twice() -> None:
+    effect = {"effects": {"control": {"mean": 0.1, "p": 0.03}}}
+    assert effects.judge({"leaf": effect}) == {"leaf": ("works", 0.03)}
+    assert effects.judge({"leaf": {**effect, "looks": 2}}) == {"leaf": ("no better", 0.06)}
+
+
 def test_more_rows_do_not_hide_seeds_that_disagree() -> None:
     rng = np.random.default_rng(2)
     leads = (-0.05, 0.02, 0.12)
