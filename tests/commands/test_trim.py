@@ -136,7 +136,7 @@ def test_frequent_tokens_come_first(kind: str) -> None:
     expected = {
         "wordpiece": [word for word in tiny.WORDS if len(word) > 1][:10],
         "byte bpe": ["".join(merge) for merge in model.get("merges", ())][:10],
-        "unigram": [token for token in best if len(token) > 1 and token[0] != "<"][:10],
+        "unigram": [token for token in best if len(token) > 1 and token[0] not in "[<"][:10],
     }[kind]
     assert found == expected
 
@@ -160,6 +160,18 @@ def test_wordpiece_keeps_used_tokens_and_letters() -> None:
     assert kept == {*tiny.SPECIAL, "good", "film", "##s", "plot", *LETTERS, *(f"##{letter}" for letter in LETTERS)} | {
         "!", ".", ",", "?",
     }  # fmt: skip
+
+
+def test_a_word_to_keep_is_kept_after_a_space_too(tmp_path: Path) -> None:
+    """Byte-level BPE has a token for each: `film` and `Ġfilm`."""
+    tokenizer = byte_bpe()
+    tiny.model("gpt2", head=AutoModelForCausalLM, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    trim_checkpoint(tmp_path / "whole", ["never"], tmp_path / "small", keep=["film"])
+    words = AutoTokenizer.from_pretrained(tmp_path / "small")
+    for text in ("film", "a film"):
+        assert words.tokenize(text) == tokenizer.tokenize(text)
+    assert len(tokenizer.tokenize(" film")) == 1
 
 
 def test_min_count_drops_rare_tokens() -> None:
