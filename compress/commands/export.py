@@ -19,6 +19,7 @@ from compress.arguments import (
 from compress.benchmark.devices import open_chosen
 from compress.config.options import CheckpointOptions, ColumnOptions, DeviceOptions
 from compress.errors import ExportError
+from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import ExportSource, load_source
 from compress.exporters.export import check
@@ -102,6 +103,10 @@ def export(
     source = load_source(model, **asdict(checkpoint))
     out = None if out is None else Path(out)
     check(source, out, to=to, precisions=precisions, opset=opset)
+    if data is not None and race is None and not formats.find(to).reads_data:
+        raise ExportError(
+            f"--data: --for {to} reads it only with --tune; leave it out, or add --tune"
+        )
     if race is not None and opset is not None:
         raise ExportError(
             "--tune and --opset: the race uses our own opset; give one of the two"

@@ -249,6 +249,7 @@ REFUSED = {
     "--for executorch --precision q4": "--for executorch writes fp32, int8",
     "--opset 11": "--opset 11: expected 12 to 23",
     "--for openvino --precision int8": "expected --data",
+    "--for ort --data intents": "--data: --for ort reads it only with --tune",
 }
 
 

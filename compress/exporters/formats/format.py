@@ -59,6 +59,7 @@ class Format:
                 timed here
     copies_tokenizer    whether the tokenizer is copied next to the written files
     fixed_length        whether lengths are given in advance, by `--seq`
+    reads_data          whether `--data` is read without `--tune`
     leaves_out_prompts  whether vectors can leave out a prompt's tokens
     """
 
@@ -79,3 +80,4 @@ class Format:
     copies_tokenizer: bool = True
     fixed_length: bool = False
     leaves_out_prompts: bool = False
+    reads_data: bool = False

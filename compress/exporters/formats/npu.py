@@ -22,4 +22,5 @@ FORMAT = Format(
     snippets=("qnn.kotlin", "qnn.python"),
     race=Race(precisions=("w8a16",), needs_data=True, one_row=True),
     fixed_length=True,
+    reads_data=True,
 )

@@ -19,4 +19,5 @@ FORMAT = Format(
     library="openvino",
     snippets=("openvino.python",),
     race=Race(precisions=("fp32", "fp16", "w8"), with_data=("int8",)),
+    reads_data=True,
 )

@@ -17,4 +17,5 @@ FORMAT = Format(
     race=Race(precisions=("int8",)),
     copies_tokenizer=False,
     leaves_out_prompts=True,
+    reads_data=True,
 )

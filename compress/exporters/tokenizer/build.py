@@ -8,6 +8,7 @@ ones), T tokens of all texts.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import onnx
 from onnx import TensorProto, helper
@@ -310,6 +311,7 @@ def _tokenize_words(pieces: Pieces, texts_R: Value) -> Tokens:
     return Tokens(tokens.ids_T, lines_T, concat(spans_T2, word_T2, axis=1))
 
 
+@cache
 def _list_matches(pattern: str) -> tuple[CodeRange, ...]:
     """List the characters of a class of Python's regular expressions, as RE2's classes
     are ASCII only."""
