@@ -20,9 +20,10 @@ from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_
 from compress.slicing.select import (
     Importance,
     Kept,
+    best_first,
     check_layers,
     counts,
-    head_importance,
+    importance_of,
 )
 from compress.slicing.sizes import resize_config
 
@@ -105,26 +106,15 @@ def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     positions. Layers stay in place.
     """
     indices: dict[Group, Tensor] = {
-        group: importance[group].float().cpu().argsort(descending=True, stable=True)
+        group: best_first(importance[group])
         for group in counts(plan, plan.sizes)
         if group in importance
     }
     H = plan.sizes.heads
     K = plan.sizes.head_size
     for rows, heads in plan.heads.items():
-        order_H = (
-            head_importance(plan, importance, heads)
-            .float()
-            .cpu()
-            .argsort(descending=True, stable=True)
-        )
-        inside_HK = (
-            importance[rows]
-            .float()
-            .cpu()
-            .view(H, K)[order_H]
-            .argsort(dim=1, descending=True, stable=True)
-        )
+        order_H = best_first(importance_of(plan, importance, heads))
+        inside_HK = best_first(importance[rows].view(H, K))[order_H]
         if rows.axis == "query" and plan.family.rotary:
             inside_HK = torch.arange(K).expand(H, -1)
         indices[heads] = order_H

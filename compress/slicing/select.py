@@ -63,22 +63,15 @@ def choose(
     else:
         chosen = select_layers(layers or "even", sizes.layers, plan.sizes.layers)
     check_layers(plan.family, chosen)
+    wanted = counts(plan, sizes) | dict.fromkeys(plan.heads.values(), sizes.heads)
     indices: dict[Group, Tensor] = {}
-    for group, count in counts(plan, sizes).items():
+    for group, count in wanted.items():
         if count < plan.groups[group]:
             indices[group] = (
                 torch.arange(count)
                 if importance is None
-                else top_units(importance[group], count)
+                else top_units(importance_of(plan, importance, group), count)
             )
-    if sizes.heads < plan.sizes.heads:
-        for heads in set(plan.heads.values()):
-            if importance is None:
-                indices[heads] = torch.arange(sizes.heads)
-            else:
-                indices[heads] = top_units(
-                    head_importance(plan, importance, heads), sizes.heads
-                )
     return Kept(
         sizes, tuple(chosen), indices | _choose_rows(plan, sizes, indices, importance)
     )
@@ -144,24 +137,24 @@ def check_layers(family: Family, layers: Sequence[int]) -> None:
 def top_units(importance: Tensor, count: int) -> Tensor:
     """Return the indices of the most important units, ascending; of equal ones, the
     first."""
-    return (
-        importance.float()
-        .cpu()
-        .argsort(descending=True, stable=True)[:count]
-        .sort()
-        .values
-    )
+    return best_first(importance)[:count].sort().values
 
 
-def head_importance(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
-    """Return the importance of heads; if not given, the sum over their rows of values
-    in all blocks."""
-    if heads in importance:
-        return importance[heads]
+def best_first(importance: Tensor) -> Tensor:
+    """Return the order along the last dimension, the most important first; of equal
+    ones, the first."""
+    return importance.float().cpu().argsort(descending=True, stable=True)
+
+
+def importance_of(plan: SlicePlan, importance: Importance, group: Group) -> Tensor:
+    """Return the importance of a group; that of heads, if not given, is the sum over
+    their rows of values in all blocks."""
+    if group in importance:
+        return importance[group]
     rows = [
-        importance[group]
-        for group, of in plan.heads.items()
-        if of == heads and group.axis == "value"
+        importance[each]
+        for each, heads in plan.heads.items()
+        if heads == group and each.axis == "value"
     ]
     return torch.stack(
         [each.float().view(plan.sizes.heads, -1).sum(1) for each in rows]
@@ -191,12 +184,8 @@ def _choose_rows(
             continue
         inside_HK = torch.arange(min(K, size)).expand(len(kept_H), -1)
         if size < K and importance is not None:
-            of_HK = importance[group].float().cpu().view(-1, K)[kept_H]
-            inside_HK = (
-                of_HK.argsort(dim=1, descending=True, stable=True)[:, :size]
-                .sort(dim=1)
-                .values
-            )
+            of_HK = importance[group].view(-1, K)
+            inside_HK = best_first(of_HK)[kept_H, :size].sort(dim=1).values
         rows_HK = kept_H[:, None] * K + inside_HK
         if size > K:
             rows_HK = torch.cat(
@@ -252,14 +241,12 @@ def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importan
     found: dict[Group, Tensor] = {}
     for group in plan.groups:
         if group.axis in _WRITE and group not in plan.heads.values():
-            found[group] = _sum_squares(
-                plan, weights, group, _WRITE[group.axis], first=True
-            )
-            if _READ[group.axis]:
-                found[group] = found[group] * _sum_squares(
-                    plan, weights, group, _READ[group.axis], first=False
-                )
-            found[group] = found[group].sqrt()
+            writes = _WRITE[group.axis]
+            reads = _READ[group.axis]
+            squares = _sum_squares(plan, weights, group, writes, first=True)
+            if reads:
+                squares *= _sum_squares(plan, weights, group, reads, first=False)
+            found[group] = squares.sqrt()
     return found
 
 

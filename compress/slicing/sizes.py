@@ -76,10 +76,13 @@ class Sizes:
             "bottleneck": bottleneck,
         }
         request = {name: value for name, value in wanted.items() if value is not None}
-        counts: dict[str, Any] = {
-            name: _count(name, value, getattr(whole, name), family.name)
-            for name, value in request.items()
-        }
+        counts: dict[str, Any] = {}
+        for name, value in request.items():
+            if (own := getattr(whole, name)) is None:
+                raise PruneError(
+                    f"{name}: this {family.name} model has no such size; leave it out"
+                )
+            counts[name] = count_size(name, value, own)
         sizes = replace(whole, **counts)
         shares = {name for name, value in request.items() if value < 1}
         if sizes.embedding == sizes.hidden and family.projects_if_different:
@@ -134,12 +137,6 @@ class Sizes:
             f"{self.heads} heads of {self.head_size}",
         ]
         return ", ".join([*parts, f"ffn {self.ffn}", *more])
-
-
-def _count(name: str, wanted: float, whole: int | None, family: str) -> int:
-    if whole is None:
-        raise PruneError(f"{name}: this {family} model has no such size; leave it out")
-    return count_size(name, wanted, whole)
 
 
 def count_size(name: str, wanted: float, whole: int) -> int:
