@@ -10,7 +10,6 @@ PostgreSQL for several machines. Its heartbeats find the trials of killed proces
 which are queued again with the same parameters. After a kill, a full disk or a restart
 of the database, the same lines continue the study."""
 
-import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from compress import __version__
 from compress.errors import SearchError, did_you_mean
+from compress.io import hash_files
 from compress.nas.config import OBJECTIVES, describe_choice
 from compress.nas.storage import (
     GRACE,
@@ -108,18 +108,8 @@ def make_sampler(
 def code_version() -> str:
     """Return the package's version with a digest of its files, which all processes of a
     study must share."""
-    folder = Path(__file__).parents[1]
-    total = hashlib.sha256()
-    for path in sorted(
-        folder.rglob("*.py"), key=lambda each: each.relative_to(folder).as_posix()
-    ):
-        total.update(
-            path.relative_to(folder).as_posix().encode()
-            + b"\0"
-            + path.read_bytes()
-            + b"\0"
-        )
-    return f"{__version__}+{total.hexdigest()[:12]}"
+    digest = hash_files(Path(__file__).parents[1].rglob("*.py"))
+    return f"{__version__}+{digest[:12]}"
 
 
 def open_study(

@@ -145,17 +145,17 @@ class Decision:
             and self.limit_ms is not None
             and self.whole_ms is not None
         )
-        faster = (
-            f"{self.shipped_ms:.3g} ms on {self.where}, "
-            f"{self.whole_ms / self.shipped_ms:.2f} times as fast as "
-        )
         over = self.shipped_ms / self.limit_ms - 1
         kept = (
             f"within {self.limit_ms:.3g} ms"
             if over <= 0
             else f"{over:.1%} OVER the limit of {self.limit_ms:.3g} ms"
         )
-        return f"budget: {faster}the unpruned model: {kept}"
+        return (
+            f"budget: {self.shipped_ms:.3g} ms on {self.where}, "
+            f"{self.whole_ms / self.shipped_ms:.2f} times as fast as the unpruned "
+            f"model: {kept}"
+        )
 
 
 def runs_alone(device: str) -> bool:
@@ -443,12 +443,11 @@ def decide(
     """
     stage = recipe.pruning[0]
     target = recipe.target
-    teacher = task_teacher
     cut = CutModel.open(
-        teacher.model,
+        task_teacher.model,
         stage,
         recipe,
-        teacher=teacher,
+        teacher=task_teacher,
         context=context,
         seed=run.seed,
     )
@@ -461,10 +460,9 @@ def decide(
         {name: {"parameters": count} for name, count in parameters.items()}, limits
     )
     if not within and target.max_params is not None:
-        check_parameters(teacher.name, parameters[least], least, target.max_params)
-    search = _ShapeSearch(
-        recipe, cut, teacher.name, {name: grid[name] for name in within}, parameters
-    )
+        check_parameters(task_teacher.name, parameters[least], least, target.max_params)
+    shapes = {name: grid[name] for name in within}
+    search = _ShapeSearch(recipe, cut, task_teacher.name, shapes, parameters)
     if target.limits_time:
         with open_timer(recipe, context) as timer:
             return search.decide_by_time(timer, margin)
@@ -595,9 +593,7 @@ class _ShapeSearch:
         ranked = []
         for name, loss in found.items():
             estimate = estimates.get(name)
-            times = (
-                (None, None) if estimate is None else (estimate.ms, estimate.error_ms)
-            )
+            times = (estimate.ms, estimate.error_ms) if estimate else ()
             ranked.append(
                 ShapeCandidate(
                     name, fits[name].plain(), self.parameters[name], loss, *times

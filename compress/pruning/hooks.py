@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compress.slicing.plan import EMBEDDING, Cut, Group, SlicePlan
+from compress.slicing.plan import EMBEDDING, Group, SlicePlan
 
 KEY_AXIS = "key"
 """An axis outside the plan: the keys that a block's `query` rows are multiplied
@@ -62,26 +62,17 @@ class Tap:
 
 def taps(model: PreTrainedModel, plan: SlicePlan) -> list[Tap]:
     """List every activation of the plan's units."""
-    found = [
-        _tap(model, name, cut, inward=True)
-        for name, cut in plan.modules(*_READ_INPUTS).items()
-    ]
+    found = _tap_modules(model, plan, *_READ_INPUTS, inward=True)
     # rows of queries and keys are units unless heads are cut whole
     written = _WRITTEN if plan.heads else _NORMS
-    found += [
-        _tap(model, name, cut, inward=False)
-        for name, cut in plan.modules(*written).items()
-    ]
+    found += _tap_modules(model, plan, *written, inward=False)
     # MobileBERT's has no norm of its own; others widen it to a stream without one
     if EMBEDDING in plan.groups:
         normed = any(EMBEDDING in tap.groups for tap in found)
-        found += [
-            _tap(model, name, cut, inward=not normed)
-            for name, cut in plan.modules("embedding_up").items()
-        ]
+        found += _tap_modules(model, plan, "embedding_up", inward=not normed)
     if plan.modules("pooler", "detector"):
-        last = plan.modules("classifier", "pair", "detector_out")
-        found += [_tap(model, name, cut, inward=True) for name, cut in last.items()]
+        last = ("classifier", "pair", "detector_out")
+        found += _tap_modules(model, plan, *last, inward=True)
     return [tap for tap in found if any(tap.groups)]
 
 
@@ -195,15 +186,21 @@ def over_tokens(values: Tensor, mask_BL: Tensor) -> Tensor:
     return torch.einsum("bld,bl->bd", values, mask_BL.to(values))
 
 
-def _tap(model: PreTrainedModel, name: str, cut: Cut, *, inward: bool) -> Tap:
-    module = model.get_submodule(name)
-    dim = 0 if cut.role.endswith("norm") else int(inward != isinstance(module, Conv1D))
-    groups: tuple[Group | None, ...] = next(
-        (each.groups for each in cut.slices if each.dim == dim), ()
-    )
-    keys = Group(KEY_AXIS, cut.block)
-    if cut.role == "qkv":
-        groups = (groups[0], keys, None)
-    elif cut.role == "key":
-        groups = (keys,)
-    return Tap(name, inward, groups)
+def _tap_modules(
+    model: PreTrainedModel, plan: SlicePlan, *roles: str, inward: bool
+) -> list[Tap]:
+    """Tap the inputs, or the outputs, of the modules with these roles."""
+    found = []
+    for name, cut in plan.modules(*roles).items():
+        conv1d = isinstance(model.get_submodule(name), Conv1D)
+        dim = 0 if cut.role.endswith("norm") else int(inward != conv1d)
+        groups: tuple[Group | None, ...] = next(
+            (each.groups for each in cut.slices if each.dim == dim), ()
+        )
+        keys = Group(KEY_AXIS, cut.block)
+        if cut.role == "qkv":
+            groups = (groups[0], keys, None)
+        elif cut.role == "key":
+            groups = (keys,)
+        found.append(Tap(name, inward, groups))
+    return found

@@ -425,8 +425,8 @@ def gradients(
             with batches.computing():
                 loss = batches.loss(student, batch, targets)
             loss.backward()
-            total = total + float(loss.detach())
-            rows = rows + len(batch["attention_mask"])
+            total += float(loss.detach())
+            rows += len(recorder.mask_BL)
             yield recorder.collect()
     if targets == "teacher" and rows and total / rows < SAME:
         raise PruneError(
@@ -446,17 +446,11 @@ class _GateGradients:
     def collect(self) -> Gradients:
         """Return the batch's gradients; those of heads are sums over their rows,
         possibly in several blocks."""
-        sums = self.sums
-        self.sums = {}
         for rows, heads in self.plan.heads.items():
             if rows.axis == "value":
-                of_BH = (
-                    sums[rows]
-                    .view(len(self.mask_BL), self.plan.sizes.heads, -1)
-                    .sum(-1)
-                )
-                sums[heads] = sums[heads] + of_BH if heads in sums else of_BH
-        return sums
+                shape = len(self.mask_BL), self.plan.sizes.heads, -1
+                self._add(heads, self.sums[rows].view(shape).sum(-1))
+        return self.sums
 
     def add_units(self, tap: Tap, activation: Tensor) -> None:
         groups = [
@@ -507,13 +501,13 @@ def _frozen(student: PreTrainedModel, plan: SlicePlan) -> Iterator[None]:
     wanted = [
         parameter for parameter in student.parameters() if parameter.requires_grad
     ]
-    words = [student.get_submodule(name) for name in plan.modules("words")]
     with ExitStack() as restored:
         restored.enter_context(evaluating(student))
         for parameter in wanted:
             restored.callback(parameter.requires_grad_, True)
         student.requires_grad_(False)
-        for table in words:
+        for name in plan.modules("words"):
+            table = student.get_submodule(name)
             if isinstance(table, nn.Embedding):
                 hook = table.register_forward_hook(
                     lambda module, args, out: out.requires_grad_()

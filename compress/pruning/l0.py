@@ -235,7 +235,7 @@ class Gates(nn.Module):
 
     def _draw(self, module: nn.Module, args: object) -> None:
         if self.training:
-            drawn = (
+            self.values = (
                 {}
                 if self.waiting
                 else {
@@ -243,7 +243,6 @@ class Gates(nn.Module):
                     for axis, each in self.log_alpha.items()
                 }
             )
-            self.values = drawn
 
     def _of_layer(self, axis: str, layer: int) -> Tensor | None:
         """Return a layer's gates along an axis, or along the `rows` of its values; None

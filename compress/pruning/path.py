@@ -7,7 +7,6 @@ the cut is next.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -72,8 +71,10 @@ def compute_costs(
     configs[WHOLE_SHAPE] = model.config
     count = COUNTED.get(recipe.target.least)
     if count is not None:
-        cost_of = partial(count_cost, recipe=recipe, context=context)
-        costs = {name: count(cost_of(config)) for name, config in configs.items()}
+        costs = {
+            name: count(count_cost(config, recipe, context))
+            for name, config in configs.items()
+        }
         return ShapeCosts("", costs, costs.pop(WHOLE_SHAPE))
     with open_timer(recipe, context) as timer:
         predicted = timer.predict(configs)

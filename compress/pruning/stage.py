@@ -107,15 +107,10 @@ def interpolate_sizes(
         return target
     begin = whole.plain()
     end = target.plain()
-    between: dict[str, Any] = {
-        name: round(size + way * (end[name] - size)) for name, size in begin.items()
-    }
+    exact = {name: size + way * (end[name] - size) for name, size in begin.items()}
+    between: dict[str, Any] = {name: round(size) for name, size in exact.items()}
     stream = "hidden" if whole.bottleneck is None else "bottleneck"
     if tied:
-        wanted = {
-            name: begin[name] + way * (end[name] - begin[name])
-            for name in ("heads", "head_size", stream)
-        }
         fitting = (
             {"heads": heads, "head_size": size, stream: heads * size}
             for heads in range(begin["heads"], end["heads"] - 1, -1)
@@ -128,12 +123,13 @@ def interpolate_sizes(
                 and is_whole_factor(end["head_size"], size)
             )
         )
-        between |= min(
+        nearest = min(
             fitting,
             key=lambda each: round(
-                sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6
+                sum(abs(each[name] / exact[name] - 1) for name in each), 6
             ),
         )
+        between |= nearest
     elif together is not None:
         possible = [
             {"heads": heads, "hidden": width}
