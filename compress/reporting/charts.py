@@ -429,13 +429,7 @@ def draw_bars(
         ]
         described.append(f"{item.name} {number}")
     size = width, 38 * len(items) - 6
-    return draw_picture(
-        key,
-        size,
-        title,
-        "; ".join(described),
-        marks,
-    )
+    return draw_picture(key, size, title, "; ".join(described), marks)
 
 
 def bar_figure(
@@ -627,13 +621,12 @@ def load_figures(device: MeasuredDevice, key: str) -> list[Figure]:
 
 def legend(lines: Lines, unit: str = "") -> tuple[tuple[str, str, str], ...]:
     """Return (class of the line, name, value at its end as drawn) of each line."""
-    ends = [
-        units.three_digits(smooth_out(thin_out(line))[-1][1]) for line in lines.values()
-    ]
-    return tuple(
-        (line_style(at, list(lines)), name, f"{ends[at]}{unit}")
-        for at, name in enumerate(lines)
-    )
+    entries = []
+    for at, (name, line) in enumerate(lines.items()):
+        _, end = smooth_out(thin_out(line))[-1]
+        style = line_style(at, list(lines))
+        entries.append((style, name, units.three_digits(end) + unit))
+    return tuple(entries)
 
 
 def line_style(index: int, names: Sequence[str]) -> str:
@@ -647,16 +640,14 @@ def line_style(index: int, names: Sequence[str]) -> str:
 
 def thin_out(line: Polyline) -> Polyline:
     """Average equal runs of neighbours, so that at most MOST_POINTS points are left."""
+    if len(line) <= MOST_POINTS:
+        return line
     run = -(-len(line) // MOST_POINTS)
-    parts = (
-        [line[start : start + run] for start in range(0, len(line), run)]
-        if run > 1
-        else []
-    )
+    parts = [line[start : start + run] for start in range(0, len(line), run)]
     return [
         (fmean([step for step, _ in part]), fmean([value for _, value in part]))
         for part in parts
-    ] or line
+    ]
 
 
 def smooth_out(line: Polyline) -> Polyline:

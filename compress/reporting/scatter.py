@@ -170,9 +170,11 @@ class Scatter:
         # stairs: from the cheapest level to the next, up to it, and level to the end
         steps: list[Pixel] = []
         for across, down in sorted(plot.at(*one) for one in self.front):
-            steps += [(across, steps[-1][1])] if steps else []
+            if steps:
+                steps.append((across, steps[-1][1]))
             steps.append((across, down))
-        steps += [(box.right, steps[-1][1])] if steps else []
+        if steps:
+            steps.append((box.right, steps[-1][1]))
         taken = [Box(x - 9, y - 9, x + 9, y + 9) for x, y in pixels]
         taken += [
             Box(x, y - 3, reach + 3, y + 3)
@@ -266,11 +268,8 @@ class Scatter:
                 anchor = "middle"
                 start = (box.left + box.right) / 2
             words = draw_text(start, box.top + 12, name, "label", anchor)
-            words += (
-                draw_text(start, box.top + 27, figures, "facts", anchor)
-                if figures
-                else Markup("")
-            )
+            if figures:
+                words += draw_text(start, box.top + 27, figures, "facts", anchor)
             labels.append(point.group(words, x))
             near = min(max(x, box.left), box.right), min(max(y, box.top), box.bottom)
             if abs(near[0] - x) + abs(near[1] - y) > 24:
@@ -295,17 +294,9 @@ def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
             (1, 1),
             (-1, 1),
         ):
-            left = x - wide / 2
-            if across > 0:
-                left = x + gap
-            elif across < 0:
-                left = x - gap - wide
+            left = x - wide / 2 + across * (gap + wide / 2)
             reach = gap if across == 0 else gap * 0.8
-            top = y - high / 2
-            if down > 0:
-                top = y + reach
-            elif down < 0:
-                top = y - reach - high
+            top = y - high / 2 + down * (reach + high / 2)
             # One pixel of distance counts like two hidden square pixels: taken boxes
             # have a margin that a label may touch.
             options.append((2 * gap, Box(left, top, left + wide, top + high)))
@@ -352,7 +343,8 @@ def run_scatter(report: Report) -> Scatter | None:
         if score is None:
             continue
         if time is None:
-            levels += [(row.name, score)] if row.role == "baseline" else []
+            if row.role == "baseline":
+                levels.append((row.name, score))
             continue
         points.append(
             ScatterPoint(

@@ -1,7 +1,7 @@
 """Print results in a terminal: tables, and the answers of commands as text or JSON."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from compress.reporting.format import MISSING
 from compress.reporting.remarks import choice_headline, choice_remarks
 from compress.reporting.tables import (
     PAGES_ONLY,
-    Cell,
+    Column,
     Line,
     ResultTable,
     column,
@@ -56,46 +56,27 @@ def to_terminal(table: ResultTable, width: int = ANY_WIDTH, *, more: str = "") -
     more  the option that shows the other columns, for the caption
     """
     columns = [one for one in table.columns if one.rank < PAGES_ONLY]
-    shown = [
-        (
-            one,
-            "\n".join(
-                textwrap.wrap(
-                    one.alone or one.heading,
-                    HEADING_WIDTH,
-                    break_long_words=False,
-                )
-            ),
-            one.cells,
-        )
-        for one in columns
-    ]
+    shown = list(columns)
     names = [
         line.name if line.number is None else f"{line.number}  {line.name}"
         for line in table.rows
     ]
     styles = {"student": "bold", "baseline": "dim"}
 
-    def wide(heading: str, cells: Sequence[Cell]) -> int:
-        return (
-            max(
-                len(part)
-                for text in (heading, *(cell.text for cell in cells))
-                for part in text.split("\n")
-            )
-            + 2
-        )
+    def heading(one: Column) -> str:
+        words = one.alone or one.heading
+        return textwrap.fill(words, HEADING_WIDTH, break_long_words=False)
+
+    def wide(one: Column) -> int:
+        texts = "\n".join([heading(one), *(cell.text for cell in one.cells)])
+        return max(map(len, texts.split("\n"))) + 2
 
     room = min(NAME_WIDTH, max(map(len, names), default=0)) + 1
-    while (
-        len(shown) > 1
-        and room + sum(wide(heading, cells) for _, heading, cells in shown) > width
-    ):
-        shown.remove(max(shown, key=lambda one: one[0].rank))
-    caption = [
-        *table.caption,
-        *([f"more columns: {more}"] if more and len(shown) < len(columns) else []),
-    ]
+    while len(shown) > 1 and room + sum(map(wide, shown)) > width:
+        shown.remove(max(shown, key=lambda one: one.rank))
+    caption = list(table.caption)
+    if more and len(shown) < len(columns):
+        caption.append(f"more columns: {more}")
     laid = Table(
         title=Text(table.title, style="bold"),
         caption=Text("; ".join(caption), style="dim"),
@@ -107,16 +88,12 @@ def to_terminal(table: ResultTable, width: int = ANY_WIDTH, *, more: str = "") -
         padding=(0, 1, 0, 0),
         min_width=min(width, CAPTION_WIDTH),
     )
-    used = sum(wide(heading, cells) for _, heading, cells in shown)
-    laid.add_column(
-        "",
-        max_width=max(NAME_WIDTH, width - used - 1),
-        overflow="fold",
-    )
-    for _, heading, _ in shown:
-        laid.add_column(Text(heading), justify="right", no_wrap=True)
+    used = sum(map(wide, shown))
+    laid.add_column("", max_width=max(NAME_WIDTH, width - used - 1), overflow="fold")
+    for one in shown:
+        laid.add_column(Text(heading(one)), justify="right", no_wrap=True)
     for index, (line, name) in enumerate(zip(table.rows, names, strict=True)):
-        cells = (Text(cells[index].text) for _, _, cells in shown)
+        cells = (Text(one.cells[index].text) for one in shown)
         laid.add_row(Text(name), *cells, style=styles.get(line.role, ""))
     return laid
 
@@ -221,7 +198,7 @@ def format_quantized(done: "Quantized") -> str:
     from compress.exporters.rewrite.graph import layer
 
     proof = done.proof
-    in_float = units.join_names([layer(name) for name in done.proof.kept], NAMES_SHOWN)
+    in_float = units.join_names([layer(name) for name in proof.kept], NAMES_SHOWN)
     lines = [
         f"{proof.method}, {proof.data}, {proof.place}; {proof.device}, {proof.runtime}",
         f"{proof.metric} {proof.before:.4f} in fp32, {proof.after:.4f} in int8; "
@@ -295,11 +272,10 @@ def print_export(
         ResultTable.build((Line(made.file) for made in exported.files), columns),
         wide=wide,
     )
-    for verdict in (
-        *exported.verdicts,
-        *(f"warning: {warning}" for warning in exported.warnings),
-    ):
+    for verdict in exported.verdicts:
         say(verdict)
+    for warning in exported.warnings:
+        say(f"warning: {warning}")
     if exported.interface is not None:
         for what, ports in vars(exported.interface).items():
             shown = [str(port) for port in ports[:NAMES_SHOWN]]
@@ -434,12 +410,8 @@ def gate_markdown(result: GateResult) -> str:
         cells = " | ".join(escape(one.cells[index].text) for one in table.columns)
         lines.append(f"| {row.name} | {cells} |")
     lines += ["", *(f"- {one.what}: {escape(one.reason)}" for one in result.checks), ""]
-    where = ", ".join(
-        filter(
-            None,
-            (result.device, result.machine.get("cpu"), result.setting, result.date),
-        )
-    )
+    facts = (result.device, result.machine.get("cpu"), result.setting, result.date)
+    where = ", ".join(filter(None, facts))
     return "\n".join([*lines, f"Measured on {escape(where)}.", ""])
 
 
