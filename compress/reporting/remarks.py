@@ -135,11 +135,8 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
     teacher = report.teacher_row
     warnings = _remark_baselines(report) or _remark_loss(report)
     for row in students if shipped else students[:-1]:
-        warnings += _remark_classes(
-            capitalise(row.name),
-            report.fallen(row),
-            "the teacher",
-        )
+        name = capitalise(row.name)
+        warnings += _remark_classes(name, report.fallen(row), "the teacher")
     before, macro_before = (
         (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
     )
@@ -215,7 +212,8 @@ def run_remarks(report: Report) -> list[str]:
     noise = _describe_noise(
         (row.name, one) for row in report.rows for one in (row.latency or {}).values()
     )
-    remarks += [f"Take the times as approximate: {'; '.join(noise)}."] if noise else []
+    if noise:
+        remarks.append(f"Take the times as approximate: {'; '.join(noise)}.")
     if report.metric not in find(report.kind).shares:
         return remarks
     return remarks + _remark_interval(
@@ -290,28 +288,24 @@ def _remark_baseline(
     """Say that a model is no better than the best baseline, or (`better`) by how
     little; nothing for a good one."""
     how = "no better than" if own <= best else better
-    return (
-        [
-            f"{name} is {how} the baseline {baseline} ({units.score(own)} against "
-            f"{units.score(best)})."
-        ]
-        if how
-        else []
-    )
+    if not how:
+        return []
+    return [
+        f"{name} is {how} the baseline {baseline} ({units.score(own)} against "
+        f"{units.score(best)})."
+    ]
 
 
 def _describe_noise(times: Iterable[tuple[str, Latency]]) -> list[str]:
     """Say which files' times are noisy, and what else ran on the machine."""
     times = list(times)
-    noisy = dict.fromkeys(name for name, one in times if one.noisy)
-    noise = (
-        [f"{join_names(list(noisy))} changed between the two passes (noisy, ~)"]
-        if noisy
-        else []
-    )
-    return noise + (
-        [max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else []
-    )
+    notes = []
+    if noisy := dict.fromkeys(name for name, one in times if one.noisy):
+        names = join_names(list(noisy))
+        notes.append(f"{names} changed between the two passes (noisy, ~)")
+    if busy := max((one.busy for _, one in times), default=""):
+        notes.append(busy)
+    return notes
 
 
 def _remark_interval(
@@ -358,13 +352,12 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
             return "No candidate has a score."
         known = map(comparison.score, scored)
         best = max(score for score in known if score is not None)
-        ends = [f"the best score is {units.score(best)}"]
-        ends.append(
-            f"the fastest takes {units.measure(min(times), 'ms')}"
-            if times
-            else "none was timed"
-        )
-        ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
+        fastest = "none was timed"
+        if times:
+            fastest = f"the fastest takes {units.measure(min(times), 'ms')}"
+        ends = [f"the best score is {units.score(best)}", fastest]
+        if sizes:
+            ends.append(f"the smallest has {units.measure(min(sizes), 'MB')}")
         request = units.capitalise(request)
         return f"{request}, no file qualifies: {', '.join(ends)}."
     how = f"{request}, {one.name} scores best" if request else f"{one.name} scores best"
@@ -431,12 +424,11 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
         remarks += _remark_baseline(
             one.name, own, *max(comparison.baselines, key=lambda each: each[1])
         )
-    disturbed = _describe_disturbance(comparison)
-    left_out = _describe_left_out(comparison)
-    remarks += (
-        [f"Take the times as approximate: {'; '.join(disturbed)}."] if disturbed else []
-    )
-    return remarks + ([f"Not compared: {'; '.join(left_out)}."] if left_out else [])
+    if disturbed := _describe_disturbance(comparison):
+        remarks.append(f"Take the times as approximate: {'; '.join(disturbed)}.")
+    if left_out := _describe_left_out(comparison):
+        remarks.append(f"Not compared: {'; '.join(left_out)}.")
+    return remarks
 
 
 def _describe_disturbance(comparison: Comparison) -> list[str]:
@@ -479,20 +471,16 @@ def _describe_left_out(comparison: Comparison) -> list[str]:
     candidates = comparison.candidates
     other = [one for one in candidates if one.scores and comparison.score(one) is None]
     rows = "; ".join(sorted({str(basis) for one in other for basis in one.scores}))
-    groups = [
-        (other, f"on other rows ({rows})"),
-        ([one for one in candidates if not one.scores], "without a score"),
-    ]
+    groups = {
+        f"on other rows ({rows})": other,
+        "without a score": [one for one in candidates if not one.scores],
+    }
     if view:
-        groups.append(
-            (
-                [one for one in candidates if not one.latency(view)],
-                f"not timed at {view.name}",
-            )
-        )
+        untimed = [one for one in candidates if not one.latency(view)]
+        groups[f"not timed at {view.name}"] = untimed
     notes = [
         f"{join_names([one.name for one in group])} {why}"
-        for group, why in groups
+        for why, group in groups.items()
         if group
     ]
     if view is None:
@@ -500,11 +488,10 @@ def _describe_left_out(comparison: Comparison) -> list[str]:
             "latency, as nothing was timed: pass the result files of `compress "
             "bench` too"
         )
-    return notes + (
-        [f"measurements of files not given here: {join_names(comparison.unmatched)}"]
-        if comparison.unmatched
-        else []
-    )
+    if comparison.unmatched:
+        names = join_names(comparison.unmatched)
+        notes.append(f"measurements of files not given here: {names}")
+    return notes
 
 
 def shape(choice: Mapping[str, int | float | str]) -> str:
@@ -608,11 +595,8 @@ def search_headline(found: SearchReport) -> str:
         f"{student} of {short_shape(point.choice)} reaches "
         f"{value_text(found, 'score', point.score)}"
     )
-    text += (
-        f" against the teacher’s {units.score(found.teacher_score)}"
-        if found.teacher_score is not None
-        else ""
-    )
+    if found.teacher_score is not None:
+        text += f" against the teacher’s {units.score(found.teacher_score)}"
     if (ms := found.ms(point)) is not None:
         predicted = " as predicted" if found.measured_ms(point) is None else ""
         text += f" in {units.measure(ms, 'ms')}{predicted}"
@@ -629,16 +613,12 @@ def search_remarks(found: SearchReport) -> list[str]:
         f"{value_text(found, name, found.value(point, name))} is over the budget"
         for name in found.exceeded(point)
     ]
-    doubts += (
-        ["its score is from before any training of its own"]
-        if point.stage == "subnet"
-        else []
-    )
+    if point.stage == "subnet":
+        doubts.append("its score is from before any training of its own")
     if found.measured_ms(point) is None and point.predicted_ms is not None:
         doubts.append("its latency is predicted, not measured")
-    doubts += (
-        ["no score of the teacher is on record"] if found.teacher_score is None else []
-    )
+    if found.teacher_score is None:
+        doubts.append("no score of the teacher is on record")
     scored = sum(one.score is not None for one in found.points)
     lucky = (
         f"; the best of {scored:,} shapes was chosen on these same rows, so its score "
@@ -646,10 +626,7 @@ def search_remarks(found: SearchReport) -> list[str]:
     )
     remarks = [f"Not proved yet: {'; '.join(doubts)}."] if doubts else []
     return remarks + _remark_interval(
-        found.metric,
-        point.score,
-        found.split_rows,
-        lucky,
+        found.metric, point.score, found.split_rows, lucky
     )
 
 
