@@ -287,17 +287,12 @@ def int8_variants(
         and set(keep) <= {each.name for each in products(read_model(source.path).graph)}
     ]
     if learned:
+        method = "static int8, ranges learned in training"
         quantise = partial(quantize_learned, learned=learned, keep=keep)
-        unmerged = [
-            source
+        return [
+            _quantise(source, method, folder, quantise)
             for source in suitable
             if source.form is None or not source.form.merged
-        ]
-        return [
-            _quantise(
-                source, "static int8, ranges learned in training", folder, quantise
-            )
-            for source in unmerged
         ]
     variants = [
         _quantise(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep))
@@ -305,29 +300,29 @@ def int8_variants(
     ]
     for source in suitable:
         if source.form == PLAIN and source.entries == UNFUSED_SKIP:
-            per_matrix = partial(quantize_dynamic, keep=keep, per_channel=False)
-            variants.append(
-                _quantise(source, "dynamic int8 per matrix", folder, per_matrix)
-            )
+            methods = {
+                "dynamic int8 per matrix": partial(
+                    quantize_dynamic, keep=keep, per_channel=False
+                )
+            }
             if calibration:
                 seen = observe(source.path, calibration)
                 minmax = choose_ranges(seen, "minmax")
                 percentile = choose_ranges(seen, "percentile", TUNING_PERCENTILE)
-                methods = {
-                    "static int8, minmax": partial(
-                        quantize_static, ranges=minmax, keep=keep
-                    ),
+                static = partial(quantize_static, keep=keep)
+                methods |= {
+                    "static int8, minmax": partial(static, ranges=minmax),
                     f"static int8, percentile {TUNING_PERCENTILE:g}": partial(
-                        quantize_static, ranges=percentile, keep=keep
+                        static, ranges=percentile
                     ),
                     "static int8, minmax, qdq": partial(
-                        quantize_static, ranges=minmax, keep=keep, form="qdq"
+                        static, ranges=minmax, form="qdq"
                     ),
                 }
-                variants += [
-                    _quantise(source, name, folder, quantise)
-                    for name, quantise in methods.items()
-                ]
+            variants += [
+                _quantise(source, name, folder, quantise)
+                for name, quantise in methods.items()
+            ]
     return variants
 
 
