@@ -60,8 +60,7 @@ class CostModel:
         return model_cost(self.shapes.teacher, self.search.precision, kind=self.kind)
 
     def precision(self, choice: ShapeChoice) -> Precision:
-        precision: Any = choice.get("precision", self.search.precision)
-        return cast("Precision", precision)
+        return cast("Precision", choice.get("precision", self.search.precision))
 
     def latency(self, choice: ShapeChoice) -> Estimate:
         return self.latencies.models[self.precision(choice)].predict(

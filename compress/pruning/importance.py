@@ -128,22 +128,17 @@ def answer_loss(
         noise_RV = _random(torch.randn, batch, counts, student_RV.shape[-1])
         return 0.5 * (student_RV - student_RV.detach() - noise_RV).pow(2).sum()
     # -log p(y) of one y per answer, drawn from p
-    draw = _draw_labels if is_multilabel else _draw_classes
-    targets_R = draw(student_RV.detach(), batch, counts)
+    width = student_RV.shape[-1]
+    drawn_RV = _random(torch.rand, batch, counts, width if is_multilabel else 1)
+    targets_R = _draw_answers(student_RV.detach(), drawn_RV, multilabel=is_multilabel)
     return find("bert.labels")(student_RV, targets_R, None) * len(student_RV)
 
 
-def _draw_labels(
-    logits_RV: Tensor, batch: Mapping[str, Tensor], counts: Sequence[int]
-) -> Tensor:
-    drawn_RV = _random(torch.rand, batch, counts, logits_RV.shape[-1])
-    return (drawn_RV < logits_RV.sigmoid()).float()
-
-
-def _draw_classes(
-    logits_RV: Tensor, batch: Mapping[str, Tensor], counts: Sequence[int]
-) -> Tensor:
-    below_RV = logits_RV.softmax(-1).cumsum(-1) < _random(torch.rand, batch, counts, 1)
+def _draw_answers(logits_RV: Tensor, drawn_RV: Tensor, *, multilabel: bool) -> Tensor:
+    """Choose the labels, or the class, of each answer by numbers drawn from 0 to 1."""
+    if multilabel:
+        return (drawn_RV < logits_RV.sigmoid()).float()
+    below_RV = logits_RV.softmax(-1).cumsum(-1) < drawn_RV
     return below_RV.sum(-1).clamp_max(logits_RV.shape[-1] - 1)
 
 
