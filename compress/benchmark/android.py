@@ -23,9 +23,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from compress.arrays import Floats
 from compress.benchmark.arguments import format_cpus
 from compress.benchmark.device import Device
 from compress.benchmark.jobs import input_types, timing_job
@@ -33,6 +33,7 @@ from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote.runner import feeds
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
+from compress.progress import Say
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
 
 CPU_SENSOR = 0
@@ -165,7 +166,7 @@ def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
 def phone_browser(
     phone: Adb,
     page: OpenPage,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Iterator["Device"]:
     """Open the page in the phone's browser, through the cable: the phone needs no
     network."""
@@ -328,7 +329,7 @@ def phone_program(
     phone: Adb,
     binary: Path,
     affinity: tuple[int, ...],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Iterator["NativeProgram"]:
     """Push the program and the libraries beside it to a folder on the phone, which is
     removed at the end."""
@@ -372,7 +373,7 @@ class NativeProgram:
     binary: str
     folder: str
     affinity: tuple[int, ...]
-    say: Callable[[str], None]
+    say: Say
     phone_facts: Mapping[str, str]
     pushed: dict[str, str] = field(default_factory=dict)
 
@@ -381,15 +382,13 @@ class NativeProgram:
         return self.phone.name
 
     def facts(self) -> dict[str, str]:
-        note = {
-            "p99": "interpolated between p95 and the maximum, which benchmark_model "
-            "reports"
-        }
-        return {
-            **self.phone_facts,
-            "runtime": self.program,
-            **(note if self.program == "benchmark_model" else {}),
-        }
+        facts = {**self.phone_facts, "runtime": self.program}
+        if self.program == "benchmark_model":
+            facts["p99"] = (
+                "interpolated between p95 and the maximum, which benchmark_model "
+                "reports"
+            )
+        return facts
 
     def race(
         self,
@@ -436,7 +435,7 @@ class NativeProgram:
         self,
         file: Path,
         rows: Sequence[EncodedRow],
-    ) -> list[NDArray[np.float32]]:
+    ) -> list[Floats]:
         raise DeviceError(
             f"{self.name}: {self.program} computes no logits; the phone's browser "
             "does, without --native"
@@ -490,8 +489,6 @@ class NativeProgram:
                 f"--graph={model}",
                 f"--num_threads={setting.threads}",
                 f"--warmup_runs={WARM_UP}",
-            ]
-            words += [
                 "--warmup_min_secs=0",
                 f"--num_runs={runs}",
                 f"--min_secs={seconds or 0:g}",

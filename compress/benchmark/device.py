@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from compress.arrays import Floats
 from compress.exporters.session import EncodedRow
 from compress.records.latency import Latency, Setting, Sustained
 
@@ -47,6 +45,6 @@ class Device(Protocol):
         self,
         file: Path,
         rows: Sequence[EncodedRow],
-    ) -> list[NDArray[np.float32]]:
+    ) -> list[Floats]:
         """Compute the file's logits of each row by itself: (outputs,), or (tokens,
         outputs) for a tokenwise task."""

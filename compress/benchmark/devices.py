@@ -1,7 +1,7 @@
 """Open the device that files are measured on: this machine, one over ssh, a browser, an
 Android phone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -13,6 +13,7 @@ from compress.benchmark.jobs import check_settings
 from compress.config.options import DeviceOptions
 from compress.errors import did_you_mean
 from compress.io import sha256
+from compress.progress import Say
 from compress.provenance import command_line
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Setting
@@ -61,7 +62,7 @@ def open_device(
     *,
     lan: bool = False,
     timeout: float = 60.0,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     affinity: tuple[int, ...] = (),
     python: str = "python3",
     native: Path | None = None,
@@ -143,7 +144,7 @@ def open_device(
 def open_chosen(
     options: DeviceOptions,
     *,
-    say: Callable[[str], None] = print,
+    say: Say = print,
 ) -> AbstractContextManager[Device]:
     """Open the device that the options describe; see `open_device`."""
     return open_device(

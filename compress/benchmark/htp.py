@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Floats
 from compress.exporters.predictor import answers_tokens, fixed_length, pad
 from compress.exporters.session import EncodedRow, open_session
 from compress.provenance import install_command
@@ -42,7 +42,7 @@ class Emulated:
     runtime        the versions that ran it
     """
 
-    answers: list[list[NDArray[np.float32]]]
+    answers: list[list[Floats]]
     left: tuple[str, ...]
     context_bytes: int
     seconds: float

@@ -18,15 +18,15 @@ from typing import IO, Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
+from compress.arrays import Floats
 from compress.benchmark import jobs
 from compress.benchmark.arguments import format_cpus
 from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.runner import REFUSED
 from compress.exporters.session import EncodedRow
-from compress.progress import Progress, show_progress
+from compress.progress import Progress, Say, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
 EXIT_TIMEOUT = 15.0
@@ -157,7 +157,7 @@ class AgentDevice:
     place: Callable[[Path], str]
     runner: str
     affinity: tuple[int, ...]
-    say: Callable[[str], None]
+    say: Say
     missing: Callable[[str, str], DeviceError]
     loaded: dict[str, str] = field(default_factory=dict)
 
@@ -223,8 +223,8 @@ class AgentDevice:
         self,
         file: Path,
         rows: Sequence[EncodedRow],
-    ) -> list[NDArray[np.float32]]:
-        logits: list[NDArray[np.float32]] = []
+    ) -> list[Floats]:
+        logits: list[Floats] = []
         with (
             self._start_runner(
                 str(file), self._place(jobs.logits_job(file), file), None
@@ -359,7 +359,7 @@ def race(
     *,
     rounds: int = 8,
     runs: int = 15,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> list[Latency]:
     """Race ONNX files on this machine; return their latencies, sorted by setting, then
     by file, as given.
@@ -381,7 +381,7 @@ def machine() -> dict[str, str]:
 def open_local(
     *,
     affinity: tuple[int, ...] = (),
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Iterator[AgentDevice]:
     """Open this machine as a Device."""
 

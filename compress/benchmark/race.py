@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from compress.progress import Say
 from compress.records.latency import (
     NOISE_FACTOR,
     DeviceError,
@@ -65,7 +66,7 @@ def race_files(
     runs: int,
     measure: Callable[[Pass], Mapping[str, PassTimes]],
     *,
-    say: Callable[[str], None],
+    say: Say,
     affinity: str = "",
     show: Callable[[Sequence[Latency]], None] = lambda _: None,
 ) -> list[Latency]:
@@ -174,7 +175,7 @@ def sustain_file(
     run: Callable[[float], float],
     *,
     temperature: Callable[[], float | None],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Sustained:
     """Run one file for `seconds`: `run` takes at most a minute's worth of seconds and
     returns the median latency in milliseconds."""

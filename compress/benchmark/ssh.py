@@ -9,7 +9,7 @@ which it does when the connection ends, however that happens.
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from compress.benchmark import jobs
 from compress.benchmark.local import AgentDevice, Link, connect
 from compress.benchmark.remote import agent, runner
+from compress.progress import Say
 from compress.records.latency import DeviceError
 
 SSH_FAILED = 255
@@ -129,7 +130,7 @@ def open_ssh(
     python: str,
     affinity: tuple[int, ...],
     timeout: float,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Iterator[AgentDevice]:
     """Open the machine at `where` as a Device. `python`: its interpreter with
     onnxruntime. Raises DeviceError."""

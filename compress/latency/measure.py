@@ -30,7 +30,7 @@ from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.models import heads
 from compress.models.sharing import share_again
-from compress.progress import show_progress
+from compress.progress import Say, show_progress
 from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
@@ -70,7 +70,7 @@ def sample(
     files: Mapping[str, Path] = MappingProxyType({}),
     rounds: int = 4,
     runs: int = 10,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> tuple[Sample, ...]:
     """Measure shapes for a LatencyModel to fit to, and other `files` in the same race:
     see `exported` and `race`.
@@ -108,7 +108,7 @@ def exported(
     precision: Precision | Mapping[str, Precision] = "int8",
     kind: Kind | None = "classification",
     segments: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Iterator[dict[str, Path]]:
     """Yield ONNX files of models of these configs, with random weights and the head of
     `kind`, deleted on exit.
@@ -155,7 +155,7 @@ def race(
     *,
     rounds: int = 4,
     runs: int = 10,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> dict[str, Latency]:
     """Measure the latency of files, by name, robustly against other work on the
     machine.

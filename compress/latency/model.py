@@ -12,7 +12,7 @@ folder.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from transformers import CONFIG_MAPPING
 
 from compress import io
+from compress.arrays import Doubles
 from compress.benchmark.device import Device
 from compress.data.cache import home, is_whole, load_or_create
 from compress.errors import SearchError, did_you_mean
@@ -36,13 +36,12 @@ from compress.latency.features import Terms
 from compress.latency.measure import Sample, choose_spread, sample
 from compress.models import heads
 from compress.models.sharing import share, share_again
+from compress.progress import Say
 from compress.records import search_report
 from compress.records.json_text import load_record
 from compress.records.latency import FEWEST_SHAPES, Setting, describe_device
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
-
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Errors:
     deviation: float
 
     @staticmethod
-    def from_predictions(predicted: Numbers, measured: Numbers) -> "Errors":
+    def from_predictions(predicted: Doubles, measured: Doubles) -> "Errors":
         """Compare predictions with measurements."""
         off = np.abs(predicted / measured - 1)
         deviation = np.sqrt(np.square(off).mean())
@@ -252,7 +251,7 @@ class LatencyModel:
         )
 
     @cached_property
-    def _amounts(self) -> Numbers:
+    def _amounts(self) -> Doubles:
         """The amounts of N terms in S shapes, (S, N)."""
         return np.array(
             [
@@ -262,17 +261,17 @@ class LatencyModel:
         )
 
     @cached_property
-    def _taken(self) -> Numbers:
+    def _taken(self) -> Doubles:
         """The measured latencies, (S,) in ms."""
         return np.array([each.ms for each in self.fitted])
 
     @cached_property
-    def _without_each(self) -> Numbers:
+    def _without_each(self) -> Doubles:
         """The costs fitted with each of the shapes left out, (S, N)."""
         return _leaving_one_out(self._amounts, self._taken)
 
     @cached_property
-    def _left_out(self) -> Numbers:
+    def _left_out(self) -> Doubles:
         """Leave-one-out predictions, (S,) in ms; NaN for the only shape with some
         term."""
         predicted_S = (self._without_each * self._amounts).sum(1)
@@ -280,17 +279,17 @@ class LatencyModel:
         return np.where((self._amounts[:, alone_N] > 0).any(1), np.nan, predicted_S)
 
     @cached_property
-    def _by_flops(self) -> Numbers:
+    def _by_flops(self) -> Doubles:
         line_S2 = np.array([[1.0, each.terms.flops] for each in self.fitted])
         return np.asarray((_leaving_one_out(line_S2, self._taken) * line_S2).sum(1))
 
 
-def _leaving_one_out(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
+def _leaving_one_out(amounts_SN: Doubles, ms_S: Doubles) -> Doubles:
     rest = [np.arange(len(ms_S)) != each for each in range(len(ms_S))]
     return np.array([_fit(amounts_SN[others], ms_S[others]) for others in rest])
 
 
-def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
+def _fit(amounts_SN: Doubles, ms_S: Doubles) -> Doubles:
     """Find the costs c >= 0 with the least sum of ((amounts c - ms) / ms)^2."""
     from scipy.optimize import nnls
 
@@ -324,7 +323,7 @@ class ShapeTimer:
     precision: Precision
     kind: Kind | None
     segments: bool
-    say: Callable[[str], None]
+    say: Say
 
     @property
     def about(self) -> str:
@@ -387,9 +386,7 @@ class ShapeTimer:
                 )
         return {each.name: each.ms for each in samples}
 
-    def _sample(
-        self, configs: Mapping[str, Any], say: Callable[[str], None]
-    ) -> tuple[Sample, ...]:
+    def _sample(self, configs: Mapping[str, Any], say: Say) -> tuple[Sample, ...]:
         return sample(
             configs,
             self.device,

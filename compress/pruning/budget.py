@@ -29,6 +29,7 @@ from compress.io import write_json
 from compress.latency.measure import exported, race
 from compress.latency.model import Estimate, ShapeTimer, keep_within
 from compress.models.teacher import Teacher
+from compress.progress import Say
 from compress.pruning.shapes import CutModel, count_parameters, shape_grid
 from compress.records.latency import Latency, Setting
 from compress.slicing.plan import SlicePlan
@@ -163,7 +164,7 @@ def runs_alone(device: str) -> bool:
     return device.partition(":")[0] in ("local", "ssh")
 
 
-def device_messages(device: str, console: Console) -> Callable[[str], None]:
+def device_messages(device: str, console: Console) -> Say:
     """Return a printer of a device's messages; silent for local and ssh devices, which
     need no action by the user."""
     if runs_alone(device):

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from compress.arrays import Array, Floats
 from compress.benchmark import jobs
 from compress.benchmark.browser.server import (
     WEB,
@@ -44,7 +44,7 @@ from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
 from compress.data.cache import home, load_or_create
 from compress.exporters.session import EncodedRow, read_model, vocabulary_size
 from compress.io import sha256
-from compress.progress import note
+from compress.progress import Say, note
 from compress.provenance import install_command
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
 
@@ -240,7 +240,7 @@ class BrowserModel:
         )
 
 
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+def _tensors(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
@@ -315,7 +315,7 @@ class Browser:
     browser_facts: BrowserFacts
     entry: str
     webgpu: bool
-    say: Callable[[str], None]
+    say: Say
     name: str = "browser"
     more_facts: Mapping[str, str] = field(default_factory=dict)
 
@@ -388,12 +388,12 @@ class Browser:
         self,
         file: Path,
         rows: Sequence[EncodedRow],
-    ) -> list[NDArray[np.float32]]:
+    ) -> list[Floats]:
         """Compute the file's logits of each row by itself: (outputs,), or (tokens,
         outputs) for a tokenwise task."""
         name = file.name
         model = BrowserModel.load(file)
-        logits = list[NDArray[np.float32]]()
+        logits = list[Floats]()
         self._clear(model)
         self._open(name, model, None)
         for start in range(0, len(rows), ROWS_PER_MESSAGE):
@@ -558,7 +558,7 @@ def browser(
     *,
     lan: bool = False,
     timeout: float = 60.0,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     visit: Callable[[str], None] | None = None,
     assets: Path | None = None,
     webgpu: bool = False,

@@ -26,7 +26,6 @@ from typing import IO, Annotated, Any, TypeVar, cast
 from urllib.parse import parse_qs
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     BeforeValidator,
     Field,
@@ -36,6 +35,7 @@ from pydantic import (
     ValidationError,
 )
 
+from compress.arrays import Floats
 from compress.records.latency import DeviceError
 from compress.terminal import one_line
 
@@ -431,20 +431,18 @@ class _Handler(BaseHTTPRequestHandler):
         kind: str = "",
     ) -> None:
         with suppress(ConnectionError, TimeoutError):
-            source: IO[bytes] = (
-                BytesIO(content) if isinstance(content, bytes) else content.open("rb")
-            )
+            source: IO[bytes]
             cacheable = False
-            if isinstance(content, Path):
+            if isinstance(content, bytes):
+                source = BytesIO(content)
+                length = len(content)
+            else:
+                source = content.open("rb")
+                length = content.stat().st_size
                 kind = kind or CONTENT_TYPES[content.suffix]
                 # every worker loads the runtime again
                 cacheable = content.suffix in {".mjs", ".wasm"}
             with source:
-                length = (
-                    len(content)
-                    if isinstance(content, bytes)
-                    else content.stat().st_size
-                )
                 self.send_response(status)
                 for name, value in HEADERS.items():
                     self.send_header(name, value)
@@ -524,7 +522,7 @@ class OutputTensor:
     ]
     data: str
 
-    def decode(self) -> NDArray[np.float32]:
+    def decode(self) -> Floats:
         """Decode the row, with infinities and nan, so that overflows show. Raises
         ValueError for another shape."""
         values = np.frombuffer(
@@ -541,7 +539,7 @@ class RowOutputs:
 
     rows: list[Annotated[list[OutputTensor], Field(min_length=1)]]
 
-    def logits(self) -> list[NDArray[np.float32]]:
+    def logits(self) -> list[Floats]:
         """Decode every row, with the starts and ends of spans stacked. Raises
         DeviceError for malformed tensors."""
         try:
