@@ -193,16 +193,11 @@ class Space(Frozen):
     def with_length(self, fitting: int) -> "Space":
         """Return the space with this length in every stage whose `max_length` is
         auto."""
-        update: dict[str, Any] = {
-            name: getattr(self, name).with_length(fitting)
-            for name in ("teacher", "short")
+        stages = {
+            where: stage.with_length(fitting) for where, stage in self.stages.items()
         }
-        if self.supernet is not None:
-            update["supernet"] = self.supernet.with_length(fitting)
-        return self.model_copy(
-            update=update
-            | {"final": tuple(stage.with_length(fitting) for stage in self.final)}
-        )
+        final = tuple(stages.pop(f"final[{at}]") for at in range(len(self.final)))
+        return self.model_copy(update={**stages, "final": final})
 
     def recipe(
         self,

@@ -204,25 +204,16 @@ class Shapes:
     def spec(self, choice: ShapeChoice) -> StudentSpec:
         """Return the specification of a student that is built from scratch."""
         sizes = {name: choice[name] for name in SIZES if name in choice}
-        settings = {
-            name.removeprefix("config."): value
-            for name, value in choice.items()
-            if name.startswith("config.")
-        }
-        shared = {
-            name.removeprefix("share."): value
-            for name, value in choice.items()
-            if name.startswith("share.")
-        }
         student = self.space.student
-        tree = student.plain() | sizes
-        return StudentSpec.model_validate(
-            tree
-            | {
-                "config": student.config | settings,
-                "share": dict(student.share) | shared,
-            }
-        )
+        dotted: dict[str, dict[Any, Any]] = {
+            "config": dict(student.config),
+            "share": dict(student.share),
+        }
+        for name, value in choice.items():
+            group, dot, setting = name.partition(".")
+            if dot:
+                dotted[group][setting] = value
+        return StudentSpec.model_validate(student.plain() | sizes | dotted)
 
     def _as_choice(self, rows: Sequence[tuple[SettingValue, ...]]) -> ShapeChoice:
         """Write every size as a count, so that equal students have equal choices."""
@@ -250,10 +241,8 @@ class Shapes:
             if not any(name.startswith(("config.", "share.")) for name in block.names):
                 continue
             for row in block.rows:
-                rows = [
-                    row if other == at else each.rows[0]
-                    for other, each in enumerate(self.blocks)
-                ]
+                rows = [each.rows[0] for each in self.blocks]
+                rows[at] = row
                 choice = self._as_choice(rows)
                 try:
                     with torch.device("meta"):

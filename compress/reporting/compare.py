@@ -254,17 +254,12 @@ class Comparison:
     def commonest(self) -> list[View]:
         """List one view of each device: at the setting of `view`, or at the most
         frequent one if that was not measured."""
-        views = self.views()
-        by_device = {view.device: view for view in reversed(views)}
-        same = {
-            view.device: view
-            for view in views
-            if self.view and view.setting == self.view.setting
-        }
-        return [
-            same.get(name, by_device[name])
-            for name in dict.fromkeys(view.device for view in views)
-        ]
+        setting = self.view.setting if self.view else None
+        chosen: dict[str, View] = {}
+        for view in self.views():
+            if view.device not in chosen or view.setting == setting:
+                chosen[view.device] = view
+        return list(chosen.values())
 
     def number(self, one: ComparedModel) -> int:
         """Return a candidate's place in the list, from 1."""
@@ -310,14 +305,7 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
         if len(processors) > 1:
             machine = {"cpu": "several: " + ", ".join(sorted(processors))}
         sources = tuple((each.command, each.date) for each in timed)
-        devices.append(
-            MeasuredDevice(
-                OWN,
-                machine,
-                sources,
-                own=True,
-            )
-        )
+        devices.append(MeasuredDevice(OWN, machine, sources, own=True))
     # the rows that most candidates are scored on; in a tie, those that most
     # teachers are scored on too
     scored, taught = (
@@ -424,10 +412,8 @@ def _find_cheapest(
 ) -> ComparedModel:
     """Find the smallest of the files that are not clearly slower than the fastest;
     return `best` if its own times are missing or noisy."""
-    timed = {
-        id(one): latency for one in (best, *others) if (latency := one.latency(view))
-    }
     near = [best, *others]
+    timed = {id(one): latency for one in near if (latency := one.latency(view))}
     if timed:
         if id(best) not in timed or timed[id(best)].noisy:
             return best

@@ -107,16 +107,10 @@ def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
         )
         if one.rank > KEY_RANK or cell.missing:
             continue
-        notes = [
-            *filter(None, [cell.detail]),
-            *([] if teacher.missing else [f"teacher {teacher.text}"]),
-        ]
-        ratio = cell.detail.endswith("%")
-        comparison = (
-            f"{cell.detail} of the teacher’s {teacher.text}"
-            if ratio
-            else ", ".join(notes)
-        )
+        comparison = f"{cell.detail} of the teacher’s {teacher.text}"
+        if not cell.detail.endswith("%"):
+            notes = (cell.detail, "" if teacher.missing else f"teacher {teacher.text}")
+            comparison = ", ".join(filter(None, notes))
         figures.append((one.alone or one.heading, cell.text, comparison))
     return figures
 
@@ -206,11 +200,8 @@ def render_run(report: Report) -> str:
             if (step := finite(point.get("step"))) is not None
         ]
         facts = [f"{max(steps):,.0f} steps"] if steps else []
-        facts += (
-            [units.duration(report.stage_seconds[name])]
-            if name in report.stage_seconds
-            else []
-        )
+        if name in report.stage_seconds:
+            facts.append(units.duration(report.stage_seconds[name]))
         stages.append(
             (name, ", ".join(facts), charts.stage_figures(report, name, str(index)))
         )

@@ -223,9 +223,8 @@ def run_table(report: Report) -> ResultTable:
         f"{units.metric(report.metric)} on {report.split}, {report.split_rows:,} "
         f"{report.unit}"
     ]
-    caption += (
-        [f"latency of one forward: {report.settings[0]}"] if report.settings else []
-    )
+    if report.settings:
+        caption.append(f"latency of one forward: {report.settings[0]}")
     noisy = any((one := report.latency(row)) and one.noisy for row in report.rows)
     if noisy or report.noise:
         busy = "other work ran while timing: see the page"
@@ -268,8 +267,9 @@ def class_table(report: Report) -> ResultTable:
     for measure in ("recall", "precision", "f1"):
         for row in rows:
             heading = row.name.removeprefix("student ")
+            if row.role == "teacher":
+                heading = "teacher"
             name = units.metric(measure)
-            heading = "teacher" if row.role == "teacher" else heading
             columns.append(
                 column(
                     labels,
@@ -491,7 +491,8 @@ def device_tables(
             for one in models
             if (time := one.latency(view))
         ]
-        result += [(device, latency_tables(times))] if times else []
+        if times:
+            result.append((device, latency_tables(times)))
     return result
 
 
@@ -544,11 +545,7 @@ def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Result
             lambda one: units.small(one.max_logit_difference),
         ),
         of("Answers", "x86 without VNNI", without_vnni),
-        of(
-            "Measured",
-            "on",
-            lambda one: Cell(one.data, one.place),
-        ),
+        of("Measured", "on", lambda one: Cell(one.data, one.place)),
         of("Measured", "device", device),
         of("Measured", "made by", made),
     ]
@@ -753,7 +750,8 @@ def search_facts(found: SearchReport) -> list[tuple[str, str]]:
     ]
     if trials := found.costs.get("trials"):
         numbers.append(("Shapes a minute", units.three_digits(60 * scored / trials)))
-    numbers += [("Altogether", units.duration(total))] if total else []
+    if total:
+        numbers.append(("Altogether", units.duration(total)))
     chosen = answer(found)
     if chosen and chosen.score is not None and found.teacher_score is not None:
         numbers.append(
