@@ -62,7 +62,7 @@ from compress.nas.supernet import (
 )
 from compress.nas.worker import write_inputs
 from compress.records.forecast import PhaseEstimate, time_call
-from compress.records.search_report import SearchReport, TrialRecord
+from compress.records.search_report import TrialRecord
 from compress.teachers.checkpoint import CheckTeacher, FineTune
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
@@ -197,11 +197,39 @@ class ScoreTrials(Phase[SearchJob]):
     """Score shapes as the study draws them."""
 
     def run(self, job: SearchJob) -> SearchJob:
+        """Run the trials; write the report and its page periodically, and at the
+        end."""
         assert job.study is not None, "the study was opened"
+        context = job.context
         trials = job.options.trials
         if trials is None and job.options.minutes is None:
             trials = DEFAULT_TRIALS[job.search.space.mode]
-        return replace(job, report=run_search(job.context, job.study, trials=trials))
+        printed_at = time.monotonic()
+        seconds_between_prints = 30.0
+        anchors = record.score_anchors(context)
+
+        def watch(now: "optuna.Study") -> None:
+            nonlocal printed_at
+            if time.monotonic() - printed_at > seconds_between_prints:
+                so_far = record.build_report(context, now, anchors=anchors)
+                record.write_report(so_far, context.run.path)
+                record.print_front(so_far, context.training.console)
+                printed_at = time.monotonic()
+
+        try:
+            with context.time_budget.part("trials"):
+                run_trials(
+                    job.study,
+                    context.student_evaluator,
+                    trials=trials,
+                    seconds=context.time_budget.left("trials"),
+                    say=context.say,
+                    watch=watch,
+                )
+        finally:  # also after an interruption, or if no shape fits
+            report = record.build_report(context, job.study, anchors=anchors)
+            record.write_report(report, context.run.path)
+        return replace(job, report=report)
 
     def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
         ends = job.drawn[0], job.drawn[-1]
@@ -398,38 +426,6 @@ def begin_study(
         yield study
     finally:
         close_study(study)
-
-
-def run_search(
-    context: SearchContext, study: "optuna.Study", *, trials: int | None
-) -> SearchReport:
-    """Run the trials; write the report and its page periodically, and at the end."""
-    printed_at = time.monotonic()
-    seconds_between_prints = 30.0
-    anchors = record.score_anchors(context)
-
-    def watch(now: "optuna.Study") -> None:
-        nonlocal printed_at
-        if time.monotonic() - printed_at > seconds_between_prints:
-            so_far = record.build_report(context, now, anchors=anchors)
-            record.write_report(so_far, context.run.path)
-            record.print_front(so_far, context.training.console)
-            printed_at = time.monotonic()
-
-    try:
-        with context.time_budget.part("trials"):
-            run_trials(
-                study,
-                context.student_evaluator,
-                trials=trials,
-                seconds=context.time_budget.left("trials"),
-                say=context.say,
-                watch=watch,
-            )
-    finally:  # also after an interruption, or if no shape fits
-        report = record.build_report(context, study, anchors=anchors)
-        record.write_report(report, context.run.path)
-    return report
 
 
 def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
