@@ -7,10 +7,9 @@
 TEACHER is a folder that `python -m benchmarks.teachers` wrote: e5, smollm2, smollm2.
 
 korean     multilingual-e5-small is trimmed to the tokens of NSMC and KorSTS, distilled into 4 layers on their texts,
-           quantised by SmoothQuant, and exported as a text file, whose tokens and vectors are compared with the
-           bundle's. Spearman correlation on KorSTS's test split, as the commands report it, and of the untrimmed
-           teacher. Then the trimmed teacher is fine-tuned on reviews, and teaches a student that begins as that of
-           the vectors
+           and exported as a text file, whose tokens and vectors are compared with the bundle's. Spearman correlation
+           on KorSTS's test split, as the run reports it, and of the untrimmed teacher. Then the trimmed teacher is
+           fine-tuned on reviews, and teaches a student that begins as that of the vectors
 wikipedia  SmolLM2 is distilled into 10 of its layers, beside the same student without its teacher, in as many minutes
 prompted   SmolLM2 labels sentences with zero, one and four examples, and an encoder learns its answers
 
@@ -111,17 +110,13 @@ def prove_korean(given: argparse.Namespace) -> dict[str, Any]:
     options = ["--teacher", work / "trimmed", "--recipe", "leaf", "--kind", "embedding", "--data", splits]
     options += ["--set", "student.layers=4", *sizes]
     commands.append(compress(work / "vectors", "distill", *options, "--minutes", given.minutes))
-    reported = work / "vectors" / "bundle"
-    smooth = work / "smooth"
-    limits = ["--data", splits, "--method", "smoothquant", "--max-drop", 2]
-    commands.append(compress(smooth, "quantize", reported, *limits))
-    bundle = Bundle.load(smooth)
+    bundle = Bundle.load(work / "vectors" / "bundle")
     texts_file = work / "text"
     unseen = write_lines(work / "reviews.txt", others)
     commands.append(compress(texts_file, "export", bundle.path, "--for", "text", "--data", unseen))
     facts = compare_vectors(given, bundle, texts_file / Path(TEXT).name, others)
     published = score_published(given.teacher, korsts / "sts-test.tsv")
-    models = [published, *read_report(reported), read_certificate(smooth)]
+    models = [published, *read_report(bundle.path)]
     return {"commands": commands, "korsts": models, **facts, **fine_tune(given, commands)}
 
 
@@ -180,20 +175,6 @@ def fine_tune(given: argparse.Namespace, commands: list[dict[str, Any]]) -> dict
     words = [word for change in changes for word in ("--set", change)]
     commands.append(compress(work / "reviews", "distill", *options, *columns, *words))
     return {"nsmc": read_report(work / "reviews" / "bundle")}
-
-
-def read_certificate(bundle: Path) -> dict[str, Any]:
-    """Return the same of the int8 file that `compress quantize` wrote, which has no interval."""
-    *_, last = json.loads((bundle / "report.json").read_text(encoding="utf-8"))["certificates"]
-    return {
-        "name": "student int8, SmoothQuant",
-        "role": "student",
-        "score": {last["metric"]: last["after"]},
-        "interval": None,
-        "agreement": last["agreement"],
-        "method": last["method"],
-        "file_mb": (bundle / last["artefact"]).stat().st_size / 1e6,
-    }
 
 
 def read_report(bundle: Path) -> list[dict[str, Any]]:
