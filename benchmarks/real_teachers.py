@@ -117,7 +117,11 @@ def prove_korean(given: argparse.Namespace) -> dict[str, Any]:
     facts = compare_vectors(given, bundle, texts_file / Path(TEXT).name, others)
     published = score_published(given.teacher, korsts / "sts-test.tsv")
     models = [published, *read_report(bundle.path)]
-    return {"commands": commands, "korsts": models, **facts, **fine_tune(given, commands)}
+    reviewed = fine_tune(given, commands)
+    for each in (*models, *reviewed):
+        if each["role"] == "teacher":
+            each["name"] = "e5, trimmed"
+    return {"commands": commands, "korsts": models, **facts, "nsmc": reviewed}
 
 
 def score_published(teacher: str, pairs: Path) -> dict[str, Any]:
@@ -159,8 +163,8 @@ def compare_vectors(given: argparse.Namespace, bundle: Bundle, file: Path, revie
     }
 
 
-def fine_tune(given: argparse.Namespace, commands: list[dict[str, Any]]) -> dict[str, Any]:
-    """Fine-tune the trimmed teacher on reviews, and distil it."""
+def fine_tune(given: argparse.Namespace, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Fine-tune the trimmed teacher on reviews, and distil it; return the models of the report."""
     work = given.work
     for name, count in {"train": given.reviews, "validation": 300, "test": given.tested}.items():
         lines = (given.data / "nsmc" / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
@@ -174,7 +178,7 @@ def fine_tune(given: argparse.Namespace, commands: list[dict[str, Any]]) -> dict
     columns = ["--text", "document", "--label", "label", "--kind", "classification"]
     words = [word for change in changes for word in ("--set", change)]
     commands.append(compress(work / "reviews", "distill", *options, *columns, *words))
-    return {"nsmc": read_report(work / "reviews" / "bundle")}
+    return read_report(work / "reviews" / "bundle")
 
 
 def read_report(bundle: Path) -> list[dict[str, Any]]:
