@@ -14,8 +14,9 @@ over the verdicts of the whole table. Intervals have 95 % each, without it. A ro
 document.
 
 For a task, each seed has training rows, a teacher and students of its own; for vectors and stages on text, rows and
-teacher are the same, so that the effect is that of this teacher. A recipe that was looked at after three seeds and
-then had more has had two chances: its p counts twice (`looks` of its result)."""
+teacher are the same, so that the effect is that of this teacher. A recipe that was looked at, and then had more seeds,
+has had several chances: its p is multiplied by the number of looks (`looks` of its result; Bonferroni). There are at
+most three, after 3, 5 and 11 seeds."""
 
 import json
 import math

@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000, help="train on so many labelled rows")
     parser.add_argument("--texts", type=int, default=4000, help="other rows' texts that a task's recipe reads; 0: none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="three or more")
-    parser.add_argument("--looks", type=int, default=1, help="2 if some of these seeds decided that there are more")
+    parser.add_argument("--looks", type=int, default=1, help="how often results were looked at, this time included")
     parser.add_argument("--longer", type=float, default=1, help="take as many times the steps on text")
     parser.add_argument("--wider", type=int, default=1, help="read as many times the rows in a step on text")
     parser.add_argument(

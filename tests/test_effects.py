@@ -51,7 +51,7 @@ def test_with_equal_seeds_it_is_the_t_test_over_rows() -> None:
     assert effects.measure([np.zeros(40)] * 3, [rows] * 3).p == pytest.approx(stats.ttest_1samp(rows, 0.0).pvalue)
 
 
-def test_a_second_look_counts_twice() -> None:
+def test_p_is_multiplied_by_the_looks() -> None:
     effect = {"effects": {"control": {"mean": 0.1, "p": 0.03}}}
     assert effects.judge({"leaf": effect}) == {"leaf": ("works", 0.03)}
     assert effects.judge({"leaf": {**effect, "looks": 2}}) == {"leaf": ("no better", 0.06)}

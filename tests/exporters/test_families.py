@@ -58,7 +58,7 @@ HEADS = MappingProxyType(
 ABSENT = (("xlnet", "qa"), ("xlm", "qa"), ("gpt2", "qa"))
 """XLNet's and XLM's answer with a beam of their own; GPT-2's, which reads the question only before the text, is no
 student."""
-SEGMENTS = {"bert", "bert, pruned", "electra", "albert", "mobilebert", "ernie", "xlm", "xlnet", "ib-bert"}
+SEGMENTS = {"bert", "bert, pruned", "electra", "albert", "mobilebert", "ernie", "gpt2", "xlm", "xlnet", "ib-bert"}
 
 
 def config(family: str) -> Any:
