@@ -17,7 +17,7 @@ from compress.commands import label as labelling
 from compress.commands import quantize, trim
 from compress.commands.distill import forecast
 from compress.commands.search import forecast_search
-from compress.config.options import Int8Options, MeasureOptions, RunOptions, StudyOptions
+from compress.config.options import Int8Options, MeasureOptions, StudyOptions
 from compress.config.recipe import Recipe
 from compress.data.collate import LengthGrouped
 from compress.errors import BundleError
