@@ -30,6 +30,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
@@ -303,7 +304,7 @@ def find(source: str, columns: Sequence[str]) -> Source:
         name, files = local_splits
         description = ""
         if local(source).is_dir():
-            named = [path for paths in files.values() for path in paths]
+            named = chain(*files.values())
             unread = [path for path in named if not _is_read(path)]
             notes = tuple(
                 f"skipped {path.name}: its name does not end in {', '.join(SUFFIXES)}"
@@ -314,7 +315,7 @@ def find(source: str, columns: Sequence[str]) -> Source:
                 for role, paths in files.items()
             }
             description = _list_entries(local(source))
-        every = [path for paths in files.values() for path in paths]
+        every = list(chain(*files.values()))
         if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:
             raise DataError(
                 f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}."

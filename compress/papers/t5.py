@@ -195,7 +195,8 @@ def corrupt_spans(
     targets = []
     device = batch["input_ids"].device
     removed = specials - {words.unknown}
-    for ids_L, mask_L in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+    inputs = (batch[name].cpu() for name in ("input_ids", "attention_mask"))
+    for ids_L, mask_L in zip(*inputs, strict=True):
         tokens = [each for each in ids_L[mask_L.bool()].tolist() if each not in removed]
         source, target = _spans(tokens, rate, span, sentinel)
         if not {sentinel, target[-1]} <= specials:
