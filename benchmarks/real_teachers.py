@@ -9,7 +9,7 @@ TEACHER is a folder that `python -m benchmarks.teachers` wrote: e5, smollm2, smo
 korean     multilingual-e5-small is trimmed to the tokens of NSMC and KorSTS, distilled into 4 layers on their texts,
            and exported as a text file, whose tokens and vectors are compared with the bundle's. Spearman correlation
            on KorSTS's test split, as the run reports it, and of the untrimmed teacher. Then the trimmed teacher is
-           fine-tuned on reviews, and teaches a student that begins as that of the vectors
+           fine-tuned on reviews, and teaches a student that begins as that of the vectors, and those of --recipes
 wikipedia  SmolLM2 is distilled into 10 of its layers, beside the same student without its teacher, in as many minutes
 prompted   SmolLM2 labels sentences with zero, one and four examples, and an encoder learns its answers
 
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def main() -> None:
     parser.add_argument("--reviews", type=int, default=3_000, help="to fine-tune on")
     parser.add_argument("--tested", type=int, default=5_000, help="reviews to score on")
     parser.add_argument("--compared", type=int, default=2_000, help="texts whose vectors are compared")
+    parser.add_argument(
+        "--recipes", nargs="*", default=[], help="korean: teach reviews by these too, in 10 minutes each"
+    )
     parser.add_argument("--arms", nargs="+", default=["distilgpt2", "distilgpt2-alone"], help="-alone: no teacher")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -118,10 +122,11 @@ def prove_korean(given: argparse.Namespace) -> dict[str, Any]:
     published = score_published(given.teacher, korsts / "sts-test.tsv")
     models = [published, *read_report(bundle.path)]
     reviewed = fine_tune(given, commands)
-    for each in (*models, *reviewed):
+    others_taught = {recipe: teach(given, recipe, commands) for recipe in given.recipes}
+    for each in (*models, *reviewed, *chain(*others_taught.values())):
         if each["role"] == "teacher":
             each["name"] = "e5, trimmed"
-    return {"commands": commands, "korsts": models, **facts, "nsmc": reviewed}
+    return {"commands": commands, "korsts": models, **facts, "nsmc": reviewed, "recipes": others_taught}
 
 
 def score_published(teacher: str, pairs: Path) -> dict[str, Any]:
@@ -179,6 +184,15 @@ def fine_tune(given: argparse.Namespace, commands: list[dict[str, Any]]) -> list
     words = [word for change in changes for word in ("--set", change)]
     commands.append(compress(work / "reviews", "distill", *options, *columns, *words))
     return read_report(work / "reviews" / "bundle")
+
+
+def teach(given: argparse.Namespace, recipe: str, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Distil the teacher that was fine-tuned on reviews by another recipe; return the models of the report."""
+    out = given.work / f"twelve-{recipe}"
+    options = ["--teacher", given.work / "reviews" / "stages" / "teacher" / "model", "--recipe", recipe]
+    options += ["--data", given.work / "nsmc", "--text", "document", "--label", "label", "--kind", "classification"]
+    commands.append(compress(out, "distill", *options, "--minutes", 10))
+    return read_report(out / "bundle")
 
 
 def read_report(bundle: Path) -> list[dict[str, Any]]:
