@@ -106,6 +106,26 @@ def nsmc() -> Rows:
     return _kept("NSMC, rows of the test split", "accuracy", read(KOREAN)["nsmc"])
 
 
+def deeper() -> Rows:
+    """Give what other recipes make of the fine-tuned teacher, on the rows that each had time to score."""
+    rows: Rows = [["recipe", "accuracy of teacher", "of student, int8 (95 %)", "of the teacher's", "parameters", "MB"]]
+    for recipe, models in read(KOREAN)["recipes"].items():
+        (teacher,) = (one for one in models if one["role"] == "teacher")
+        *_, student = models
+        own, score = teacher["score"]["accuracy"], student["score"]["accuracy"]
+        rows.append(
+            [
+                f"`{recipe}`",
+                f"{own:.3f}",
+                "{:.3f} ({:.3f} to {:.3f})".format(score, *student["interval"]),
+                percent(score / own),
+                f"{student['parameters'] / 1e6:.1f} million",
+                f"{student['file_mb']:.1f}",
+            ]
+        )
+    return rows
+
+
 def _kept(heading: str, metric: str, models: Sequence[Any]) -> Rows:
     roles = {one["role"]: one for one in models}
     teacher = roles.get("published", roles["teacher"])
