@@ -3,7 +3,7 @@ their uncertainty."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count
 from math import ceil, expm1, inf, isfinite, log, log1p
@@ -35,6 +35,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Precision, is_bundle
 from compress.exporters.predictor import open_predictor
 from compress.io import sha256
+from compress.progress import Say
 from compress.provenance import command_line, timestamp
 from compress.records.gate_result import GateCheck, GateOutcome, GateResult
 from compress.records.latency import DeviceError, Setting
@@ -74,7 +75,7 @@ def gate(
     precision: Precision = "int8",
     device: DeviceSettingOptions = DeviceSettingOptions(),
     minutes: Annotated[float, MINUTES] = 5.0,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> GateResult:
     """Compare two models of one task, and decide whether the new one may replace the
     old one.
@@ -251,11 +252,11 @@ def compare_scores(
     elif np.isin([old_rows, new_rows], (0.0, 1.0)).all():
         lost = int((old_rows > new_rows).sum())
         won = int((old_rows < new_rows).sum())
-        low, high = paired_share_interval(lost, won, len(old_rows))
-        if not evaluators[1].count_changed(
-            *logits, thresholds=(thresholds[0], thresholds[1])
-        ):
-            low = high = 0.0
+        decided = [task.decide(*model) for model in models]
+        answers = logits if decided[0] is None else decided
+        low = high = 0.0
+        if not np.array_equal(*answers):
+            low, high = paired_share_interval(lost, won, len(old_rows))
     else:
         drops = old_rows - new_rows
         low, high = bootstrap_interval(
@@ -300,7 +301,7 @@ def compare_latency(
     *,
     max_slower: float,
     minutes: float,
-    say: Callable[[str], None],
+    say: Say,
 ) -> GateCheck:
     """Race the old and the new file until the ratio of medians clearly differs from the
     limit, or time is up.

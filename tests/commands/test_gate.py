@@ -126,6 +126,22 @@ def test_equal_answers_pass(pair: tuple[Bundle, Bundle]) -> None:
     assert (found.outcome, found.change, found.low, found.high) == ("passed", 0.0, 0.0, 0.0)
 
 
+def test_rows_that_both_answer_wrongly_in_different_ways_leave_room_for_doubt(tmp_path: Path) -> None:
+    task = Task("classification", ("sentence",), "label", ("a", "b", "c"), "accuracy")
+    bundles = [tiny.bundle(tmp_path / str(at), model=tiny.bert(3, seed=at), task=task) for at in range(2)]
+    texts = [" ".join(np.random.default_rng(at).choice(tiny.WORDS, 6)) for at in range(400)]
+    answers = [[each.label for each in bundle.predict(texts)] for bundle in bundles]  # type: ignore[union-attr]
+    rows = [
+        {"text": text, "label": task.labels.index(({*task.labels} - {one, other}).pop())}
+        for text, one, other in zip(texts, *answers, strict=True)
+        if one != other
+    ]
+    files = [each.path / BUNDLE_FILES["int8"] for each in bundles]
+    found = command.compare_scores(bundles, files, Dataset.from_list(rows), max_drop=0.0)
+    assert (found.outcome, found.change) == ("cannot be told", 0.0)
+    assert found.low is not None and found.high is not None and found.low < 0 < found.high
+
+
 def test_a_large_drop_fails(pair: tuple[Bundle, Bundle]) -> None:
     worse = score(pair, 400, 0.05)
     assert worse.outcome == "failed"
