@@ -165,17 +165,17 @@ def _check_scores(keys: JsonKeys) -> None:
             "this cross-encoder, which is not supported; expected none. Put the prompt "
             "into your texts, and set default_prompt_name to null"
         )
-    _check_activation(keys.path, keys.take("activation_fn", str, None))
+    _check_activation(keys, "activation_fn")
     keys.finish()
 
 
-def _check_activation(path: Path, activation: str | None) -> None:
+def _check_activation(keys: JsonKeys, key: str) -> None:
     """Raise TeacherError for an activation that changes the order of a cross-encoder's
     logits."""
-    name = activation or "torch.nn.Identity"
+    name = keys.take(key, str, None) or "torch.nn.Identity"
     if not name.startswith("torch.nn.") or name.rpartition(".")[2] not in RISING:
         raise TeacherError(
-            f"{path}: activation_fn is {activation!r}, which is not supported, "
+            f"{keys.path}: {key} is {name!r}, which is not supported, "
             "since logits are read as scores; expected a class of torch.nn that keeps "
             f"their order: {', '.join(RISING)}"
         )
@@ -443,10 +443,11 @@ class ModelFolder:
             identify_kind(folder)
         config = self.config
         where = self.where
-        saved_by = config.get("sentence_transformers") or {}
-        _check_activation(where, saved_by.get("activation_fn"))
-        # of versions before 4
-        _check_activation(where, config.get("sbert_ce_default_activation_function"))
+        keys = JsonKeys(where, config)
+        of_library = keys.take("sentence_transformers", dict, None) or {}
+        _check_activation(JsonKeys(where, of_library), "activation_fn")
+        # the key before sentence-transformers 4
+        _check_activation(keys, "sbert_ce_default_activation_function")
         if config.get("auto_map"):
             raise TeacherError(
                 f"{where}: the model has its own code (auto_map), which is never run. "
