@@ -43,11 +43,11 @@ def judge_kept(
     """
     taught = taught or evaluator
     metric = evaluator.task.metric
-    one, other = thresholds
-    score = evaluator.scores(student, threshold=one)[metric]
-    whole = taught.scores(teacher, threshold=other)[metric]
-    student_on, examples, resamples = _score_of_drawn(evaluator, student, one)
-    teacher_on, _, _ = _score_of_drawn(taught, teacher, other)
+    of_student, of_teacher = thresholds
+    score = evaluator.scores(student, threshold=of_student)[metric]
+    whole = taught.scores(teacher, threshold=of_teacher)[metric]
+    student_on, examples, resamples = _score_of_drawn(evaluator, student, of_student)
+    teacher_on, _, _ = _score_of_drawn(taught, teacher, of_teacher)
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, examples, examples) for _ in range(resamples)]
     scores_R = np.array([student_on(drawn) for drawn in draws])

@@ -25,10 +25,16 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 EMBEDDING_ROLES: Final = frozenset(
-    (
-        *("words", "positions", "types", "tasks", "embedding_norm", "embedding_up"),
-        *("relative", "relative_norm"),
-    )
+    {
+        "words",
+        "positions",
+        "types",
+        "tasks",
+        "embedding_norm",
+        "embedding_up",
+        "relative",
+        "relative_norm",
+    }
 )
 """The roles of weights that the first layer reads, or all layers share."""
 

@@ -33,6 +33,23 @@ def test_a_student_as_its_teacher_surely_keeps_everything() -> None:
     assert kept.resolved
 
 
+def test_thresholds_that_were_chosen_on_other_rows_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[str, float | None]]()
+
+    def scores(self: Evaluator, own: np.ndarray, *, threshold: float | None = None) -> dict[str, float]:
+        asked.append(("scores", threshold))
+        return {"accuracy": 0.5}
+
+    def example_scores(self: Evaluator, own: np.ndarray, *, threshold: float | None = None) -> np.ndarray:
+        asked.append(("examples", threshold))
+        return np.ones(ROWS)
+
+    monkeypatch.setattr(Evaluator, "scores", scores)
+    monkeypatch.setattr(Evaluator, "example_scores", example_scores)
+    judge_kept(evaluator(), logits([]), logits([]), 0.985, 0.75, thresholds=(1.0, 2.0))
+    assert asked == [("scores", 1.0), ("scores", 2.0), ("examples", 1.0), ("examples", 2.0)]
+
+
 def test_ten_rows_show_nothing_even_if_all_answers_are_equal() -> None:
     kept = judge_kept(evaluator(10), logits(range(1), 10), logits(range(1), 10), 0.985, 0.75)
     assert kept.chance == pytest.approx(kept.required)

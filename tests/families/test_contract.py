@@ -177,6 +177,12 @@ def test_facts_of_texts_and_of_computing(name: str) -> None:
         (table,) = tables
         assert family.first_position(config) == table.padding_idx + 1 == len(table.weight) - positions(model)  # type: ignore[operator]
     assert family.segments_uncounted <= (not hasattr(config, "type_vocab_size"))
+    if family.segments_uncounted:
+        ids = torch.arange(5, 12)[None]
+        second = (ids > 8).long()
+        with torch.no_grad():
+            one, both = (model(input_ids=ids, token_type_ids=types)[0] for types in (second * 0, second))
+        assert not torch.allclose(one, both), "it reads token types"
 
 
 def states(model: nn.Module, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
