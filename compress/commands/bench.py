@@ -16,6 +16,7 @@ from compress.errors import ArgumentError, CompressError, ExportError, did_you_m
 from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.formats.format import Format, Race
+from compress.progress import Say
 from compress.provenance import find_missing, install_command
 from compress.records.bench_result import BenchResult, RacedFormat
 from compress.records.latency import DeviceError, Setting
@@ -41,7 +42,7 @@ def bench(
     rounds: Annotated[int, Range(2)] = 8,
     runs: Count = 15,
     sustain: Annotated[float | None, Range(0.001)] = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> BenchResult:
     """Measure the latency of files on a device: interleaved, warmed up, in two passes,
     with a verdict on noise.
@@ -246,7 +247,7 @@ def export_formats(
     data: DataLike | None,
     length: int,
     rows: int,
-    say: Callable[[str], None],
+    say: Say,
 ) -> ExportedFormats:
     """Export each bundle to the named formats, or with `all` to every one that can be,
     in subfolders of `folder`.
@@ -320,7 +321,7 @@ def bench_visitors(
     visitors: int,
     *,
     device: str,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Iterator[BenchResult]:
     """Call `measure` for several browsers, one after the other; yield each result.
 

@@ -29,6 +29,7 @@ from compress.exporters.writers.context import (
     ExportResult,
     FixedOptions,
 )
+from compress.progress import Say
 from compress.quantization.calibration import compute_ranges
 from compress.quantization.similarities import certify_vectors
 from compress.tuning import tune
@@ -75,7 +76,7 @@ def export(
     columns: ColumnOptions = ColumnOptions(),
     checkpoint: CheckpointOptions = CheckpointOptions(),
     command: str = "",
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> ExportResult:
     """Write `model` for another runtime into the folder `out`, or, for `onnx`, into the
     bundle itself.
@@ -145,7 +146,7 @@ def tune_source(
     load_data: LoadData | None,
     *,
     in_place: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Iterator[tuple[Bundle, "Sequence[VariantResult]"]]:
     """Yield the bundle with the files that are fastest on the device, and all variants
     that were tried.

@@ -120,8 +120,8 @@ def standard_tags(tags: Iterable[str]) -> dict[str, str]:
     if {"B", "I"} <= {*distinct} <= {*"BIOESLUM"}:
         raise TagError(
             "B",
-            "the tag 'B' does not say which kind of entity begins: write B-TERM and "
-            "I-TERM for B and I, for example.",
+            "the tag 'B' does not say which kind of entity begins. Name the kind in "
+            "every tag: write B-TERM and I-TERM, for example.",
         )
     form = _find_form(distinct)
     mapped = {}

@@ -63,6 +63,8 @@ FIXED_SUFFIXES: Final = {"": ("text",), FASTTEXT: ("text", "label")}
 HEADER_CELL: Final = 64
 LONGEST_LITERAL: Final = 100_000
 """The most characters of a list written as text that is parsed."""
+ADJACENT_STRINGS: Final = re.compile(r"""['"]\s+['"]""")
+"""Strings without a comma between them, as numpy prints; Python would join them."""
 
 _FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^"\t\r\n]*)'
 _CLEAN = re.compile(rf"{_FIELD}(?:(?:\t|\r?\n){_FIELD})*")
@@ -375,10 +377,6 @@ def _parse_lists(cells: Sequence[str | None]) -> list[list[Any] | None] | None:
     return [_parse_list(cell) if cell else None for cell in cells]
 
 
-_JOINED = re.compile(r"""['"]\s+['"]""")
-"""Strings without a comma between them, as numpy prints; Python would join them."""
-
-
 def _parse_list(cell: str) -> list[Any] | None:
     """Parse a list of strings and numbers in the notation of JSON or Python; None if
     the text is not a list."""
@@ -389,7 +387,7 @@ def _parse_list(cell: str) -> list[Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         try:
-            value = None if _JOINED.search(text) else ast.literal_eval(text)
+            value = None if ADJACENT_STRINGS.search(text) else ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return None
     plain = isinstance(value, list) and all(

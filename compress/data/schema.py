@@ -183,9 +183,7 @@ def choose(
                 "all are 0 or 1",
             )
         elif len(labels) == 1:
-            first, *others = split.sample[labels[0]]
-            rare = isinstance(first, str) and number(first) is None
-            if split.headerless and rare and first not in others and len(others) > 2:
+            if split.headerless and _may_be_title(split.sample[labels[0]]):
                 raise _ambiguous(split, "whether its first row is a header")
             notes = (*notes, f"took {named} as the label, by its contents")
         else:
@@ -317,6 +315,13 @@ def _is_text(cells: Sequence[CellValue]) -> bool:
 def _has_flags(cells: Sequence[CellValue]) -> bool:
     flags = {cell.strip().lower() for cell in cells if isinstance(cell, str)}
     return bool(flags) and flags <= {"0", "0.0", "false", "1", "1.0", "true"}
+
+
+def _may_be_title(cells: Sequence[CellValue]) -> bool:
+    """Check whether the first of these labels is a word that no other row has."""
+    first, *others = cells
+    rare = isinstance(first, str) and number(first) is None and first not in others
+    return rare and len(others) > 2
 
 
 def _is_row_number(cells: Sequence[CellValue]) -> bool:

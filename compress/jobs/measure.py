@@ -400,8 +400,8 @@ def note_int8(rows: Sequence[ReportRow], metric: str) -> list[str]:
     if lost <= INT8_DROP:
         return []
     return [
-        f"int8 loses {100 * lost:.1f} points of {metric}; `compress quantize --method "
-        "smoothquant` may lose less, or ship the fp32 file."
+        f"int8 loses {100 * lost:.1f} points of {metric}; if that matters, ship the "
+        "fp32 file, or try another method: `compress quantize --method`."
     ]
 
 

@@ -141,7 +141,7 @@ class QuantizeRequest:
 class QuantizeArguments(QuantizeRequest):
     """The keywords of `compress.quantize`. See there."""
 
-    say: Callable[[str], None] = field(default=lambda _: None, kw_only=True)
+    say: Say = field(default=lambda _: None, kw_only=True)
 
 
 @check_arguments

@@ -188,7 +188,8 @@ def corrupt_spans(
 
     Adds decoder_input_ids that begin with the padding token, as T5 does. Special tokens
     (the end token of a row) stay, and unknown ones are words. Draws from torch's global
-    generator. Raises DataError for a sentinel that is not a special token.
+    generator. Raises DataError for a sentinel that is not a special token, and for a
+    row with more spans than there are sentinels.
     """
     specials = {*words.special_V.nonzero()[:, 0].tolist()}
     sources = []
