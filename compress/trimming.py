@@ -31,10 +31,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from onnx import GraphProto, numpy_helper
 from tokenizers import Tokenizer
 
+from compress.arrays import Longs
 from compress.data.encoder import TextEncoder, encoder_of, text_encoder_of
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle
@@ -51,7 +51,7 @@ from compress.slicing.shape import positions
 TEXTS_PER_CHUNK: Final = 1000
 
 
-def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> NDArray[np.int64]:
+def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> Longs:
     """Count how often each token occurs in the texts: (vocabulary,)."""
     counts = np.zeros(
         1 + max(encoder.backend.get_vocab(with_added_tokens=True).values()), np.int64

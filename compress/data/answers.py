@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compress.arrays import Doubles
+from compress.arrays import Doubles, Floats
 from compress.errors import BundleError
 
 if TYPE_CHECKING:
@@ -229,7 +228,7 @@ def join_columns(outcomes: Sequence[Outcome]) -> AnswerColumns:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
-def check_finite(values: NDArray[np.float32], of: str = "") -> NDArray[np.float64]:
+def check_finite(values: Floats, of: str = "") -> Doubles:
     """Return a model's outputs in float64. Raises BundleError if one is not finite.
 
     of   names their text in the error, if that is known

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from compress.arrays import spaced
+from compress.arrays import Longs, spaced
 from compress.data.encoder import encoder_of
 from compress.data.task import Task, TaskData
 from compress.errors import DataError
@@ -49,7 +48,7 @@ _ODD_SPACES: Final = (
 )
 """White space other than a space, as a regular expression."""
 
-Keys = NDArray[np.int64]
+Keys = Longs
 
 _CONSEQUENCES: Final[Mapping[tuple[str, str], str]] = {
     (
@@ -210,9 +209,7 @@ def _is_labelled(task: Task, split: Dataset) -> bool:
     return bool(task.labels) and task.label_column in split.column_names
 
 
-def _find_spelled_twice(
-    task: Task, counts: Mapping[str, NDArray[np.int64]]
-) -> Iterator[str]:
+def _find_spelled_twice(task: Task, counts: Mapping[str, Longs]) -> Iterator[str]:
     """Note classes whose names differ only in case, spaces or Unicode form."""
     alike: dict[str, list[int]] = {}
     for number, label in enumerate(task.labels):
@@ -232,9 +229,7 @@ def _find_spelled_twice(
             )
 
 
-def _find_missing_classes(
-    task: Task, counts: Mapping[str, NDArray[np.int64]]
-) -> Iterator[str]:
+def _find_missing_classes(task: Task, counts: Mapping[str, Longs]) -> Iterator[str]:
     """Note classes without an example in a split."""
     for role, of_class in counts.items():
         absent = [

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from compress.arrays import Flags, Ints, Longs
+
 BATCHES_PER_SORT: Final = 50
 
 _LEFT_OUT: Final = frozenset(
@@ -112,7 +114,7 @@ def require_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(tokenizer.pad_token_id)
 
 
-def _per_token(cells: Sequence[Any], lengths: NDArray[np.int64]) -> bool:
+def _per_token(cells: Sequence[Any], lengths: Longs) -> bool:
     """Check whether each row has one int per token."""
     if (
         not isinstance(cells[0], list)
@@ -169,7 +171,7 @@ class LengthGrouped(Sampler[int]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | NDArray[np.integer],
+        lengths: Sequence[int] | Ints,
         batch_size: int,
         *,
         seed: int,
@@ -193,7 +195,7 @@ class LengthGrouped(Sampler[int]):
         order = self._order().astype(np.int32)
         return map(int, order)
 
-    def _order(self) -> NDArray[np.int64]:
+    def _order(self) -> Longs:
         rng = np.random.default_rng([self.seed, self.epoch])
         shuffled = rng.permutation(len(self.lengths))
         rows = np.resize(shuffled, len(self))
@@ -249,7 +251,7 @@ class TokenBudget(BatchOrder):
     """
 
     def __init__(
-        self, lengths: Sequence[int] | NDArray[np.integer], tokens: int, *, seed: int
+        self, lengths: Sequence[int] | Ints, tokens: int, *, seed: int
     ) -> None:
         self.lengths = np.asarray(lengths)
         self.tokens = tokens
@@ -290,9 +292,9 @@ class LanguageSampled(BatchOrder):
 
     def __init__(
         self,
-        part: Sequence[int] | NDArray[np.integer],
-        paired: Sequence[int] | NDArray[np.integer],
-        lengths: Sequence[int] | NDArray[np.integer],
+        part: Sequence[int] | Ints,
+        paired: Sequence[int] | Ints,
+        lengths: Sequence[int] | Ints,
         budgets: tuple[int, int],
         *,
         power: float,
@@ -336,9 +338,7 @@ class LanguageSampled(BatchOrder):
         )
         return [next(streams[kind][drawn[kind][step]]) for kind, step in turns]
 
-    def _repeat(
-        self, rows: NDArray[np.int64], order: TokenBudget
-    ) -> Iterator[list[int]]:
+    def _repeat(self, rows: Longs, order: TokenBudget) -> Iterator[list[int]]:
         for again in count():
             order.set_epoch(self.epoch * 1_000_000 + again)
             yield from (rows[batch].tolist() for batch in order)
@@ -356,9 +356,9 @@ class QueryGrouped(BatchOrder):
 
     def __init__(
         self,
-        query: Sequence[int] | NDArray[np.integer],
-        lengths: Sequence[int] | NDArray[np.integer],
-        relevance: Sequence[float] | NDArray[np.floating] | NDArray[np.bool_],
+        query: Sequence[int] | Ints,
+        lengths: Sequence[int] | Ints,
+        relevance: Sequence[float] | NDArray[np.floating] | Flags,
         rows: int,
         *,
         seed: int,
@@ -392,9 +392,7 @@ class QueryGrouped(BatchOrder):
             batches[-1] += queries[at].tolist()
         return batches
 
-    def _draw(
-        self, rows: NDArray[np.int64], rng: np.random.Generator
-    ) -> NDArray[np.int64]:
+    def _draw(self, rows: Longs, rng: np.random.Generator) -> Longs:
         if len(rows) <= self.rows:
             return rows
         rows = rng.permutation(rows)

@@ -26,6 +26,8 @@ from compress.progress import note
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from compress.arrays import Array, Longs
+
 COMPARED_CHARACTERS: Final = 100_000
 """Characters of the user's first texts whose rows are compared."""
 CACHED_WORDS: Final = 1 << 17
@@ -36,7 +38,7 @@ bytes each."""
 DRAWN_STRINGS: Final = 400
 """Random strings that are compared besides the fixed ones."""
 
-EncodeBatch = Callable[[list[str]], "tuple[NDArray[Any], NDArray[Any]]"]
+EncodeBatch = Callable[[list[str]], "tuple[Array, Array]"]
 """Texts -> the ids of all texts one after another, and the N + 1 bounds of N texts."""
 
 
@@ -50,7 +52,7 @@ class TokenArrays:
     """
 
     ids: NDArray[np.uint32]
-    bounds: NDArray[np.int64]
+    bounds: Longs
     types: NDArray[np.int8] | None = None
 
     @classmethod
@@ -75,7 +77,7 @@ class TokenArrays:
         return len(self.bounds) - 1
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Longs:
         """The number of tokens of each row."""
         return np.diff(self.bounds)
 
@@ -88,7 +90,7 @@ class TokenArrays:
         for begin, end in pairwise(bounds):
             yield ids[begin:end], types[begin:end]
 
-    def take(self, rows: NDArray[np.int64]) -> TokenArrays:
+    def take(self, rows: Longs) -> TokenArrays:
         """Choose rows, in a new order."""
         lengths = self.lengths[rows]
         bounds = _bounds(lengths.tolist())
@@ -116,11 +118,11 @@ class TokenArrays:
         )
 
 
-def _flatten(rows: Iterable[Sequence[int]], kind: type) -> NDArray[Any]:
+def _flatten(rows: Iterable[Sequence[int]], kind: type) -> Array:
     return np.concatenate([np.empty(0, kind), *(np.asarray(row, kind) for row in rows)])
 
 
-def _bounds(lengths: Iterable[int]) -> NDArray[np.int64]:
+def _bounds(lengths: Iterable[int]) -> Longs:
     return np.fromiter(accumulate(lengths, initial=0), np.int64)
 
 
@@ -309,7 +311,7 @@ def _open_nanotoken(state: str) -> EncodeBatch:
     nanotoken.set_cache_entries(CACHED_WORDS)
     library = nanotoken.Tokenizer.from_json(state)
 
-    def encode_batch(texts: list[str]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def encode_batch(texts: list[str]) -> tuple[Array, Array]:
         rows = library.encode_batch(texts, add_special_tokens=False)
         return rows.ids, rows.offsets
 
@@ -321,7 +323,7 @@ def _open_gigatoken(state: str) -> EncodeBatch:
     library = gigatoken.Tokenizer.from_json(state)
     encoded = 0
 
-    def encode_batch(texts: list[str]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def encode_batch(texts: list[str]) -> tuple[Array, Array]:
         nonlocal library, encoded
         encoded += sum(map(len, texts))
         if encoded > CHARACTERS_PER_CACHE:

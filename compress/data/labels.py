@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from compress.arrays import Flags, Floats, Ints, Longs
 from compress.data.schema import number
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
@@ -58,7 +58,7 @@ MISSING_WORDS: Final = frozenset({"nan", "na", "n/a", "none", "null"})
 """Classes by these names are noted, since they may have been meant as missing
 labels."""
 
-Labels = NDArray[np.int64] | NDArray[np.float32]
+Labels = Longs | Floats
 
 _BLANK: Final = pa.array(["", "nan", "-1", "-1.0"])
 _TRUE: Final = pa.array(["1", "1.0", "true"])
@@ -93,7 +93,7 @@ class LabelColumn:
     def has_lists(self) -> bool:
         return pa.types.is_list(self.cells.type)
 
-    def list_rows(self, mask: pa.ChunkedArray | NDArray[np.bool_]) -> str:
+    def list_rows(self, mask: pa.ChunkedArray | Flags) -> str:
         """List the rows in the mask."""
         rows = np.flatnonzero(np.asarray(mask)) + self.first
         return list_rows(rows[:5].tolist(), len(rows))
@@ -123,7 +123,7 @@ class LabelColumn:
             else flat
         )
 
-    def class_ids(self, coding: Coding) -> NDArray[np.int64]:
+    def class_ids(self, coding: Coding) -> Longs:
         """Return the id of each label: (rows,)."""
         labels = _without_nan(self) if coding.numeric else self
         values, codes = labels.encode_values()
@@ -147,7 +147,7 @@ class LabelColumn:
             raise _unknown_class(labels, mask, unknown, hint)
         return np.asarray([ids[name] for name in names], np.int64)[codes]
 
-    def numbers(self, coding: Coding) -> NDArray[np.float32]:
+    def numbers(self, coding: Coding) -> Floats:
         """Return each label as a number: (rows,)."""
         labels = _without_nan(self)
         values, codes = labels.encode_values()
@@ -165,7 +165,7 @@ class LabelColumn:
                 )
         return np.asarray(numbers, np.float32)[codes]
 
-    def flags(self, coding: Coding) -> NDArray[np.float32]:
+    def flags(self, coding: Coding) -> Floats:
         """Return 1 for each label that a row has, 0 for the others: (rows,
         classes)."""
         if self.has_lists:
@@ -186,7 +186,7 @@ class LabelColumn:
         vectors[rows[present], pc.fill_null(ids, 0).to_numpy()[present]] = 1.0
         return vectors
 
-    def encode_values(self) -> tuple[list[str], NDArray[np.integer]]:
+    def encode_values(self) -> tuple[list[str], Ints]:
         """Return the distinct labels, and for each row the index of its label. Raises
         DataError if a row has none."""
         self.refuse_missing()
@@ -271,7 +271,7 @@ def label_column(
 
 
 def _name_flags(
-    flags_NC: NDArray[np.bool_], names: Sequence[str], missing: NDArray[np.bool_]
+    flags_NC: Flags, names: Sequence[str], missing: Flags
 ) -> pa.ChunkedArray:
     """List the names of the true flags of each row; null for rows without a label."""
     offsets = pa.array(
@@ -618,7 +618,7 @@ def encode(labels: LabelColumn, coding: Coding) -> Labels:
 
 def _unknown_class(
     labels: LabelColumn,
-    mask: pa.ChunkedArray | NDArray[np.bool_],
+    mask: pa.ChunkedArray | Flags,
     unknown: Sequence[str],
     hint: str,
 ) -> DataError:

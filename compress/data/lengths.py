@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compress.arrays import whole_numbers
+from compress.arrays import Array, whole_numbers
 from compress.data.encoder import encoder_of
 from compress.data.tokenize import encode
 
@@ -47,7 +46,7 @@ class RowLengths:
                     index may be longer than training texts; None for other tasks
     """
 
-    tokens: NDArray[Any]
+    tokens: Array
     longest: int
     windowed: bool
     teacher_length: int | None = None

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from compress.arguments import DataLike, SeedNumber, check_arguments
+from compress.arrays import Flags, Longs
 from compress.data import cache, labels, schema, sources
 from compress.data.audit import Keys, audit, compare_rows
 from compress.data.held_out import describe_held_out, held_out_share
@@ -219,7 +219,7 @@ def _load_texts(request: DataRequest, folder: Path) -> UnsavedTask:
         for role, split in splits.items()
         if split.labels
     }
-    masks: dict[Role, NDArray[np.bool_]] = {}
+    masks: dict[Role, Flags] = {}
     if "validation" not in splits:
         texts = splits["train"].texts.to_batches()
         keys = compare_rows([batch.columns for batch in texts])
@@ -307,7 +307,7 @@ def _read_shown(
             bar.advance(len(batch))
 
 
-def _find_empty(column: pa.ChunkedArray) -> NDArray[np.int64]:
+def _find_empty(column: pa.ChunkedArray) -> Longs:
     """Return the numbers of the rows without a text, a chunk at a time as they lie on
     disk."""
     trimmed = (pc.utf8_trim_whitespace(chunk) for chunk in column.chunks)
@@ -362,7 +362,7 @@ def _read_test(
 
 
 def _batches(
-    texts: pa.Table, encoded: Labels | None, mask: NDArray[np.bool_] | None
+    texts: pa.Table, encoded: Labels | None, mask: Flags | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the texts and labels, if any, of the rows in the mask."""
     start = 0
@@ -385,7 +385,7 @@ def _batches(
         start = rows.stop
 
 
-def hold_out(encoded: Labels, task: Task, seed: int, keys: Keys) -> NDArray[np.bool_]:
+def hold_out(encoded: Labels, task: Task, seed: int, keys: Keys) -> Flags:
     """Mask every tenth row in the order of the labels, ties in random order; no class
     loses its only row. Of many rows, fewer are masked: see `held_out_share`. Rows with
     the same key, whose texts repeat, count as one and are masked together."""
@@ -541,7 +541,7 @@ def with_validation(
     notes: list[str],
     seed: int,
     *,
-    useful: Callable[[pa.Table], NDArray[np.bool_]] | None = None,
+    useful: Callable[[pa.Table], Flags] | None = None,
 ) -> dict[Role, pa.Table]:
     """Return the tables of the splits; without a validation split, hold out every tenth
     group of training rows, or fewer of many, and only groups with `useful` rows."""

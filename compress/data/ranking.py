@@ -33,8 +33,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from compress.arrays import Flags
 from compress.data import schema, sources, squad
 from compress.data.labels import LARGEST_FLOAT
 from compress.data.retrieval import (
@@ -220,7 +220,7 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
     return table.filter(pa.array(scorable)), (note,)
 
 
-def are_scorable(table: pa.Table) -> NDArray[np.bool_]:
+def are_scorable(table: pa.Table) -> Flags:
     """Mask the rows whose query has a relevant passage and a less relevant one."""
     labels = table["label"].to_numpy()
     queries, places = np.unique(table["query"].to_numpy(), return_inverse=True)

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Floats, Longs
 from compress.data import squad
 from compress.data.schema import number
 from compress.data.sources import Role, by_role, is_beir, split_word
@@ -180,9 +180,7 @@ class WordIndex:
         ).astype(np.float32)
         return WordIndex(words, csr_matrix(counts @ diags(rarity.astype(np.float32))))
 
-    def search(
-        self, queries: Sequence[str], k: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def search(self, queries: Sequence[str], k: int) -> tuple[Longs, Floats]:
         """Find the k best passages of each query.
 
         Returns the numbers of passages (Q, k), best first and ties in the order of the
@@ -203,9 +201,7 @@ class WordIndex:
                 scores[n] = row[best[n]]
         return best, scores
 
-    def score(
-        self, queries: Sequence[str], passages: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
+    def score(self, queries: Sequence[str], passages: Longs) -> Floats:
         """Score each query with one passage, given by its number: (Q,)."""
         return np.asarray(
             self.words.transform(queries).multiply(self.weights[passages]).sum(axis=1)

@@ -28,8 +28,9 @@ from compress.data.fast_tokens import TokenArrays
 from compress.progress import note
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from tokenizers import Encoding
+
+    from compress.arrays import Longs
 
 SENTENCES_PER_CALL: Final = 2000
 
@@ -162,7 +163,7 @@ class SentenceTokens:
     """Hold the tokens of sentences, without special tokens, and for each sentence the
     number of its document."""
 
-    documents: NDArray[np.int64]
+    documents: Longs
     tokens: TokenArrays
 
     @classmethod

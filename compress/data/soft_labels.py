@@ -22,8 +22,7 @@ from compress.data.labels import list_rows
 from compress.errors import DataError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from compress.arrays import Doubles
     from compress.data.tables import Table
 
 PROBABILITIES: Final = "probabilities"
@@ -118,7 +117,7 @@ class SoftLabelColumns:
         return table.filter(pa.array(~absent_N)), int(absent_N.sum())
 
 
-def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
+def _numbers(column: pa.ChunkedArray) -> Doubles:
     """Parse a column of numbers; nan for an empty cell, infinity for any other text."""
     try:
         cells = pc.cast(pc.utf8_trim_whitespace(column), pa.float64())

@@ -15,12 +15,10 @@ from compress.kinds import Kind
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
     from datasets import Dataset
-    from numpy.typing import NDArray
 
-    from compress.arrays import Array, Doubles
+    from compress.arrays import Array, Doubles, Longs
     from compress.data.answers import AnswerColumns, Outcome, Prediction
 
 Thresholds = tuple[float | None, float | None]
@@ -143,7 +141,7 @@ class Task:
         """Name the label that every row has."""
         return f"the number {label}"
 
-    def count_classes(self, split: Dataset) -> NDArray[np.int64]:
+    def count_classes(self, split: Dataset) -> Longs:
         """Count the rows, or words, of each class in a split."""
         import numpy as np
 
@@ -319,7 +317,7 @@ class Task:
             return label_schema(self.labels)
         return pa.schema({"prediction": pa.float64()})
 
-    def answer(self, logits: NDArray[np.float64]) -> Prediction:
+    def answer(self, logits: Doubles) -> Prediction:
         """Turn the logits of a text into an answer."""
         from compress.data.answers import Prediction
 

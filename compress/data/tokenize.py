@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
+    from compress.arrays import Array, Longs
     from compress.data.task import Task
 
 ROWS_ENCODING: Final = "3"
@@ -150,7 +151,7 @@ def encode_task(
     return cache.rows("encoded", key, lambda: row_batches(rows()), empty=empty)
 
 
-def select_rows(rows: Dataset, chosen: NDArray[np.int64]) -> Dataset:
+def select_rows(rows: Dataset, chosen: Longs) -> Dataset:
     """Select encoded rows, and number them again: a teacher's cached outputs are looked
     up by the `index` of a row."""
     from datasets import Dataset
@@ -214,9 +215,7 @@ def _record_batch(rows: Sequence[RowMapping], first: int, kind: type) -> pa.Reco
             lengths = np.fromiter((len(row[name]) for row in rows), np.int32, len(rows))
             flat = chain.from_iterable(row[name] for row in rows)
             types = dict.fromkeys(_BYTES, np.int8) | {"input_ids": kind}
-            values: NDArray[Any] = np.fromiter(
-                flat, types.get(name, np.int32), lengths.sum()
-            )
+            values: Array = np.fromiter(flat, types.get(name, np.int32), lengths.sum())
             arrays[name] = _lists(lengths, values)
         else:
             arrays[name] = pa.array([int(row[name]) for row in rows], pa.int64())

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compress.arrays import Array
+from compress.arrays import Array, Floats, Longs
 from compress.errors import DataError
 
 StoredForm = Literal["float32", "int8", "binary"]
@@ -54,7 +53,7 @@ def pack(vectors_NE: Array, form: StoredForm) -> Array:
     return np.asarray(vectors_NE, VECTOR_TYPES[form])
 
 
-def unpack(packed_NP: Array, width: int) -> NDArray[np.float32]:
+def unpack(packed_NP: Array, width: int) -> Floats:
     """Unpack vectors to (N, E) numbers with nearly the cosines of the original vectors;
     signs become 1 and -1."""
     if packed_NP.dtype == VECTOR_TYPES["binary"]:
@@ -64,7 +63,7 @@ def unpack(packed_NP: Array, width: int) -> NDArray[np.float32]:
 
 def find_nearest(
     queries_QE: Array, packed_NP: Array, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+) -> tuple[Longs, Floats]:
     """Return the numbers (Q, K) and the cosines of the `count` vectors nearest to each
     query, the nearest first.
 
@@ -98,7 +97,7 @@ def find_nearest(
     return nearest, found
 
 
-def take_best(scores: Array, count: int) -> NDArray[np.int64]:
+def take_best(scores: Array, count: int) -> Longs:
     """Return the places of the `count` highest of at least as many scores, the highest
     first; ties in their order."""
     lowest = np.partition(scores, len(scores) - count)[len(scores) - count]

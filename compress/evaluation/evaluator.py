@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compress.arrays import Array, whole_numbers
+from compress.arrays import Array, Longs, whole_numbers
 from compress.data.collate import Batching
 from compress.data.conll import OUTSIDE
 from compress.data.task import Task, Thresholds
@@ -338,7 +337,7 @@ class EvaluationBatches:
     evaluator: Evaluator
     batches: tuple[dict[str, Tensor], ...]
     tokens_U: Tensor
-    order_R: NDArray[np.int64]
+    order_R: Longs
 
     @staticmethod
     def from_evaluator(
@@ -368,7 +367,7 @@ class EvaluationBatches:
         ).unique()
         return EvaluationBatches(evaluator, tuple(batches), tokens_U, order_R)
 
-    def answers(self, logits: Sequence[Tensor]) -> NDArray[Any]:
+    def answers(self, logits: Sequence[Tensor]) -> Array:
         """Join the batches' logits in the order of the rows: (rows, outputs), or
         (tokens, outputs)."""
         parts: list[Array] = []

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from compress.arrays import spaced, whole_numbers
+from compress.arrays import Doubles, Longs, spaced, whole_numbers
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
 from compress.models.memory import input_device
@@ -81,13 +80,13 @@ def measure_perplexity(
 def score_rows(
     model: nn.Module,
     rows: "Dataset",
-    chosen: NDArray[np.int64],
+    chosen: Longs,
     collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]],
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     *,
     batch: int = 32,
     bf16: bool = False,
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+) -> tuple[Doubles, Longs]:
     """Return the sum of -log p(label), in nats, of each chosen row, and its number of
     labelled positions.
 

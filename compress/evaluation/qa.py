@@ -27,11 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compress.arrays import Array
-
-Ints = NDArray[np.integer]
+from compress.arrays import Array, Ints
 
 LONGEST_ANSWER = 30
 """Maximum tokens of an answer (as in the code of BERT's authors)."""

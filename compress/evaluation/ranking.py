@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compress.arrays import Array
+from compress.arrays import Array, Doubles, Longs
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,7 +27,7 @@ MEASURES: Final = ("ndcg@10", "mrr@10", "map", "recall@10", "recall@100")
 
 def query_scores(
     ranked: Sequence[Mapping[int, float]], judged: Sequence[Mapping[int, float]]
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Doubles]:
     """Compute MEASURES for every query: (queries,) each.
 
     ranked  candidate -> score; the highest ranks first
@@ -72,9 +71,9 @@ class Candidates:
               split: see `query_scores`
     """
 
-    query_R: NDArray[np.int64]
-    label_R: NDArray[np.float64]
-    key_R: NDArray[np.int64]
+    query_R: Longs
+    label_R: Doubles
+    key_R: Longs
 
     @staticmethod
     def from_split(split: Dataset) -> Candidates:
@@ -101,11 +100,11 @@ class Candidates:
             groups[query][key] = value
         return groups
 
-    def scores(self, score_R: Array) -> dict[str, NDArray[np.float64]]:
+    def scores(self, score_R: Array) -> dict[str, Doubles]:
         """Compute MEASURES of every query from the score of each row."""
         return query_scores(self.group(score_R), self.group(self.label_R))
 
-    def first(self, score_R: Array) -> NDArray[np.int64]:
+    def first(self, score_R: Array) -> Longs:
         """Return the candidate of each query that ranks first: (queries,)."""
         return np.array(
             [rank_candidates(scores)[0] for scores in self.group(score_R)],

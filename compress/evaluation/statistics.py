@@ -3,10 +3,10 @@ differ."""
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from compress.arrays import Array, Doubles
 
 _Z95 = 1.959964
 
@@ -81,7 +81,7 @@ def paired_share_interval(
 
 
 def bootstrap_interval(
-    statistic: Callable[[NDArray[Any]], float], rows: int, *, resamples: int = 1000
+    statistic: Callable[[Array], float], rows: int, *, resamples: int = 1000
 ) -> tuple[float, float]:
     """Compute the 95 % bootstrap interval of a statistic of rows (Efron 1979,
     percentiles).
@@ -95,9 +95,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def signed_rank_interval(
-    values: NDArray[np.float64], level: float
-) -> tuple[float, float, float]:
+def signed_rank_interval(values: Doubles, level: float) -> tuple[float, float, float]:
     """Estimate the centre of a symmetric distribution of any shape.
 
     Returns the estimate (Hodges and Lehmann 1963) and the ends of the interval that

@@ -52,10 +52,9 @@ from compress.records.run_report import REPORT, Report
 from compress.values import LikeCheck, NumberCheck, PathCheck, RowsCheck
 
 if TYPE_CHECKING:
-    import numpy as np
     from datasets import Dataset
-    from numpy.typing import NDArray
 
+    from compress.arrays import Floats
     from compress.data.answers import Outcome
     from compress.data.encoder import Text
     from compress.data.task import TaskData
@@ -323,7 +322,7 @@ class Bundle:
         *,
         precision: Precision = "int8",
         threads: ThreadCount = 1,
-    ) -> "NDArray[np.float32]":
+    ) -> "Floats":
         """Compute the logits of encoded rows, in order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
 
@@ -336,7 +335,7 @@ class Bundle:
         threads: ThreadCount = 1,
         prompt_name: str | None = None,
         prompt: str | None = None,
-    ) -> "NDArray[np.float32]":
+    ) -> "Floats":
         """Compute the vectors (texts, width) of a list or column of texts, as
         sentence-transformers' `encode` does.
 

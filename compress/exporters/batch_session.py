@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
-from compress.arrays import Array
+from compress.arrays import Array, Floats
 from compress.data.fast_tokens import TokenArrays
 from compress.errors import BundleError
 from compress.exporters.rewrite.batch import batch_rows
@@ -33,7 +32,7 @@ from compress.exporters.session import (
 )
 from compress.progress import show_progress
 
-RunAlone = Callable[[Sequence[EncodedRow]], NDArray[np.float32]]
+RunAlone = Callable[[Sequence[EncodedRow]], Floats]
 """Run rows one at a time, and return their outputs (rows, outputs)."""
 
 
@@ -95,7 +94,7 @@ class BatchSession:
         except BundleError:
             return False
 
-    def run(self, tokens: TokenArrays, threads: int) -> NDArray[np.float32]:
+    def run(self, tokens: TokenArrays, threads: int) -> Floats:
         """Compute the outputs (rows, outputs) of encoded rows, in order, on `threads`
         threads. Raises BundleError for rows that the file cannot be run on."""
         batches = list(self._cut(tokens.lengths))
@@ -130,7 +129,7 @@ class BatchSession:
             yield batch
             start += len(batch)
 
-    def _run(self, tokens: TokenArrays, rows: Array) -> NDArray[np.float32]:
+    def _run(self, tokens: TokenArrays, rows: Array) -> Floats:
         """Run the rows with these indices, padded to the longest of them."""
         begins_R1 = tokens.bounds[rows, None]
         lengths_R1 = tokens.bounds[rows + 1, None] - begins_R1

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from compress.arrays import Array
 from compress.errors import ExportError
 from compress.exporters.onnx import MASKED_SCORE, export_graph, tracing
 from compress.models.key_value_cache import cache_of, with_cache
@@ -380,7 +380,7 @@ def tie_matrices(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.Model
     of fewer values than `smallest`.
     """
 
-    def digest(array: NDArray[Any]) -> str:
+    def digest(array: Array) -> str:
         content = np.ascontiguousarray(array).tobytes()
         return f"{array.shape}{hashlib.sha256(content).hexdigest()}"
 

@@ -36,6 +36,7 @@ import onnxruntime.quantization
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from compress.arrays import Array, Floats
 from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters.codebook import pack_tables
 from compress.exporters.rewrite.graph import (
@@ -228,8 +229,8 @@ def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
 
 
 def quantise_bias(
-    bias: NDArray[np.float32],
-    unit: NDArray[np.float32],
+    bias: Floats,
+    unit: Floats,
 ) -> NDArray[np.int32]:
     """Quantise a bias in the unit of the integer product: the scale of the activations
     times the weight's."""
@@ -239,21 +240,19 @@ def quantise_bias(
     ).astype(np.int32)
 
 
-def finest_scale(
-    bias: NDArray[np.float32], activations: NDArray[np.float32] | np.float32
-) -> NDArray[np.float32]:
+def finest_scale(bias: Floats, activations: Floats | np.float32) -> Floats:
     """Compute the smallest scale of each column at which its bias, in units of that
     scale times the activations', fits into an int32 sum."""
     return np.asarray(np.abs(bias) / (activations * np.float32(2**30)), np.float32)
 
 
 def quantise_matrix(
-    matrix: NDArray[np.float32],
+    matrix: Floats,
     *,
     per_channel: bool,
     full_range: bool = False,
-    finest: NDArray[np.float32] | float = 0.0,
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    finest: Floats | float = 0.0,
+) -> tuple[NDArray[np.int8], Floats]:
     """Quantise (in, out) to int8; return it and the scales: (out,) or (), at least
     `finest`.
 
@@ -269,7 +268,7 @@ def quantise_matrix(
     return np.clip(codes, -most, most).astype(np.int8), scales
 
 
-def add_neighbours(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+def add_neighbours(matrix: Floats) -> Floats:
     """Add rows 0 and 1, 2 and 3, ... of (in, out) where they have the same sign, and
     return the absolute sums; where signs differ, return the larger absolute value."""
     padded = np.pad(matrix, ((0, len(matrix) % 2), (0, 0)))
@@ -278,7 +277,7 @@ def add_neighbours(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.maximum(above[0::2] + above[1::2], below[0::2] + below[1::2])
 
 
-QuantiseMatrix = Callable[..., tuple[NDArray[np.int8], NDArray[np.float32]]]
+QuantiseMatrix = Callable[..., tuple[NDArray[np.int8], Floats]]
 
 
 class _Static:
@@ -426,7 +425,7 @@ class _Static:
         weight share these."""
         names = f"{product.weight}_int8", f"{product.weight}_scale"
         if names[0] not in self.graph.tensors:
-            finest: NDArray[np.float32] | float = 0.0
+            finest: Floats | float = 0.0
             if self.form == "qdq" and product.gemm and product.bias is not None:
                 step, _ = scale_and_zero(*self.ranges[product.reads])
                 finest = finest_scale(self._value(product.bias), step)
@@ -457,7 +456,7 @@ class _Static:
             f"{node.name}_float",
         )
 
-    def _value(self, name: str) -> NDArray[Any]:
+    def _value(self, name: str) -> Array:
         return numpy_helper.to_array(self.graph.tensors[name])
 
 

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from compress.arrays import Array, Floats
 from compress.errors import ExportError
 from compress.exporters.int8 import (
     PRECISION_KEY,
@@ -124,7 +124,7 @@ def _evaluate(
     names: list[str],
     tokens: int,
     source: Path,
-) -> list[NDArray[Any]]:
+) -> list[Array]:
     """Compute tensors that do not depend on the ids."""
     if not names:
         return []
@@ -311,7 +311,7 @@ class Scale:
             else Scale.from_range(-self.zero * step, most * step, bits)
         )
 
-    def codes(self, values: NDArray[Any]) -> NDArray[Any]:
+    def codes(self, values: Array) -> Array:
         """Quantise values."""
         return np.clip(
             np.rint(values / self.step) + self.zero, 0, 2**self.bits - 1
@@ -469,7 +469,7 @@ class _Writer:
         scales = f"{product.weight}_step"
         if made not in self.done:
             self.done.add(made)
-            finest: NDArray[np.float32] | float = 0.0
+            finest: Floats | float = 0.0
             if product.bias is not None:
                 bias = numpy_helper.to_array(self.graph.tensors[product.bias])
                 finest = finest_scale(bias, self.scales[product.reads].to(bits).step)

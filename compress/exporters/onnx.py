@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress import families
+from compress.arrays import Floats
 from compress.errors import CompressError, ExportError, first_reason
 from compress.exporters import probes
 from compress.exporters.probes import TRACED, Probe
@@ -502,9 +502,7 @@ def _check(
         exact = shape.tokens
 
 
-def _answer(
-    model: nn.Module, inputs: Mapping[str, Tensor]
-) -> dict[str, NDArray[np.float32]]:
+def _answer(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Floats]:
     """Compute the model's answers in float32 on the CPU, by the names of the file's
     outputs.
 
@@ -523,7 +521,7 @@ def _answer(
 def _compare(
     session: InferenceSession,
     batch: Mapping[str, Tensor],
-    expected: Mapping[str, NDArray[np.float32]],
+    expected: Mapping[str, Floats],
 ) -> _Compared:
     """Compare the file's answers to a batch with the expected ones; answers to padding
     do not count."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.arguments import read_texts
+from compress.arrays import Array, Floats, Ints
 from compress.data.answers import (
     AnswerColumns,
     Nearest,
@@ -142,7 +143,7 @@ class Predictor:
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> Floats:
         """Compute the vectors (texts, width).
 
         prompt_name   the model's prompt to put before each text, such as `query` or
@@ -185,7 +186,7 @@ class Predictor:
         `Encoder.encode`."""
         return self.encoder.encode(texts, self.max_length)
 
-    def text_logits(self, texts: Sequence[Text]) -> NDArray[np.float32]:
+    def text_logits(self, texts: Sequence[Text]) -> Floats:
         """Compute the logits (rows, outputs) of texts, or pairs of texts, for tasks
         that read a text as one row."""
         if len(texts) < ROWS_PER_BATCH or self.batches is None:
@@ -194,7 +195,7 @@ class Predictor:
             self.encoder.arrays(texts, self.max_length), self.threads
         )
 
-    def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
+    def logits(self, rows: Iterable[EncodedRow]) -> Floats:
         """Compute the logits (rows, outputs) of encoded rows, in order; columns that
         the file does not read are ignored. For tokenwise tasks, return (tokens,
         outputs), with the tokens of all rows one after another.
@@ -210,9 +211,7 @@ class Predictor:
         return join_answers(self.task, found)
 
 
-def join_answers(
-    task: Task, found: Sequence[Sequence[NDArray[np.float32]]]
-) -> NDArray[np.float32]:
+def join_answers(task: Task, found: Sequence[Sequence[Floats]]) -> Floats:
     """Join the outputs of all rows to logits: see `Predictor.logits`."""
     # two for qa
     answers = [
@@ -230,7 +229,7 @@ def run_rows(
     *,
     threads: int,
     outputs: Sequence[str] | None = None,
-) -> list[list[NDArray[np.float32]]]:
+) -> list[list[Floats]]:
     """Run rows one at a time, on `threads` threads; return the requested outputs of
     each row (None: all), without the batch axis. Columns that the file does not read
     are ignored. For a file of a fixed length, rows are padded with attention_mask 0,
@@ -250,13 +249,13 @@ def run_rows(
     per_token = [fixed is not None and answers_tokens(node) for node in chosen]
     count = len(rows) if isinstance(rows, Sized) else None
 
-    def run(row: EncodedRow) -> list[NDArray[np.float32]]:
+    def run(row: EncodedRow) -> list[Floats]:
         if missing := [name for name in names if name not in row]:
             raise BundleError(
                 f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too"
             )
         tokens = len(row[names[0]])
-        feeds: dict[str, NDArray[np.integer]] = {
+        feeds: dict[str, Ints] = {
             name: np.asarray([row[name]], dtype=np.int64) for name in names
         }
         if fixed is not None and tokens <= fixed:
@@ -297,7 +296,7 @@ def fixed_length(session: onnxruntime.InferenceSession) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def pad(ids_1L: NDArray[np.integer], length: int) -> NDArray[np.int32]:
+def pad(ids_1L: Ints, length: int) -> NDArray[np.int32]:
     """Pad a row with zeros, in the integer type that files of a fixed length read."""
     return np.pad(ids_1L, ((0, 0), (0, length - ids_1L.shape[1]))).astype(np.int32)
 
@@ -352,7 +351,7 @@ class NearestTexts:
 
     predictor: Predictor
     texts: Sequence[str]
-    packed_NP: NDArray[Any]
+    packed_NP: Array
     count: int
     ids: Sequence[str] = ()
 

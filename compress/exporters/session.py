@@ -24,9 +24,9 @@ import numpy as np
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
-from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
+from compress.arrays import Floats, Longs
 from compress.errors import ExportError, first_reason, shorten
 from compress.io import atomic_file
 from compress.records.certificate import Certificate
@@ -495,10 +495,10 @@ EncodedRow = Mapping[str, Any]
 token_type_ids, with a number per token; and prompt_length, one number, if a prompt is
 left out of the vector."""
 
-Feeds = Mapping[str, NDArray[np.int64]]
+Feeds = Mapping[str, Longs]
 """One row, without padding, as a session reads it: input name -> (1, tokens)."""
 
-RunFeeds = Callable[[Feeds], Sequence[NDArray[np.float32]]]
+RunFeeds = Callable[[Feeds], Sequence[Floats]]
 """Run a row: return the arrays of the fp32 file's outputs, in its order, (1, ...)."""
 
 

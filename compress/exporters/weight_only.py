@@ -25,6 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from compress.arrays import Floats
 from compress.errors import ExportError
 from compress.exporters.int8 import PRECISION_KEY
 from compress.exporters.rewrite.graph import Graph, attribute, is_plain_gemm
@@ -56,7 +57,7 @@ class Packed:
     """
 
     numbers_NC: NDArray[np.uint8]
-    scales_NB: NDArray[np.float32]
+    scales_NB: Floats
     zeros_NC: NDArray[np.uint8] | None
     columns: int
     block: int
@@ -67,7 +68,7 @@ class Packed:
         return [f"{key}.scales", *([] if self.zeros_NC is None else [f"{key}.zeros"])]
 
 
-def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
+def pack(weight_NK: Floats, bits: Bits) -> Packed:
     """Quantise to the nearest number. 8 bits: w = (q - 128) s with s = max |w| / 127. 4
     bits: w = (q - z) s, where one number represents 0 exactly and the other 15 span the
     block's range, 0 included."""
@@ -243,9 +244,7 @@ class _WeightOnly:
                 "Add", [product, bias], [node.output[0]], f"{node.name}.bias"
             )
 
-    def _pack(
-        self, key: str, weight_NK: NDArray[np.float32], *, blocked: bool
-    ) -> Packed:
+    def _pack(self, key: str, weight_NK: Floats, *, blocked: bool) -> Packed:
         """Quantise the weight, and store it at its first use; `blocked`: with the three
         axes that a product reads."""
         if key not in self.packed:
@@ -257,7 +256,7 @@ class _WeightOnly:
                 self.graph.put(f"{key}.zeros", packed.zeros_NC)
         return self.packed[key]
 
-    def _same_table(self, weight_NK: NDArray[np.float32]) -> str | None:
+    def _same_table(self, weight_NK: Floats) -> str | None:
         """Find the table that a product's weight copies: the exporter folds the
         transpose of a tied table."""
         for name in self.lookups.values():

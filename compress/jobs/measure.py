@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.arrays import Floats
 from compress.benchmark.local import machine, race
 from compress.console import warn
 from compress.data.collate import Batching, Collate
@@ -46,7 +46,7 @@ INT8_DROP = 0.005
 """Drop of the score by int8, in its own unit, above which the report warns."""
 ROWS_TRACED = 64
 """Rows on which the fp32 file is compared with torch, eight at a time."""
-ComputeLogits = Callable[[Dataset], NDArray[np.float32]]
+ComputeLogits = Callable[[Dataset], Floats]
 _LIBRARIES = (
     "compress",
     "torch",
@@ -66,7 +66,7 @@ class ScoredModel:
 
     name: str
     evaluator: Evaluator
-    logits: NDArray[np.float32]
+    logits: Floats
     threshold: float | None = None
     model: PreTrainedModel | None = None
     file: Path | None = None

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.arrays import whole_numbers
+from compress.arrays import Longs, whole_numbers
 from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.config.stages import Stage
@@ -263,7 +262,7 @@ class Trials:
         return FewRows(**values, few=rows), teacher
 
 
-def count_padded_tokens(order: Order) -> NDArray[np.int64]:
+def count_padded_tokens(order: Order) -> Longs:
     """Count the tokens of each batch of an epoch, with padding."""
     if not isinstance(order, LengthGrouped):
         return np.ones(len(order), np.int64)

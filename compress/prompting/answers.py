@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 
 from compress import io as digest
+from compress.arrays import Doubles, Longs
 from compress.data.cache import explained, home, locked
 from compress.errors import TeacherError
 from compress.io import atomic_file, name_disk_errors
@@ -91,8 +91,8 @@ class Likelihoods:
     """The likelihoods of many prompts. `asked` were sent to the model now, in
     `seconds`; the others are cached."""
 
-    log_p_NA: NDArray[np.float64]
-    tokens_NA: NDArray[np.int64]
+    log_p_NA: Doubles
+    tokens_NA: Longs
     absent: int
     asked: int
     seconds: float

@@ -29,7 +29,6 @@ import anyio
 import httpx2
 import numpy as np
 from anyio.from_thread import start_blocking_portal
-from numpy.typing import NDArray
 from pydantic import (
     AliasChoices,
     AliasPath,
@@ -43,6 +42,7 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from compress import io as digest
+from compress.arrays import Floats
 from compress.config import loader
 from compress.config.stages import Frozen
 from compress.errors import ArgumentError, PromptError, RecipeError, TeacherError
@@ -734,7 +734,7 @@ class RemoteVoter(_Remote[tuple[str, int], Votes]):
 
 
 @dataclass(frozen=True)
-class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
+class RemoteEncoder(_Remote[Sequence[str], Floats]):
     """An embedding model behind an endpoint."""
 
     _remedy = "expected an OpenAI-compatible list of vectors, one for each text"
@@ -744,9 +744,7 @@ class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
         endpoint = self.endpoint
         return digest.hash_value([endpoint.url, endpoint.model, *endpoint.changes])
 
-    def vectors(
-        self, texts: Sequence[str]
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def vectors(self, texts: Sequence[str]) -> Iterator[tuple[int, Floats]]:
         """Yield (index of a batch's first text, its vectors (B, E)) in any order.
         Raises TeacherError."""
         size = self.endpoint.batch
@@ -759,7 +757,7 @@ class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
         body = self._encode(input=list(question), encoding_format="float")
         return "embeddings", body
 
-    def _read(self, content: bytes, question: Sequence[str]) -> NDArray[np.float32]:
+    def _read(self, content: bytes, question: Sequence[str]) -> Floats:
         data = sorted(
             _Embeddings.model_validate_json(content).data,
             key=lambda item: item["index"],

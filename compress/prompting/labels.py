@@ -31,12 +31,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 from rich.console import Console
 from scipy.special import log_softmax, logsumexp
 
 from compress import io as digest
-from compress.arrays import Doubles
+from compress.arrays import Doubles, Flags, Floats, Longs
 from compress.config.recipe import Recipe
 from compress.config.stages import INITS
 from compress.console import print_note
@@ -235,7 +234,7 @@ def choose_examples(
 
 def normalise(
     log_p_NA: Doubles,
-    tokens_NA: NDArray[np.int64],
+    tokens_NA: Longs,
     how: Literal["length", "none", "unconditional"],
     unconditional_A: Doubles | None = None,
 ) -> Doubles:
@@ -292,7 +291,7 @@ class SoftLabels:
     A row whose labels are all equally likely counts as unanswered.
     """
 
-    log_p_NC: NDArray[np.float32]
+    log_p_NC: Floats
     labels: tuple[str, ...]
     asked: int
     seconds: float
@@ -304,7 +303,7 @@ class SoftLabels:
     spent: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def answered(self) -> NDArray[np.bool_]:
+    def answered(self) -> Flags:
         """Return which of the N rows have an answer."""
         return np.ptp(self.log_p_NC, axis=1) > 0
 
@@ -463,9 +462,7 @@ class PromptedTeacher:
             "with their prompt"
         ]
 
-    def _scores(
-        self, found: Likelihoods, unconditional_A: Doubles | None
-    ) -> NDArray[np.float64]:
+    def _scores(self, found: Likelihoods, unconditional_A: Doubles | None) -> Doubles:
         how = self.task_prompt.prompt.normalise
         scores_NA = normalise(found.log_p_NA, found.tokens_NA, how, unconditional_A)
         return average_by_label(scores_NA, self.task_prompt.owners)

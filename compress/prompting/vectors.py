@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress import io as digest
+from compress.arrays import Array
 from compress.data.cache import explained, home, locked
 from compress.data.text_files import stripped_lines
 from compress.data.vector_index import load_array, load_texts
@@ -125,7 +126,7 @@ class VectorFile:
         return load_texts(self.path, len(self._array), self._texts_path, stripped_lines)
 
     @cached_property
-    def _array(self) -> NDArray[Any]:
+    def _array(self) -> Array:
         if self._is_array:
             array = load_array(self.path)
         else:
@@ -284,7 +285,7 @@ def _checksum(record: Any) -> int:
     return zlib.crc32(record["mark"].tobytes() + record["vector"].tobytes())
 
 
-def _to_float16(vectors: NDArray[Any], where: str) -> Vectors:
+def _to_float16(vectors: Array, where: str) -> Vectors:
     if np.abs(vectors).max(initial=0) > np.finfo(np.float16).max:
         raise TeacherError(
             f"{where}: its vectors exceed 65,504, the largest number of float16: scale "

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
 
+from compress.arrays import Floats, Longs
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import UNOPENED, read_model, session_options
@@ -43,11 +43,9 @@ class Histogram:
     low: float = 0.0
     high: float = 0.0
     limit: float = 2.0**-20
-    counts: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(2 * BINS, np.int64)
-    )
+    counts: Longs = field(default_factory=lambda: np.zeros(2 * BINS, np.int64))
 
-    def add(self, values: NDArray[np.float32]) -> None:
+    def add(self, values: Floats) -> None:
         """Count these numbers. Raises ValueError unless all are finite."""
         low = float(values.min())
         high = float(values.max())
@@ -106,7 +104,7 @@ class Histogram:
         return max(self.low, -float(threshold)), min(self.high, float(threshold))
 
 
-def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
+def _divergence(counts: Longs, first: int, last: int) -> float:
     """Compute KL(P || Q): P are the counts with those outside [first, last) moved into
     the outermost bins, Q those inside after quantisation to HISTOGRAM_LEVELS bins."""
     inside = counts[first:last].astype(np.float64)

@@ -19,11 +19,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from datasets import Dataset
-from numpy.typing import NDArray
 
+from compress.arrays import Floats
 from compress.benchmark import htp
 from compress.data.task import TaskData
 from compress.errors import ExportError
@@ -379,7 +378,7 @@ def open_file(context: ExportContext, file: Path) -> RunFeeds:
     """Open a file of a fixed length; rows are padded to it."""
     session = open_session(file, threads=1)
 
-    def run(row: Feeds) -> Sequence[NDArray[np.float32]]:
+    def run(row: Feeds) -> Sequence[Floats]:
         encoded = {name: value[0].tolist() for name, value in row.items()}
         return [each[None] for each in run_rows(session, [encoded], threads=1)[0]]
 

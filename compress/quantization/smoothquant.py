@@ -23,14 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from compress.arrays import Floats
+from compress.arrays import Array, Floats
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import (
     Graph,
@@ -364,5 +363,5 @@ class _Smoother:
         self.graph.nodes = nodes
         self.graph.store()
 
-    def _put(self, name: str, value: NDArray[Any]) -> None:
+    def _put(self, name: str, value: Array) -> None:
         self.graph.put(name, value.astype(np.float32))

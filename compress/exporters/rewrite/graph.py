@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from compress.arrays import Array
+from compress.arrays import Array, Floats
 from compress.exporters.session import read_model
 
 Found = TypeVar("Found")
@@ -472,7 +471,7 @@ class Product:
     ends: tuple[str, ...]
     gemm: bool = False
 
-    def matrix(self, weights: Mapping[str, TensorProto]) -> NDArray[np.float32]:
+    def matrix(self, weights: Mapping[str, TensorProto]) -> Floats:
         """Return the weight as (in, out)."""
         found = numpy_helper.to_array(weights[self.weight])
         return np.asarray(found.T if self.transposed else found, np.float32)

@@ -23,6 +23,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
+from compress.arrays import Ints, Longs
 from compress.exporters.rewrite.graph import (
     OF_GEMM,
     Graph,
@@ -42,7 +43,7 @@ SATURATING = "compress.saturating/"
 """Prefix of the names of outputs with the share of a product's sums of two that
 overflow 16 bits, for each token."""
 
-Codes = NDArray[np.integer]
+Codes = Ints
 
 OBSERVE = """
     tokens = Reshape (codes, shape)
@@ -133,7 +134,7 @@ class IntegerProduct:
         limits = np.full(len(self.matrix), UINT8_MOST)
         return len(self.find_sums(limits)) > 0
 
-    def find_sums(self, limits: Codes) -> NDArray[np.int64]:
+    def find_sums(self, limits: Codes) -> Longs:
         """Return (column, k) of the sums that can overflow 16 bits if no activation
         exceeds its limit, sorted."""
         terms = self.matrix.T * limits.astype(np.int32)
@@ -299,8 +300,8 @@ class _Copy:
         self,
         where: str,
         product: IntegerProduct,
-        rows: NDArray[np.int64],
-        columns: NDArray[np.int64],
+        rows: Longs,
+        columns: Longs,
     ) -> None:
         """Add the positions and weights of one term of each sum, after a first one of
         weight 0."""

@@ -20,10 +20,10 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
+from compress.arrays import Longs
 from compress.errors import ExportError
 from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
@@ -119,17 +119,17 @@ class ByteLevel:
     composed   whether characters are composed, as in NFC
     """
 
-    bytes: NDArray[np.int64]
+    bytes: Longs
     whole: trie.Trie
     pairs: trie.Trie
-    merged: NDArray[np.int64]
+    merged: Longs
     special: tuple[str, ...]
     stripping: tuple[str, ...]
     blank: tuple[str, ...]
     prefix: bool
     trimmed: bool
     kept: bool
-    edges: NDArray[np.int64]
+    edges: Longs
     composed: bool
 
     @staticmethod
@@ -598,7 +598,7 @@ def _find_flags(before: int, here: int, after: int, second: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _list_kinds() -> NDArray[np.int64]:
+def _list_kinds() -> Longs:
     """List the kind of every character, as classified by the regular expressions of
     tokenizers."""
     every = "".join(
@@ -627,7 +627,7 @@ def _list_kinds() -> NDArray[np.int64]:
     return kinds
 
 
-def _find_kinds(kinds: NDArray[np.int64], points_n: Value) -> Value:
+def _find_kinds(kinds: Longs, points_n: Value) -> Value:
     """Add the kinds of characters, given as code points."""
     blocks, numbers = np.unique(
         kinds.reshape(-1, WORDPIECE_BLOCK).astype(np.uint8), axis=0, return_inverse=True

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 from tokenizers import normalizers
 
+from compress.arrays import Longs
 from compress.exporters.tokenizer import trie
 from compress.exporters.tokenizer.cells import Cells
 from compress.exporters.tokenizer.graph import (
@@ -149,7 +149,7 @@ def compose(cells: Cells, numbers: Mapping[str, int]) -> Cells:
 
 def _join(
     pairs: trie.Trie,
-    classes: NDArray[np.int64],
+    classes: Longs,
     heads_M: Value,
     codes_M: Value,
     more_M: Value,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from compress.arrays import Longs
 from compress.exporters.tokenizer.graph import (
     Value,
     arange,
@@ -85,7 +86,7 @@ def build(sets: Sequence[Mapping[Symbols, int]], symbols: int) -> Trie:
 
 def _place(
     children: Sequence[Mapping[int, int]], roots: int, symbols: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Longs, Longs]:
     """Choose a distinct place and a base for every node, starting with the nodes that
     have the most children."""
     room = len(children) + 2 * symbols + roots + 1

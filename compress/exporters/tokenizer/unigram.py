@@ -20,10 +20,10 @@ from itertools import combinations, product
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 from tokenizers import Tokenizer, normalizers
 
+from compress.arrays import Doubles, Longs
 from compress.errors import ExportError
 from compress.exporters.tokenizer import trie
 from compress.exporters.tokenizer.bytelevel import overlap
@@ -211,8 +211,8 @@ class Unigram:
     listed: Mapping[str, str]
     symbols: Mapping[str, int]
     pieces: trie.Trie
-    ids: NDArray[np.int64]
-    scores: NDArray[np.float64]
+    ids: Longs
+    scores: Doubles
     special: tuple[str, ...]
     stripping: tuple[str, ...]
     unknown: int
