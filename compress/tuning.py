@@ -113,7 +113,7 @@ def _divide(model: ModelProto) -> ModelProto:
     graph = Graph(copy.graph)
     constants = Graph.copy_of(model)
     writers = graph.writers()
-    for node in [node for node in graph.nodes if node.op_type == "Softmax"]:
+    for node in graph.of_type("Softmax"):
         added = writers.get(node.input[0])
         scaled = added and find_writer(writers, added.input[0], "Mul")
         factor = None if scaled is None else constants.value(scaled.input[1])

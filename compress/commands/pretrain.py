@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compress.arguments import (
-    with_keywords_of,
-)
+from compress.arguments import with_keywords_of
 from compress.commands import preflight
 from compress.jobs.phase import estimate_phases, run_phases
 from compress.jobs.pretrain import PRETRAIN_PHASES, open_pretraining

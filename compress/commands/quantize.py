@@ -13,9 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from compress import io
-from compress.arguments import (
-    with_keywords_of,
-)
+from compress.arguments import with_keywords_of
 from compress.benchmark.devices import open_chosen
 from compress.commands.distill import distill, forecast
 from compress.config.options import (

@@ -23,9 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from compress.data.text_files import (
-    Position,
-)
+from compress.data.text_files import Position
 from compress.errors import DataError
 
 if TYPE_CHECKING:

@@ -457,7 +457,7 @@ class _Static:
         )
 
     def _value(self, name: str) -> Array:
-        return numpy_helper.to_array(self.graph.tensors[name])
+        return self.graph.array(name)
 
 
 LEARNED_KEY = "activation_ranges"

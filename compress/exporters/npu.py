@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from compress.arrays import Array, Floats
 from compress.errors import ExportError
@@ -174,12 +174,8 @@ def find_mask(
     """
     graph = Graph(model.graph)
     masks = {node.output[0] for node in graph.nodes if _makes_mask(graph, node)}
-    sums = [
-        node
-        for node in graph.nodes
-        if node.op_type == "Add" and masks & set(node.input)
-    ]
-    softmaxes = {node.input[0] for node in graph.nodes if node.op_type == "Softmax"}
+    sums = [node for node in graph.of_type("Add") if masks & set(node.input)]
+    softmaxes = {node.input[0] for node in graph.of_type("Softmax")}
     if (
         len(masks) != 1
         or not softmaxes
@@ -456,7 +452,7 @@ class _Writer:
         made = f"{name}_{bits}"
         if made not in self.done:
             self.done.add(made)
-            values = numpy_helper.to_array(self.graph.tensors[name])
+            values = self.graph.array(name)
             scale = Scale.from_range(float(values.min()), float(values.max()), bits)
             self.graph.put(f"{made}_codes", scale.codes(values))
             self._dequantise(f"{made}_codes", made, *self._put(made, scale))
@@ -471,7 +467,7 @@ class _Writer:
             self.done.add(made)
             finest: Floats | float = 0.0
             if product.bias is not None:
-                bias = numpy_helper.to_array(self.graph.tensors[product.bias])
+                bias = self.graph.array(product.bias)
                 finest = finest_scale(bias, self.scales[product.reads].to(bits).step)
             codes, steps = quantise_matrix(
                 product.matrix(self.graph.tensors),
@@ -490,14 +486,10 @@ class _Writer:
         assert product.bias is not None
         made = f"{product.name}_bias"
         read = self.scales[product.reads].to(bits)
-        steps = np.asarray(
-            read.step * numpy_helper.to_array(self.graph.tensors[scales]), np.float32
-        )
+        steps = np.asarray(read.step * self.graph.array(scales), np.float32)
         self.graph.put(
             f"{made}_codes",
-            quantise_bias(
-                numpy_helper.to_array(self.graph.tensors[product.bias]), steps
-            ),
+            quantise_bias(self.graph.array(product.bias), steps),
         )
         self.graph.put(f"{made}_step", steps)
         self.graph.put(f"{made}_zero", np.zeros_like(steps, np.int32))
@@ -508,7 +500,7 @@ class _Writer:
         """Look up rows of a table in uint8."""
         (table, ids) = node.input
         made = node.output[0]
-        values = numpy_helper.to_array(self.graph.tensors[table])
+        values = self.graph.array(table)
         scale = Scale.from_range(float(values.min()), float(values.max()), 8)
         node.input[:] = [self._constant(table, 8), ids]
         node.output[:] = [f"{made}_exact"]

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from compress.arrays import Floats
 from compress.errors import ExportError
@@ -133,12 +133,11 @@ class _WeightOnly:
         self.graph = graph
         self.bits = bits
         self.packed: dict[str, Packed] = {}
-        transposes = [
-            node
-            for node in graph.nodes
-            if node.op_type == "Transpose" and node.input[0] in graph.tensors
-        ]
-        self.transposed = {node.output[0]: node.input[0] for node in transposes}
+        self.transposed = {
+            node.output[0]: node.input[0]
+            for node in graph.of_type("Transpose")
+            if node.input[0] in graph.tensors
+        }
         self.lookups = {
             node.output[0]: node.input[0]
             for node in graph.lookups()
@@ -183,9 +182,7 @@ class _WeightOnly:
     def _lookup(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         table = node.input[0]
         output = node.output[0]
-        packed = self._pack(
-            table, numpy_helper.to_array(self.graph.tensors[table]), blocked=False
-        )
+        packed = self._pack(table, self.graph.array(table), blocked=False)
         padded = packed.block * packed.scales_NB.shape[1] != packed.columns
         yield helper.make_node(
             "GatherBlockQuantized",
@@ -207,7 +204,7 @@ class _WeightOnly:
     def _product(
         self, node: onnx.NodeProto, name: str, rows_are_outputs: bool
     ) -> Iterator[onnx.NodeProto]:
-        array = numpy_helper.to_array(self.graph.tensors[name])
+        array = self.graph.array(name)
         weight_NK = array if rows_are_outputs else array.T
         table = self._same_table(weight_NK)
         key = table or (name if rows_are_outputs else f"{name}.T")
@@ -260,10 +257,8 @@ class _WeightOnly:
         """Find the table that a product's weight copies: the exporter folds the
         transpose of a tied table."""
         for name in self.lookups.values():
-            table = self.graph.tensors[name]
-            if tuple(table.dims) == weight_NK.shape and np.array_equal(
-                numpy_helper.to_array(table), weight_NK
-            ):
+            same_shape = tuple(self.graph.tensors[name].dims) == weight_NK.shape
+            if same_shape and np.array_equal(self.graph.array(name), weight_NK):
                 return name
         return None
 

@@ -29,7 +29,6 @@ from compress.errors import ExportError
 from compress.exporters import npu
 from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import Ranges
-from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import join_answers, open_predictor, run_rows
 from compress.exporters.rewrite.graph import layer
 from compress.exporters.session import (
@@ -341,8 +340,7 @@ def write_npu(
 def _lengths(context: ExportContext, model: Any) -> list[int]:
     """List the lengths of the files, in tokens, ascending. Raises ExportError for one
     beyond the model's positions."""
-    wanted = sorted(set(context.options.fixed.lengths))
-    lengths = wanted or [context.bundle.manifest.max_length]
+    lengths = context.lengths()
     limit = positions(model)
     most = " or more" if limit is None else f" to {limit}, the model's positions"
     for length in lengths:
@@ -390,16 +388,7 @@ def _export(context: ExportContext, model: Any) -> Path:
     family that NPUs do not support."""
     traced = context.scratch / "traced.onnx"
     source = context.scratch / "npu.onnx"
-    inputs = [each.name for each in read_model(context.onnx("fp32")).graph.input]
-    longest = context.bundle.manifest.max_length
-    to_onnx(
-        model,
-        traced,
-        opset=OPSET,
-        segments="token_type_ids" in inputs,
-        form=npu.FORM,
-        max_length=longest,
-    )
+    context.export(model, traced, opset=OPSET, form=npu.FORM)
     npu.prepare(traced, source)
     npu.find_mask(
         read_model(source), f"{context.name}: {context.bundle.manifest.model_type}"

@@ -325,7 +325,7 @@ class _Smoother:
         for name, axis in {
             name: axis for each in sources for name, axis in each.divided
         }.items():
-            value = numpy_helper.to_array(self.graph.tensors[name])
+            value = self.graph.array(name)
             shape = [-1 if at == axis else 1 for at in range(value.ndim)]
             self._put(name, value / scale_C.reshape(shape))
 
@@ -343,7 +343,7 @@ class _Smoother:
 
     def weigh(self, group: _Group, scale_C: Floats) -> None:
         for product in {each.weight: each for each in group.products}.values():
-            value = numpy_helper.to_array(self.graph.tensors[product.weight])
+            value = self.graph.array(product.weight)
             self._put(
                 product.weight,
                 value * (scale_C if product.transposed else scale_C[:, None]),

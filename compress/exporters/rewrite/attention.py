@@ -97,7 +97,7 @@ class _ByHead:
 
 def collapse(graph: Graph) -> list[AttentionCore]:
     """Replace every attention of the known form by one node."""
-    softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
+    softmaxes = graph.of_type("Softmax")
     cores = find_all(partial(AttentionCore.around, Wiring(graph)), softmaxes)
     for at, core in enumerate(cores):
         node = graph.replace(

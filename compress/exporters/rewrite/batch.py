@@ -37,9 +37,8 @@ def batch_rows(model: ModelProto) -> ModelProto | None:
     try:
         require(opset_of(model) < 18)  # later ones reduce by other inputs
         _put_tokens_first(graph, input_names(model))
-        for node in list(graph.nodes):
-            if node.op_type == "DynamicQuantizeLinear":
-                _quantise_rows(graph, node)
+        for node in graph.of_type("DynamicQuantizeLinear"):
+            _quantise_rows(graph, node)
     except MismatchError:
         return None
     return graph.model(model)

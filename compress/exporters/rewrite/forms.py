@@ -100,7 +100,7 @@ def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     model of an opset below OLDEST is returned unchanged, without a FORM_KEY.
     """
     graph = Graph.copy_of(model)
-    softmaxes = sum(node.op_type == "Softmax" for node in graph.nodes)
+    softmaxes = len(graph.of_type("Softmax"))
     if opset_of(model) < OLDEST:
         return Rewritten(model, 0, softmaxes, 0, 0, 0)
     cores = [*collapse(graph), *rotary.collapse(graph)]

@@ -158,9 +158,11 @@ class Graph:
 
     def value(self, name: str) -> Array | None:
         """Return the value of a constant; None for a computed tensor."""
-        return (
-            numpy_helper.to_array(self.tensors[name]) if name in self.tensors else None
-        )
+        return self.array(name) if name in self.tensors else None
+
+    def array(self, name: str) -> Array:
+        """Return the value of a tensor that is known to be a constant."""
+        return numpy_helper.to_array(self.tensors[name])
 
     def scalar(self, name: str) -> float | None:
         value = self.value(name)
@@ -178,12 +180,9 @@ class Graph:
     def lookups(self) -> list[NodeProto]:
         """Find the Gather nodes that read rows of constant float32 tables:
         embeddings."""
-        gathers = (
-            node
-            for node in self.nodes
-            if node.op_type == "Gather" and self.is_matrix(node.input[0])
-        )
-        return [node for node in gathers if attribute(node, "axis", 0) == 0]
+        gathers = self.of_type("Gather")
+        tables = (node for node in gathers if self.is_matrix(node.input[0]))
+        return [node for node in tables if attribute(node, "axis", 0) == 0]
 
     def put(self, name: str, value: Array) -> None:
         """Add a constant, or replace the value of the constant with this name."""
@@ -267,12 +266,13 @@ class Graph:
         node.output[0] = _make_unique(name, self._taken)
         return node.output[0]
 
+    def of_type(self, operator: str) -> list[NodeProto]:
+        """List the nodes of an operator."""
+        return [node for node in self.nodes if node.op_type == operator]
+
     def attentions(self) -> list[NodeProto]:
-        return [
-            node
-            for node in self.nodes
-            if (node.domain, node.op_type) == (OURS, ATTENTION_OPERATOR)
-        ]
+        nodes = self.of_type(ATTENTION_OPERATOR)
+        return [node for node in nodes if node.domain == OURS]
 
     def tokenwise(self, node: NodeProto) -> bool:
         """Check whether a node computes each token by itself, whatever the order of the

@@ -103,6 +103,10 @@ def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
     turned[before] = graph.rename_output(node, f"{before}.tokens_first")
 
 
+def _gathers_tokens(node: NodeProto) -> bool:
+    return node.op_type == "Gather" and attribute(node, "axis", 0) == 1
+
+
 def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
     """Change a node that gathers tokens, or drops their axis, to the first axis; return
     False for any other node."""
@@ -110,7 +114,7 @@ def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool
     constant = graph.value(node.input[1]) if len(node.input) == 2 else None
     if constant is None:
         return False
-    if node.op_type == "Gather" and attribute(node, "axis", 0) == 1:
+    if _gathers_tokens(node):
         node.input[0] = turned[node.input[0]]
         set_attribute(node, "axis", 0)
         if constant.ndim == 1:
@@ -135,11 +139,7 @@ def _start(graph: Graph, attention: NodeProto) -> str | None:
         node = writers.get(latest)
         if node is None:
             return None
-        index = (
-            graph.value(node.input[1])
-            if node.op_type == "Gather" and attribute(node, "axis", 0) == 1
-            else None
-        )
+        index = graph.value(node.input[1]) if _gathers_tokens(node) else None
         takes_tokens = index is not None and index.ndim == 1  # and keeps their axis
         if not takes_tokens and not graph.tokenwise(node):
             return None
@@ -153,11 +153,7 @@ def one_token(graph: Graph) -> int:
 
     Expects tokens on axis 1, and attention as one node.
     """
-    taken = [
-        node
-        for node in graph.nodes
-        if node.op_type == "Gather" and attribute(node, "axis", 0) == 1
-    ]
+    taken = [node for node in graph.nodes if _gathers_tokens(node)]
     return sum(_push_back(graph, node) for node in taken)
 
 

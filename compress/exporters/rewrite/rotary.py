@@ -153,7 +153,7 @@ class _RotaryAttention:
 def collapse(graph: Graph) -> list[AttentionCore]:
     """Replace every attention of this form by one node, and divide the joint
     products."""
-    softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
+    softmaxes = graph.of_type("Softmax")
     found = find_all(partial(_RotaryAttention.around, Wiring(graph)), softmaxes)
     cores = [each.replace(graph) for each in found]
     if cores:
@@ -239,7 +239,7 @@ def _split_halves(graph: Graph) -> None:
     """Replace slices of a product's columns by products of these columns."""
     wiring = Wiring(graph)
     taken = dict[str, str]()
-    for node in [each for each in graph.nodes if each.op_type == "Slice"]:
+    for node in graph.of_type("Slice"):
         with suppress(MismatchError):
             product, bias = _find_product(wiring, node.input[0])
             axis = _Axis(node.input[0], 3, _columns(graph, product))

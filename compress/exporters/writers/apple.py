@@ -30,7 +30,7 @@ from torch import Tensor
 from compress import families
 from compress.errors import ExportError
 from compress.exporters.onnx import TracedModel
-from compress.exporters.session import RunFeeds, quiet, read_model
+from compress.exporters.session import RunFeeds, quiet
 from compress.exporters.writers import aimodel, mil
 from compress.exporters.writers.context import (
     ExportContext,
@@ -136,18 +136,12 @@ def write_coreai(
 def open_coreml(context: ExportContext, file: Path) -> RunFeeds:
     """Read a file of a .mlpackage; rows are padded to its lengths."""
     package = mil.MilProgram(file.parents[2])
-    return context.pad_rows(package, _lengths(context))
+    return context.pad_rows(package, context.lengths())
 
 
 def open_coreai(context: ExportContext, file: Path) -> RunFeeds:
     """Read a file of an .aimodel; rows are padded to its lengths."""
-    return context.pad_rows(aimodel.CoreAiProgram(file.parent), _lengths(context))
-
-
-def _lengths(context: ExportContext) -> list[int]:
-    """List the lengths of the rows that the files read, in tokens, ascending."""
-    wanted = sorted(set(context.options.fixed.lengths))
-    return wanted or [context.bundle.manifest.max_length]
+    return context.pad_rows(aimodel.CoreAiProgram(file.parent), context.lengths())
 
 
 def _write(
@@ -163,7 +157,7 @@ def _write(
             "padding to a fixed length moves; --for onnx and --for ort take every "
             "family"
         )
-    taken = _check_lengths(context, _lengths(context))
+    taken = _check_lengths(context)
     # silence the converters' progress bars, and their warnings about untested versions
     with quiet():
         import_extra(target.packages[0].replace("-", "_"), target.extra)
@@ -173,7 +167,7 @@ def _write(
     request = _Request(
         context,
         list(rows[0]),
-        [each.name for each in read_model(context.onnx("fp32")).graph.output],
+        [output.name for output in context.interface().outputs],
         taken,
     )
     made = []
@@ -222,7 +216,8 @@ def _write(
     )
 
 
-def _check_lengths(context: ExportContext, lengths: list[int]) -> list[int]:
+def _check_lengths(context: ExportContext) -> list[int]:
+    lengths = context.lengths()
     least = families.find(context.bundle.manifest.model_type).shortest_text
     most = positions(context.model()) or context.bundle.manifest.max_length
     if wrong := [length for length in lengths if not least <= length <= most]:

@@ -15,12 +15,13 @@ from compress.exporters.checkpoint import ExportSource
 from compress.exporters.interface import Interface, read_interface
 from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.predictor import pad
-from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM
+from compress.exporters.rewrite.forms import FORM_KEY, SHIPPED_FORM, Form
 from compress.exporters.session import (
     Difference,
     Feeds,
     RunFeeds,
     difference,
+    input_names,
     metadata,
     onnx_run,
     read_model,
@@ -239,9 +240,7 @@ class ExportContext:
         """Pad each row to the shortest of these lengths, in ascending order, before
         `run`; remove the padding's part of outputs that have a value for each token."""
         per_token = [
-            "sequence_length"
-            in [size.dim_param for size in each.type.tensor_type.shape.dim]
-            for each in read_model(self.onnx("fp32")).graph.output
+            "sequence_length" in output.shape for output in self.interface().outputs
         ]
 
         def padded(row: Feeds) -> list[Any]:
@@ -264,21 +263,28 @@ class ExportContext:
         if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED_FORM):
             return own
         if not target.is_file():
-            self._export(target, OPSET)
+            self.export(self.model(), target, opset=OPSET)
         return target
 
-    def _export(self, target: Path, opset: int) -> None:
+    def export(
+        self, model: Any, target: Path, *, opset: int, form: Form = SHIPPED_FORM
+    ) -> None:
+        """Export the torch model with the inputs of the fp32 file."""
         from compress.exporters.onnx import to_onnx
 
-        inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
-        longest = self.bundle.manifest.max_length
         to_onnx(
-            self.model(),
+            model,
             target,
             opset=opset,
-            segments="token_type_ids" in inputs,
-            max_length=longest,
+            segments="token_type_ids" in input_names(read_model(self.onnx("fp32"))),
+            form=form,
+            max_length=self.bundle.manifest.max_length,
         )
+
+    def lengths(self) -> list[int]:
+        """List the lengths of files with fixed shapes, in tokens, ascending."""
+        wanted = sorted(set(self.options.fixed.lengths))
+        return wanted or [self.bundle.manifest.max_length]
 
     def _export_at(self, opset: int) -> "ExportContext":
         """Export fp32 and int8 again from the weights; products that the int8 file left
@@ -289,7 +295,7 @@ class ExportContext:
         made = self.scratch / f"opset{opset}"
         fp32 = made / "model.onnx"
         int8 = made / "model_quantized.onnx"
-        self._export(fp32, opset)
+        self.export(self.model(), fp32, opset=opset)
         quantize_dynamic(
             fp32, int8, keep=list_floats(self.onnx("fp32"), self.onnx("int8"))
         )
