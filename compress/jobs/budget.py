@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 
 from compress.config.recipe import Target
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase, estimate_phases, run_phases
+from compress.jobs.phase import Estimated, Phase, estimate_phases, run_phases
 from compress.pruning.budget import (
     check_budget,
     refuse_unreachable,
     resolve_budget,
 )
-from compress.records.forecast import PhaseEstimate
 
 
 class CheckBudget(Phase[Job]):
@@ -24,7 +23,7 @@ class CheckBudget(Phase[Job]):
             )
         return job
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         return self.run(job), []
 
 
@@ -53,7 +52,7 @@ class KeepBudget(Phase[Job]):
                 check_budget(done.bundle, recipe, job.teacher, context, run)
         return done
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         recipe = job.models.recipe
         if not recipe.target.budgets:
             return estimate_phases(self.phases, job)

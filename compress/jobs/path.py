@@ -30,7 +30,7 @@ from compress.evaluation.kept import foresee, judge_kept
 from compress.io import write_json
 from compress.jobs.far_end import describe_far_end, far_recipe
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase, estimate_phases, run_phases
+from compress.jobs.phase import Estimated, Phase, estimate_phases, run_phases
 from compress.pruning.path import (
     CUT,
     CUT_ROWS,
@@ -113,7 +113,7 @@ class KeepScore(Phase[Job]):
         walked = walk.train_in_full(self.phases[0])
         return run_phases(self.phases[1:], walked)
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         layers = job.models.base_teacher.model.config.num_hidden_layers
         recipe = job.models.recipe
         whole = Target.model_validate({"layers": layers})

@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 from compress.records.forecast import PhaseEstimate
 
 JobT = TypeVar("JobT")
+Estimated = tuple[JobT, list[PhaseEstimate]]
+"""The job after the trial of a phase, and what the whole phase takes."""
 
 
 class Phase(Generic[JobT]):
@@ -20,7 +22,7 @@ class Phase(Generic[JobT]):
         """Return the job with what this phase has made."""
         return job
 
-    def estimate(self, job: JobT) -> tuple[JobT, list[PhaseEstimate]]:
+    def estimate(self, job: JobT) -> Estimated[JobT]:
         """Try the phase for a few steps or rows. Return the job with what that has
         made, for the phases after it, and what the whole phase takes."""
         return job, []
@@ -33,9 +35,7 @@ def run_phases(phases: Sequence[Phase[JobT]], job: JobT) -> JobT:
     return job
 
 
-def estimate_phases(
-    phases: Sequence[Phase[JobT]], job: JobT
-) -> tuple[JobT, list[PhaseEstimate]]:
+def estimate_phases(phases: Sequence[Phase[JobT]], job: JobT) -> Estimated[JobT]:
     """Try phases one after another; return the job of the last, and the estimates of
     all."""
     estimates = list[PhaseEstimate]()

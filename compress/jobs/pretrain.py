@@ -24,7 +24,7 @@ from compress.jobs.checks import (
 )
 from compress.jobs.job import Job
 from compress.jobs.pace import limit_time, refuse_long_steps
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.jobs.request import PretrainRequest
 from compress.jobs.stages import StageModels
 from compress.jobs.train import RunStages
@@ -113,7 +113,7 @@ class ScoreText(Phase[Job]):
         assert job.student is not None, "the stages have run"
         yield "student", job.student
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         models = job.models
         last = models.recipe.stages[-1]
         if not isinstance(last, Stage) or not writes_text(last, models.context):

@@ -28,7 +28,7 @@ from compress.exporters.artifact import Bundle, check_destination
 from compress.exporters.int8 import quantize_static
 from compress.exporters.rewrite.graph import Product, products
 from compress.exporters.session import read_model
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.progress import Say
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import (
@@ -263,7 +263,7 @@ class Calibrate(Phase[QuantizeJob]):
         job.say(f"{attempt.method}: scored on {rows:,} validation rows")
         return replace(job, attempt=attempt)
 
-    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
+    def estimate(self, job: QuantizeJob) -> Estimated[QuantizeJob]:
         bundle = job.bundle
         int8 = job.request.int8
         threads = os.cpu_count() or 1
@@ -371,7 +371,7 @@ class ChooseProducts(Phase[QuantizeJob]):
         attempt.make(job.scratch / "int8.onnx", keep=mixed.keep)
         return replace(job, mixed=mixed)
 
-    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
+    def estimate(self, job: QuantizeJob) -> Estimated[QuantizeJob]:
         times = job.times
         parts = job.parts
         pricing = (
@@ -432,7 +432,7 @@ class CertifyInt8(Phase[QuantizeJob]):
             result = candidate.copy_to(job.request.place)
         return replace(job, quantized=Quantized(result, proof, mixed, times, sizes))
 
-    def estimate(self, job: QuantizeJob) -> tuple[QuantizeJob, list[PhaseEstimate]]:
+    def estimate(self, job: QuantizeJob) -> Estimated[QuantizeJob]:
         times = job.times
         source = job.bundle.files()["fp32"]
         test, _ = job.certified

@@ -35,7 +35,7 @@ from compress.io import atomic_file
 from compress.jobs.card import card_fields
 from compress.jobs.job import Job
 from compress.jobs.measure import SHIPPED_LENGTHS, measure
-from compress.jobs.phase import Phase, estimate_phases, run_phases
+from compress.jobs.phase import Estimated, Phase, estimate_phases, run_phases
 from compress.jobs.trials import SCORED
 from compress.jobs.trim import CorpusTexts, compare_answers, lines_of, texts_of
 from compress.latency.measure import exported
@@ -239,7 +239,7 @@ class TrimVocabulary(Phase[ShipJob]):
             "as before"
         )
 
-    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+    def estimate(self, job: ShipJob) -> Estimated[ShipJob]:
         texts = job.texts
         first = next(chunks(texts), [])
         count = partial(count_tokens, job.encoder, first)
@@ -276,7 +276,7 @@ class Export(Phase[ShipJob]):
         )
         return replace(job, written=bundle)
 
-    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+    def estimate(self, job: ShipJob) -> Estimated[ShipJob]:
         times = _time_files(job)
         found = PhaseEstimate(
             "export",
@@ -312,7 +312,7 @@ class Quantise(Phase[ShipJob]):
             bundle = bundle.set_threshold(evaluator.threshold(logits))
         return replace(job, written=bundle, mixed=mixed, method=method)
 
-    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+    def estimate(self, job: ShipJob) -> Estimated[ShipJob]:
         rows = len(job.data.validation)
         least = min(ROWS_JUDGED, rows) * job.times.students
         found = PhaseEstimate(
@@ -342,7 +342,7 @@ class Certify(Phase[ShipJob]):
         bundle, proof = sign_file(job.bundle, "int8", proof)
         return replace(job, written=bundle, proof=proof)
 
-    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+    def estimate(self, job: ShipJob) -> Estimated[ShipJob]:
         rows = len(job.data.measured[1])
         seconds = rows * job.times.students
         note = f"{rows:,} rows"
@@ -373,7 +373,7 @@ class Measure(Phase[ShipJob]):
         bundle = bundle.attach("README.md", bundle.card(fields))
         return replace(job, written=bundle, report=report)
 
-    def estimate(self, job: ShipJob) -> tuple[ShipJob, list[PhaseEstimate]]:
+    def estimate(self, job: ShipJob) -> Estimated[ShipJob]:
         _, split = job.data.measured
         seconds = RACED / 2 * job.times.race
         seconds += len(split) * sum(job.times.per_row.values())
@@ -413,7 +413,7 @@ class Ship(Phase[Job]):
         _present(shipped.report, job)
         return replace(job, bundle=Bundle.load(place))
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         folder = job.models.run.path / "bundle"
         _, found = estimate_phases(self.phases, ShipJob(job, folder))
         return job, found

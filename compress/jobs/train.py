@@ -6,7 +6,7 @@ from dataclasses import replace
 from compress.config.stages import Prune, Stage
 from compress.data.cache import is_whole
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.jobs.trials import SHORT, Trials
 from compress.models.teacher import Teacher
 from compress.records.forecast import PhaseEstimate
@@ -29,7 +29,7 @@ class RunStages(Phase[Job]):
         )
         return replace(job, student=student)
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         models = job.models
         trials = job.trials
         student = job.student

@@ -26,7 +26,7 @@ from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Precision
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.models.checkpoints import resolve
 from compress.models.loader import load_tokenizer
 from compress.provenance import timestamp
@@ -119,7 +119,7 @@ class Trim(Phase[TrimJob]):
         )
         return replace(job, small=small, result=TrimResult(trimmed))
 
-    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[PhaseEstimate]]:
+    def estimate(self, job: TrimJob) -> Estimated[TrimJob]:
         folder = resolve(job.model) if job.bundle is None else job.bundle.path
         first = next(chunks(job.texts), [])
         began = time.perf_counter()
@@ -188,7 +188,7 @@ class CertifyTrimmed(Phase[TrimJob]):
         )
         return replace(job, small=written, result=certified)
 
-    def estimate(self, job: TrimJob) -> tuple[TrimJob, list[PhaseEstimate]]:
+    def estimate(self, job: TrimJob) -> Estimated[TrimJob]:
         bundle = job.bundle
         if bundle is None or job.data is None:
             return job, []

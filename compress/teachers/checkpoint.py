@@ -13,11 +13,10 @@ from compress.data.corpus import Corpus
 from compress.data.task import TaskData
 from compress.evaluation.evaluator import Evaluator
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.models.memory import to_device
 from compress.models.teacher import Teacher, with_scores
 from compress.prompting.labels import starting_checkpoint
-from compress.records.forecast import PhaseEstimate
 from compress.teachers.recorded import RecordedScores
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import check_teacher, is_ready, with_head
@@ -44,7 +43,7 @@ class FineTune(Phase[Job]):
         to_device(teacher.model, PartialState().device)
         return job.with_teacher(teacher)
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         models = job.models
         found, teacher = job.trials.try_teacher(
             models.recipe.teacher, models.base_teacher

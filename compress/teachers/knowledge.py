@@ -32,7 +32,7 @@ from compress.data.tokenize import encode
 from compress.errors import DataError, RecipeError
 from compress.evaluation import metrics
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.jobs.stages import StageModels
 from compress.models.teacher import Teacher
 from compress.prompting.labels import starting_checkpoint
@@ -186,7 +186,7 @@ class TeachFacts(Phase[Job]):
             f"facts, on average {counts.mean():.1f}."
         )
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         informed = self.informed(job)
         tried, found = FineTune().estimate(informed)
         teacher = tried.teacher

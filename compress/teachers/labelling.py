@@ -25,7 +25,7 @@ from compress.data.text_files import reading
 from compress.errors import DataError, TeacherError
 from compress.io import hash_value, make_folder
 from compress.jobs.loading import TaskLoader
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.jobs.request import DistillRequest
 from compress.models import precision as precisions
 from compress.outputs import output_file
@@ -159,7 +159,7 @@ class AskForLabels(Phase[LabelsJob]):
             print_note(job.console, note)
         return replace(job, found=soft)
 
-    def estimate(self, job: LabelsJob) -> tuple[LabelsJob, list[PhaseEstimate]]:
+    def estimate(self, job: LabelsJob) -> Estimated[LabelsJob]:
         return job, job.estimate_asking()
 
 

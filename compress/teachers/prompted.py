@@ -13,7 +13,7 @@ from rich.console import Console
 from compress.config.options import RunOptions
 from compress.data.task import TaskData
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.models.teacher import Teacher
 from compress.prompting.answers import (
     LanguageModel,
@@ -138,7 +138,7 @@ class AskLanguageModel(Phase[Job]):
         }
         return answers, replace(check, notes=tuple(notes))
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         models = job.models
         labeller = self.open(job)
         data = models.context.data

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from compress.config.options import RunOptions
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase
-from compress.records.forecast import PhaseEstimate
+from compress.jobs.phase import Estimated, Phase
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import check_logits
 
@@ -32,7 +31,7 @@ class CheckAnswers(Phase[Job]):
         )
         return job.with_teacher(teacher, check)
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         return job.with_teacher(job.models.base_teacher), []
 
 

@@ -12,7 +12,7 @@ from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
 from compress.data.task import TaskData
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.models.teacher import Teacher
 from compress.prompting.vectors import CachedVectors, VectorFile
 from compress.records.forecast import PhaseEstimate
@@ -85,7 +85,7 @@ class AskForVectors(Phase[Job]):
 
     source: TrialVectors
 
-    def estimate(self, job: Job) -> tuple[Job, list[PhaseEstimate]]:
+    def estimate(self, job: Job) -> Estimated[Job]:
         return job, self.source.forecast()
 
 

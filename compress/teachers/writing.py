@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from compress.console import print_note
 from compress.errors import TeacherError
-from compress.jobs.phase import Phase
+from compress.jobs.phase import Estimated, Phase
 from compress.prompting.labels import list_texts
 from compress.prompting.writing import PromptedWriter, WrittenAnswers, check_written
-from compress.records.forecast import PhaseEstimate
 from compress.teachers.labelling import LabelJob
 
 WritingJob = LabelJob[PromptedWriter, WrittenAnswers]
@@ -36,7 +35,7 @@ class AskForTexts(Phase[WritingJob]):
             raise TeacherError(f"teacher {writer.name} has no answer to any text")
         return replace(job, found=found)
 
-    def estimate(self, job: WritingJob) -> tuple[WritingJob, list[PhaseEstimate]]:
+    def estimate(self, job: WritingJob) -> Estimated[WritingJob]:
         return job, job.estimate_asking()
 
 
