@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from compress.arrays import Flags, Ints, Longs
 
+    RowNumbers = Sequence[int] | Ints
+
 BATCHES_PER_SORT: Final = 50
 
 _LEFT_OUT: Final = frozenset(
@@ -35,6 +37,9 @@ _LEFT_OUT: Final = frozenset(
         "null",
     }
 )
+
+RowBatches = list[list[int]]
+"""The numbers of the rows of each batch."""
 
 Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 """Rows -> one batch."""
@@ -171,7 +176,7 @@ class LengthGrouped(Sampler[int]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | Ints,
+        lengths: RowNumbers,
         batch_size: int,
         *,
         seed: int,
@@ -235,7 +240,7 @@ class BatchOrder(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)
 
-    def _batches(self) -> list[list[int]]:
+    def _batches(self) -> RowBatches:
         raise NotImplementedError
 
     def _random(self, *more: int) -> np.random.Generator:
@@ -250,9 +255,7 @@ class TokenBudget(BatchOrder):
     batches shuffled. A row longer than `tokens` is a batch by itself.
     """
 
-    def __init__(
-        self, lengths: Sequence[int] | Ints, tokens: int, *, seed: int
-    ) -> None:
+    def __init__(self, lengths: RowNumbers, tokens: int, *, seed: int) -> None:
         self.lengths = np.asarray(lengths)
         self.tokens = tokens
         super().__init__(seed)
@@ -261,11 +264,11 @@ class TokenBudget(BatchOrder):
         order = self._random(1).permutation(len(self.batches))
         return iter([self.batches[at] for at in order])
 
-    def _batches(self) -> list[list[int]]:
+    def _batches(self) -> RowBatches:
         rows = self._random().permutation(len(self.lengths))
         stretch = np.cumsum(self.lengths[rows]) // (self.tokens * BATCHES_PER_SORT)
         rows = rows[np.lexsort((-self.lengths[rows], stretch))]
-        batches: list[list[int]] = []
+        batches: RowBatches = []
         longest = 0
         for row, length in zip(rows.tolist(), self.lengths[rows].tolist(), strict=True):
             longest = max(longest, length)
@@ -292,9 +295,9 @@ class LanguageSampled(BatchOrder):
 
     def __init__(
         self,
-        part: Sequence[int] | Ints,
-        paired: Sequence[int] | Ints,
-        lengths: Sequence[int] | Ints,
+        part: RowNumbers,
+        paired: RowNumbers,
+        lengths: RowNumbers,
         budgets: tuple[int, int],
         *,
         power: float,
@@ -319,7 +322,7 @@ class LanguageSampled(BatchOrder):
         )
         super().__init__(seed)
 
-    def _batches(self) -> list[list[int]]:
+    def _batches(self) -> RowBatches:
         rng = self._random()
         shares = [
             np.array([len(rows) for rows, _ in turn]) ** self.power
@@ -356,8 +359,8 @@ class QueryGrouped(BatchOrder):
 
     def __init__(
         self,
-        query: Sequence[int] | Ints,
-        lengths: Sequence[int] | Ints,
+        query: RowNumbers,
+        lengths: RowNumbers,
         relevance: Sequence[float] | NDArray[np.floating] | Flags,
         rows: int,
         *,
@@ -377,7 +380,7 @@ class QueryGrouped(BatchOrder):
         order[[0, longest]] = order[[longest, 0]]
         return iter([self.batches[at] for at in order])
 
-    def _batches(self) -> list[list[int]]:
+    def _batches(self) -> RowBatches:
         rng = self._random()
         queries = [
             self._draw(self.queries[n], rng) for n in rng.permutation(len(self.queries))
@@ -385,7 +388,7 @@ class QueryGrouped(BatchOrder):
         sizes = np.array([len(query) for query in queries])
         longest = np.array([self.lengths[query].max() for query in queries])
         stretch = np.cumsum(sizes) // (self.rows * BATCHES_PER_SORT)
-        batches: list[list[int]] = []
+        batches: RowBatches = []
         for at in np.lexsort((-longest, stretch)):
             if not batches or len(batches[-1]) + sizes[at] > self.rows:
                 batches.append([])

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+TagRows = Sequence[Sequence[str]]
+"""The tag of each word, by sentence."""
+
 CollateFunction = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
@@ -179,8 +182,8 @@ def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
 
 
 def scores_by_label(
-    predicted: Sequence[Sequence[str]],
-    truth: Sequence[Sequence[str]],
+    predicted: TagRows,
+    truth: TagRows,
 ) -> tuple[ClassScore, ...]:
     """Score the entities of each label, in alphabetical order; see `entity_scores`."""
     found = _entities(predicted)
@@ -196,8 +199,8 @@ def scores_by_label(
 
 
 def entity_scores(
-    predicted: Sequence[Sequence[str]],
-    truth: Sequence[Sequence[str]],
+    predicted: TagRows,
+    truth: TagRows,
 ) -> dict[str, float]:
     """Compute f1, precision and recall over the entities of all sentences, and accuracy
     over their words; 0.0 if there are none.
@@ -208,8 +211,8 @@ def entity_scores(
 
 
 def count_entities(
-    predicted: Sequence[Sequence[str]],
-    truth: Sequence[Sequence[str]],
+    predicted: TagRows,
+    truth: TagRows,
 ) -> Array:
     """Count in each sentence the entities that are right, predicted and true, and the
     words that are right and all: (sentences, 5)."""
@@ -233,7 +236,7 @@ def score_counts(counts_N5: Array) -> dict[str, float]:
     }
 
 
-def _entities(sentences: Sequence[Sequence[str]]) -> set[tuple[int, Entity]]:
+def _entities(sentences: TagRows) -> set[tuple[int, Entity]]:
     return {
         (n, entity) for n, tags in enumerate(sentences) for entity in entities(tags)
     }

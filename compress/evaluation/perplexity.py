@@ -5,8 +5,8 @@ Shapes: B examples, L tokens, R predicted positions in row order, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from compress.arrays import Doubles, Longs, spaced, whole_numbers
+from compress.data.collate import Batching
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
 from compress.models.memory import input_device
@@ -21,6 +22,9 @@ from compress.models.signals import evaluating, has_lm_head, read
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+Prepare = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""A batch -> the batch that the model reads, with its labels."""
 
 SEED = 0
 """The seed of the masks, so that every model predicts the same positions."""
@@ -48,8 +52,8 @@ def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> T
 def measure_perplexity(
     model: nn.Module,
     rows: "Dataset",
-    collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]],
-    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    collate: Batching,
+    prepare: Prepare,
     *,
     batch: int = 32,
     bf16: bool = False,
@@ -81,8 +85,8 @@ def score_rows(
     model: nn.Module,
     rows: "Dataset",
     chosen: Longs,
-    collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]],
-    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    collate: Batching,
+    prepare: Prepare,
     *,
     batch: int = 32,
     bf16: bool = False,

@@ -41,6 +41,7 @@ class GraphPart(Protocol):
     def name(self) -> str: ...
 
 
+ProductNames = tuple[str, ...]
 Costs = Callable[[], Mapping[str, float]]
 """Product -> the cost of float32 in milliseconds, or in proportion to them; all above
 0."""
@@ -64,7 +65,7 @@ class Mixed:
     cost            of float32, if it was measured
     """
 
-    keep: tuple[str, ...]
+    keep: ProductNames
     outcome: ScoreDrop
     near: bool
     products: int
@@ -173,9 +174,9 @@ class _Trials:
         self.make = make
         self.evaluator = evaluator
         self.file = file
-        self.known: dict[tuple[str, ...], ScoreDrop] = {}
+        self.known: dict[ProductNames, ScoreDrop] = {}
 
-    def outcome(self, keep: tuple[str, ...]) -> ScoreDrop:
+    def outcome(self, keep: ProductNames) -> ScoreDrop:
         if keep not in self.known:
             self.make(self.file, keep=keep)
             self.known[keep] = self.evaluator.outcome(self.file)
@@ -187,8 +188,8 @@ class _Trials:
 
 
 def _choose(
-    trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float
-) -> tuple[str, ...]:
+    trials: _Trials, worthy: ProductNames, others: ProductNames, limit: float
+) -> ProductNames:
     near = partial(ScoreDrop.near, limit=limit)
     keeps_score = partial(ScoreDrop.keeps_score, limit=limit)
     if (keep := _fewest(trials, (), worthy, near)) is not None:
@@ -202,10 +203,10 @@ def _choose(
 
 def _fewest(
     trials: _Trials,
-    before: tuple[str, ...],
-    order: tuple[str, ...],
+    before: ProductNames,
+    order: ProductNames,
     enough: Callable[[ScoreDrop], bool],
-) -> tuple[str, ...] | None:
+) -> ProductNames | None:
     """Add to `before` the shortest sufficient prefix of `order`; None if all of it is
     insufficient. By bisection: more products are assumed to be sufficient if fewer
     are."""
@@ -219,8 +220,8 @@ def _fewest(
 
 
 def _drop_unneeded(
-    trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]
-) -> tuple[str, ...]:
+    trials: _Trials, keep: ProductNames, enough: Callable[[ScoreDrop], bool]
+) -> ProductNames:
     """Drop the unnecessary products from `keep`, beginning with the last."""
     for name in reversed(keep):
         fewer = tuple(each for each in keep if each != name)

@@ -13,11 +13,11 @@ tokens of words while they are merged, T tokens of all texts.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from onnx import TensorProto
@@ -54,6 +54,7 @@ from compress.exporters.tokenizer.wordpiece import (
     SURROGATES,
     UNICODE,
     WORDPIECE_BLOCK,
+    TokenizerJson,
     Tokens,
     contains,
     list_odd_tokens,
@@ -133,7 +134,7 @@ class ByteLevel:
     composed: bool
 
     @staticmethod
-    def list_unsupported(described: Mapping[str, Any]) -> list[str]:
+    def list_unsupported(described: TokenizerJson) -> list[str]:
         """List the features of a tokenizer, given as JSON, that the graph does not
         support."""
         model = described["model"]
@@ -206,7 +207,7 @@ class ByteLevel:
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: Tokenizer, described: Mapping[str, Any]
+        cls, tokenizer: Tokenizer, described: TokenizerJson
     ) -> "ByteLevel":
         """Read a tokenizer; `described`: its JSON, for which `list_unsupported` returns
         nothing."""
@@ -515,19 +516,19 @@ def overlap(one: str, other: str) -> bool:
     )
 
 
-def _list_merges(model: Mapping[str, Any]) -> list[Sequence[str]]:
+def _list_merges(model: TokenizerJson) -> list[Sequence[str]]:
     return [
         pair.split(" ", 1) if isinstance(pair, str) else pair
         for pair in model["merges"]
     ]
 
 
-def _list_normalizers(described: Mapping[str, Any]) -> list[str]:
+def _list_normalizers(described: TokenizerJson) -> list[str]:
     normalizer = described["normalizer"] or {"normalizers": []}
     return [each["type"] for each in normalizer.get("normalizers", [normalizer])]
 
 
-def _list_processors(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _list_processors(described: TokenizerJson) -> list[TokenizerJson]:
     processor = described["post_processor"] or {"type": None}
     return processor["processors"] if processor["type"] == "Sequence" else [processor]
 

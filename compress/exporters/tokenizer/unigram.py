@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -67,6 +67,7 @@ from compress.exporters.tokenizer.wordpiece import (
     PIECE_END,
     UNICODE,
     UNKNOWN,
+    TokenizerJson,
     Tokens,
     change_each,
     list_odd_tokens,
@@ -110,7 +111,7 @@ class Normalizer:
     """
 
     replaced: Mapping[str, str]
-    single: tuple[Mapping[str, Any], ...]
+    single: tuple[TokenizerJson, ...]
     blanks: bool
     composed: bool
     before: frozenset[str]
@@ -119,18 +120,18 @@ class Normalizer:
     joined: bool
 
 
-def read_normalizer(described: Mapping[str, Any] | None, mark: str) -> Normalizer:
+def read_normalizer(described: TokenizerJson | None, mark: str) -> Normalizer:
     """Read a normaliser, given as JSON; `mark` stands for a space. Raises ExportError
     for other steps, or another order."""
     parts = list(described.get("normalizers", [described])) if described else []
 
-    def take(*kinds: str, most: int = 1) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
+    def take(*kinds: str, most: int = 1) -> list[TokenizerJson]:
+        found: list[TokenizerJson] = []
         while parts and parts[0]["type"] in kinds and len(found) < most:
             found.append(parts.pop(0))
         return found
 
-    def sides(found: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    def sides(found: Sequence[TokenizerJson]) -> frozenset[str]:
         return frozenset(
             side
             for each in found
@@ -222,7 +223,7 @@ class Unigram:
     blank: bool
 
     @staticmethod
-    def list_unsupported(described: Mapping[str, Any]) -> list[str]:
+    def list_unsupported(described: TokenizerJson) -> list[str]:
         """List the features of a tokenizer, given as JSON, that the graph does not
         support."""
         model = described["model"]
@@ -274,7 +275,7 @@ class Unigram:
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: Tokenizer, described: Mapping[str, Any]
+        cls, tokenizer: Tokenizer, described: TokenizerJson
     ) -> "Unigram":
         """Read a tokenizer; `described`: its JSON, for which `list_unsupported` returns
         nothing."""
@@ -710,7 +711,7 @@ class _Row(NamedTuple):
     kind: int = INNER
 
 
-def _list_splitters(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _list_splitters(described: TokenizerJson) -> list[TokenizerJson]:
     splitter = described["pre_tokenizer"] or {"pretokenizers": []}
     return list(splitter.get("pretokenizers", [splitter]))
 

@@ -50,6 +50,9 @@ BETWEEN: Final = ""
 """The mark of a boundary between two words among the characters of
 `CharacterMap.listed`."""
 
+TokenizerJson = Mapping[str, Any]
+"""The content of a tokenizer.json, or of a part of it."""
+
 CodeRange = tuple[int, int]
 
 
@@ -238,7 +241,7 @@ class WordPiece:
     longest: int
 
     @staticmethod
-    def list_unsupported(described: Mapping[str, Any]) -> list[str]:
+    def list_unsupported(described: TokenizerJson) -> list[str]:
         """List what the graph does not support in a tokenizer, given as its JSON."""
         parts = {
             part: (described[part] or {}).get("type")
@@ -263,7 +266,7 @@ class WordPiece:
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: Tokenizer, described: Mapping[str, Any]
+        cls, tokenizer: Tokenizer, described: TokenizerJson
     ) -> "WordPiece":
         """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds
         nothing."""
@@ -447,7 +450,7 @@ class WordPiece:
         return flat.scatter(unlisted.nonzero(), own).reshape(codes.shape())
 
 
-def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+def list_odd_tokens(described: TokenizerJson, options: Sequence[str]) -> list[str]:
     """List the added tokens that have any of these options."""
     found = (
         (token["content"], [name for name in options if token[name]])
