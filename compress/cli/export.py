@@ -248,7 +248,7 @@ def quantize(
 
 
 def push(
-    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
+    bundle: opt.BundleFolder,
     repo: Annotated[
         str, typer.Argument(help="Hub repository, as owner/name; created if missing.")
     ],
@@ -292,7 +292,7 @@ def push(
 
 
 def demo(
-    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
+    bundle: opt.BundleFolder,
     out: Annotated[
         Path | None,
         opt.output(help="The folder to write; may be omitted with --serve."),
@@ -304,10 +304,7 @@ def demo(
     no_open: Annotated[
         bool, opt.output("--no-open", help="Do not open the served page.")
     ] = False,
-    precision: Annotated[
-        Literal["int8", "fp32", "fp16", "w8", "q4"],
-        opt.output(help="Answer with this file."),
-    ] = "int8",
+    precision: opt.AnsweringFile = "int8",
     data: Annotated[
         str | None,
         opt.data_option(help="Offer rows of this data to try; show its label names."),

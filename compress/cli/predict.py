@@ -81,7 +81,7 @@ class VectorOptions:
 
 @with_option_groups()
 def predict(
-    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
+    bundle: opt.BundleFolder,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="Texts, or - for one per line of standard input."),
@@ -92,10 +92,7 @@ def predict(
         opt.data_option(help="Second text of a pair, or the questions' context."),
     ] = None,
     vector: VectorOptions = VectorOptions(),
-    precision: Annotated[
-        Literal["int8", "fp32", "fp16", "w8", "q4"],
-        opt.output(help="Answer with this file."),
-    ] = "int8",
+    precision: opt.AnsweringFile = "int8",
     on_error: Annotated[
         Literal["stop", "skip"],
         opt.output(help="What to do if a text is not UTF-8 or too long."),

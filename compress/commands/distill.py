@@ -113,8 +113,7 @@ def forecast(arguments: ForecastArguments) -> Forecast:
     made-up answers stand in for the rest. Raises a CompressError for anything that
     `distill` would refuse before training.
     """
-    options = replace(arguments.options, resume=False, track=None)
-    arguments = replace(arguments, options=options)
+    arguments = replace(arguments, options=arguments.options.for_trial())
     with TemporaryDirectory() as scratch:
         request = preflight.distill_request(arguments, Path(scratch) / "run")
         return estimate_distillation(request)
@@ -122,7 +121,7 @@ def forecast(arguments: ForecastArguments) -> Forecast:
 
 def estimate_distillation(request: DistillRequest) -> Forecast:
     """Try the phases of a distillation in a temporary folder."""
-    options = replace(request.options, resume=False, track=None)
+    options = request.options.for_trial()
     with TemporaryDirectory() as scratch:
         request = replace(request, out=Path(scratch) / "run", options=options)
         with (

@@ -54,8 +54,7 @@ def run_pretraining(request: PretrainRequest) -> Path:
 def forecast_pretraining(arguments: ForecastPretrainingArguments) -> Forecast:
     """Forecast the minutes and the memory that `compress.pretrain` would take, like
     `forecast`."""
-    options = replace(arguments.options, resume=False, track=None)
-    arguments = replace(arguments, options=options)
+    arguments = replace(arguments, options=arguments.options.for_trial())
     with TemporaryDirectory() as scratch:
         request = preflight.pretrain_request(arguments, Path(scratch) / "run")
         return estimate_pretraining(request)
@@ -63,7 +62,7 @@ def forecast_pretraining(arguments: ForecastPretrainingArguments) -> Forecast:
 
 def estimate_pretraining(request: PretrainRequest) -> Forecast:
     """Try the phases of a pre-training in a temporary folder."""
-    options = replace(request.options, resume=False, track=None)
+    options = request.options.for_trial()
     with TemporaryDirectory() as scratch:
         request = replace(request, out=Path(scratch) / "run", options=options)
         with (

@@ -7,7 +7,7 @@ compress.distill(..., options=RunOptions(seed=1, resume=True)). This module does
 import torch.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -108,6 +108,10 @@ MAX_DROP = 0.5
 """The default of `MaxDrop`."""
 Plan = Annotated[
     bool, output("--plan", help="Estimate minutes, memory and disk; then stop.")
+]
+BundleFolder = Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")]
+AnsweringFile = Annotated[
+    Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")
 ]
 Wide = Annotated[bool, output("--wide", help="Show all columns, however wide.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
@@ -213,6 +217,10 @@ class RunOptions:
         Literal["tensorboard", "mlflow", "wandb", "trackio"] | None,
         output(help="Log each stage to this tracker too."),
     ] = None
+
+    def for_trial(self) -> "RunOptions":
+        """Return the settings of a trial: a new run without a tracker."""
+        return replace(self, resume=False, track=None)
 
 
 @check_arguments
