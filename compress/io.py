@@ -259,7 +259,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     """Read the checksums of a sealed folder, keyed by file name. Raises DamagedError if
     there are none."""
     try:
-        digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        digests = parse_json(folder / CHECKSUMS)
         return {str(name): str(digest) for name, digest in digests.items()}
     except FileNotFoundError:
         raise DamagedError(folder, [f"{CHECKSUMS} is missing"]) from None
@@ -338,11 +338,16 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def parse_json(path: Path) -> Any:
+    """Parse a JSON file. Raises OSError, ValueError or RecursionError."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def load_json(path: Path, remedy: str) -> dict[str, Any]:
     """Load a JSON object from a file of ours. Raises DamagedError, with `remedy`, if
     the file holds none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path)
     except FileNotFoundError:
         raise DamagedError(path, ["it is missing"], remedy) from None
     except (ValueError, RecursionError):

@@ -40,7 +40,7 @@ from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
-from compress.io import atomic_folder
+from compress.io import atomic_folder, parse_json
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
 from compress.models.sentence_folder import read_prompts
@@ -780,7 +780,7 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
         content.write_text(
             json.dumps(trimmed.config, ensure_ascii=False), encoding="utf-8"
         )
-        config = json.loads(settings.read_text(encoding="utf-8"))
+        config = parse_json(settings)
         if added := config.get("added_tokens_decoder"):
             config["added_tokens_decoder"] = {
                 new[number]: token for number, token in added.items() if number in new

@@ -11,7 +11,6 @@ names. docs/what-is-read.md lists every setting.
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,7 +93,7 @@ class TokenizerSettings:
         BundleError."""
         path = folder / TOKENIZER_CONFIG
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = io.parse_json(path)
         except (OSError, ValueError) as error:
             raise BundleError(
                 f"{path}: cannot be read ({error}); copy the model again"

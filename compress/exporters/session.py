@@ -28,7 +28,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from compress.arrays import Floats, Longs
 from compress.errors import ExportError, first_reason, shorten
-from compress.io import atomic_file
+from compress.io import atomic_file, parse_json
 from compress.records.certificate import Certificate
 
 HARMLESS_PREFIXES = ("optimization.", "mlas.")
@@ -429,9 +429,7 @@ def read_vocabulary_size(path: Path) -> int | None:
     """Read `vocab_size` of the config.json in the folder of the file, or one folder up;
     None if there is none."""
     for config in (path.parent / "config.json", path.parent.parent / "config.json"):
-        if config.is_file() and (
-            size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")
-        ):
+        if config.is_file() and (size := parse_json(config).get("vocab_size")):
             return int(size)
     return None
 

@@ -1,7 +1,6 @@
 """Generate text with the graphs of a generative bundle, without torch and
 transformers."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.session import open_session
+from compress.io import parse_json
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -109,7 +109,7 @@ class TextGenerator:
         config: dict[str, Any] = {}
         for name in ("config.json", "generation_config.json"):
             if (folder / name).is_file():
-                config |= json.loads((folder / name).read_text(encoding="utf-8"))
+                config |= parse_json(folder / name)
         ends = config.get("eos_token_id")
         pair = (folder / ENCODER["fp32"]).is_file()
         decoder = DECODER if pair else DECODER_ONLY

@@ -1,7 +1,6 @@
 """Choose the method that makes the int8 file of a bundle: its calibration or alpha, by
 real rows."""
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from compress.exporters.int8 import (
 )
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
+from compress.io import parse_json
 from compress.progress import Say
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.calibration import choose_ranges, observe
@@ -222,7 +222,7 @@ def dynamic(source: Path, *, full_range: bool = False) -> Attempt:
 def attempt_as_written(bundle: Bundle) -> Attempt:
     """Make int8 as `Bundle.write` does: dynamic, or with ranges learned in training."""
     source = bundle.files()["fp32"]
-    config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
+    config = parse_json(bundle.path / "config.json")
     if not (ranges := config.get(LEARNED_KEY)):
         return dynamic(source)
     return Attempt(

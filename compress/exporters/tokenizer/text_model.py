@@ -49,7 +49,7 @@ from compress.exporters.tokenizer.build import (
     join_reader,
     reader,
 )
-from compress.io import atomic_file
+from compress.io import atomic_file, parse_json
 from compress.kinds import find
 
 TEXT_KEY: Final = "compress.text"
@@ -61,7 +61,7 @@ ANSWERED = 64
 TOLERANCE = 1e-4
 
 TEXTS: Final[tuple[str, ...]] = tuple(
-    json.loads(Path(__file__).with_name("hard_texts.json").read_text(encoding="utf-8"))
+    parse_json(Path(__file__).with_name("hard_texts.json"))
 )
 """Texts that tokenizers read in different ways: white space, accents, scripts, emoji,
 invisible characters, punctuation, long words, special tokens whole and broken, and
@@ -238,9 +238,7 @@ def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
     `prompt`."""
     task = bundle.task
     encoder = TextEncoder.from_folder(bundle.path)
-    config: dict[str, Any] = json.loads(
-        (bundle.path / "config.json").read_text(encoding="utf-8")
-    )
+    config: dict[str, Any] = parse_json(bundle.path / "config.json")
     summary = config.get(
         "summary_type", families.find(config.get("model_type", "")).summary
     )
