@@ -575,12 +575,11 @@ def check_int8(
 ) -> list[Checked]:
     """Compare the bundle's own file and the variants with fp32, on the device, on the
     rows of the evaluator."""
-    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     expected = compute_logits(device, exact.path, evaluator)
 
     def compare(variant: Variant) -> ScoreDrop:
         logits = compute_logits(device, variant.path, evaluator)
-        return compare_logits(evaluator, expected, logits, threshold=threshold)
+        return compare_logits(evaluator, expected, logits, threshold=bundle.threshold)
 
     own = Variant("int8 of the bundle", bundle.files()["int8"]).with_fused_counts()
     present = compare(own)

@@ -176,6 +176,11 @@ class Bundle:
         return self.manifest.task
 
     @property
+    def threshold(self) -> float | None:
+        """Return the threshold of answers; None if every question has an answer."""
+        return self.manifest.threshold if self.task.unanswerable else None
+
+    @property
     def sentence(self) -> "SentenceSettings":
         """Read what a sentence encoder does after its encoder; other models have no
         such modules."""

@@ -277,8 +277,9 @@ def compute_saturation(
     few = evaluator.subsample(SATURATED_ROWS)
     threads = os.cpu_count() or 1
     found = saturate(file, few.rows, bundle.task, threads=threads)
-    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compare_logits(few, found.exact, found.saturated, threshold=threshold)
+    outcome = compare_logits(
+        few, found.exact, found.saturated, threshold=bundle.threshold
+    )
     return Saturation(
         products=len(products),
         shares=found.shares,
@@ -303,8 +304,7 @@ def judge(
 ) -> Certificate:
     """Compare the logits of a file, `after`, with those of fp32, and build the
     certificate with the verdict."""
-    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compare_logits(evaluator, before, after, threshold=threshold)
+    outcome = compare_logits(evaluator, before, after, threshold=bundle.threshold)
     is_certified, reason = verdict(outcome, claim.max_drop)
     return Certificate(
         artefact=artefact,

@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress import families
 from compress.errors import ExportError
 from compress.exporters.onnx import TracedModel
 from compress.exporters.session import RunFeeds, quiet
@@ -218,7 +217,7 @@ def _write(
 
 def _check_lengths(context: ExportContext) -> list[int]:
     lengths = context.lengths()
-    least = families.find(context.bundle.manifest.model_type).shortest_text
+    least = context.shortest_text
     most = positions(context.model()) or context.bundle.manifest.max_length
     if wrong := [length for length in lengths if not least <= length <= most]:
         raise ExportError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress import families
 from compress.arguments import Share, TokenCount, check_arguments
 from compress.errors import ExportError, first_reason
 from compress.exporters.artifact import Bundle
@@ -27,6 +28,7 @@ from compress.exporters.session import (
     read_model,
     rows_for,
 )
+from compress.progress import Say
 from compress.provenance import install_command
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class ExportOptions:
     load_data: "Callable[[Bundle], TaskData] | None" = None
     calibrate: "Callable[[Bundle, Path], Ranges] | None" = None
     certify: Callable[[Bundle], Bundle] = lambda bundle: bundle
-    say: Callable[[str], None] = lambda _: None
+    say: Say = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,11 @@ class ExportContext:
             form=form,
             max_length=self.bundle.manifest.max_length,
         )
+
+    @property
+    def shortest_text(self) -> int:
+        """Return the fewest tokens that the model's family reads."""
+        return families.find(self.bundle.manifest.model_type).shortest_text
 
     def lengths(self) -> list[int]:
         """List the lengths of files with fixed shapes, in tokens, ascending."""

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress import families
 from compress.exporters.onnx import TracedModel
 from compress.exporters.session import RunFeeds, quiet
 from compress.exporters.weight_only import SMALL_WEIGHT
@@ -69,7 +68,7 @@ def write_executorch(
     """Write each precision as .pte, and run it in ExecuTorch's runtime."""
     with quiet():
         import_extra("executorch.exir", "executorch")
-    shortest = families.find(context.bundle.manifest.model_type).shortest_text
+    shortest = context.shortest_text
     rows = [
         row for row in context.trial_rows() if row["input_ids"].shape[1] >= shortest
     ]
@@ -119,7 +118,7 @@ def _program(
     )
     tokens = torch.export.Dim(
         "tokens",
-        min=families.find(context.bundle.manifest.model_type).shortest_text,
+        min=context.shortest_text,
         max=context.bundle.manifest.max_length,
     )
     shapes = tuple({1: tokens} for _ in names)
