@@ -34,6 +34,8 @@ from compress.training.objective import Objective
 
 COMMON_KIND: Final = "classification"
 """The kind of task of the heads that are built, if the recipe allows it."""
+NamedModel = tuple[str, PreTrainedModel]
+
 DEPTHS = (1.0, 0.5, 0.25)
 WIDTHS = (1.0, 0.5, 0.25)
 """Shares of the teacher's layers, and of its width, heads and FFN, that are listed in
@@ -75,8 +77,8 @@ def list_students(teacher: str, recipes: Sequence[Recipe] | None = None) -> List
     Raises TeacherError.
     """
     config = _load_config(teacher)
-    own: list[tuple[str, PreTrainedModel]] = []
-    variants: list[tuple[str, PreTrainedModel]] = []
+    own: list[NamedModel] = []
+    variants: list[NamedModel] = []
     refused: list[Refused] = []
     with torch.device("meta"):
         model = heads.create(config, "encoder", None)
@@ -109,9 +111,7 @@ def list_students(teacher: str, recipes: Sequence[Recipe] | None = None) -> List
         )
 
 
-def _build_students(
-    recipe: Recipe, teacher: PreTrainedModel
-) -> list[tuple[str, PreTrainedModel]]:
+def _build_students(recipe: Recipe, teacher: PreTrainedModel) -> list[NamedModel]:
     """Build a recipe's teaching assistants, then its student. Raises what building and
     checking raise."""
     if recipe.pruning:
@@ -120,7 +120,7 @@ def _build_students(
             teacher.config, Sizes.from_request(teacher.config, **sizes)
         )
         return [(recipe.name, heads.create(smaller, "encoder", None))] if sizes else []
-    found: list[tuple[str, PreTrainedModel]] = []
+    found: list[NamedModel] = []
     for stage in recipe.training:
         spec = stage.student or (None if found else recipe.student)
         from_previous = stage.teacher == "previous"
@@ -181,7 +181,7 @@ def _variants(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
             yield {size: int(count) for size, count in sizes.items()}
 
 
-def _group(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:
+def _group(found: Iterable[NamedModel]) -> tuple[Buildable, ...]:
     """Group equal models under the names of all recipes that build them; the most
     expensive comes first."""
     groups: dict[str, tuple[PreTrainedModel, list[str]]] = {}

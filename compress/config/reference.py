@@ -22,6 +22,8 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from compress.errors import ObjectiveError, did_you_mean
 
+Function = Callable[..., Any]
+
 
 class OptionGroup:
     """Base class of frozen, keyword-only dataclasses that group options of a function.
@@ -35,10 +37,10 @@ class Call:
 
     by: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    code: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    code: Function | None = field(default=None, compare=False, repr=False)
 
     @property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Function:
         """Return the function or class to call. Raises ObjectiveError if it does not
         exist."""
         return self.code or find(self.by)
@@ -175,7 +177,7 @@ def describe_unknown(name: str) -> str:
     )
 
 
-def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def options(function: Function) -> dict[str, inspect.Parameter]:
     """Return the keyword-only parameters of a function, with each option group replaced
     by its fields."""
     parameters = inspect.signature(function).parameters.values()
@@ -186,7 +188,7 @@ def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return found
 
 
-def option_groups(function: Callable[..., Any]) -> dict[str, type[OptionGroup]]:
+def option_groups(function: Function) -> dict[str, type[OptionGroup]]:
     """Return the option groups that a function takes, by the names of the
     parameters."""
     parameters = inspect.signature(function).parameters.values()

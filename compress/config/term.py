@@ -1,13 +1,13 @@
 """Define a term of an objective: a loss, its weight, and the layers of student and
 teacher that it compares."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from compress.arguments import check_arguments, find_problems
 from compress.config.loader import plain_tree
-from compress.config.reference import check_address, is_user_code
+from compress.config.reference import Function, check_address, is_user_code
 from compress.errors import ObjectiveError
 from compress.kinds import Kind
 from compress.values import ArgumentCheck, Range
@@ -66,18 +66,18 @@ class Term:
     code      your own function named by `loss`, once it has been imported
     """
 
-    loss: str | Callable[..., Any]
+    loss: str | Function
     weight: float = 1.0
     layers: LayerMap | tuple[tuple[int, int], ...] = "uniform"
     project: bool | str = False
     only: tuple[Kind, ...] = ()
     reads: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    code: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    code: Function | None = field(default=None, compare=False, repr=False)
 
     def __init__(
         self,
-        loss: Annotated[str | Callable[..., Any], LossCheck()],
+        loss: Annotated[str | Function, LossCheck()],
         weight: Annotated[float, Range(0, MOST_WEIGHT)] = 1.0,
         layers: LayerMap | tuple[tuple[int, int], ...] = "uniform",
         project: bool | str = False,
@@ -85,7 +85,7 @@ class Term:
         *,
         reads: str | None = None,
         options: Mapping[str, Any] | None = None,
-        code: Callable[..., Any] | None = None,
+        code: Function | None = None,
         **more: Any,
     ) -> None:
         """Set the fields. Raises ArgumentError, as a line of YAML with these values

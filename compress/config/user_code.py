@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 
 from compress import io, kinds
-from compress.config.reference import Call, describe_unknown
+from compress.config.reference import Call, Function, describe_unknown
 from compress.config.term import Term
 from compress.errors import RecipeError, did_you_mean
 
@@ -60,7 +60,7 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
     if allowed is None or not lines:
         return settings
     root = _open_root(allowed)
-    functions = dict[str, Callable[..., Any]]()
+    functions = dict[str, Function]()
     problems = list[str]()
     for where, line in lines.items():
         try:
@@ -99,7 +99,7 @@ def digests(settings: BaseModel, kind: str | None = None) -> dict[str, str] | No
     """Return a digest of the file of each of the user's functions in a recipe, and of
     their kind of task, with the files that it imports from the same place; or None if
     there are none."""
-    lines: dict[str, Callable[..., Any]] = {
+    lines: dict[str, Function] = {
         line.name: line.code
         for _, line in _find_lines(settings)
         if line.code is not None
@@ -111,7 +111,7 @@ def digests(settings: BaseModel, kind: str | None = None) -> dict[str, str] | No
     } or None
 
 
-def _list_sources(code: Callable[..., Any]) -> list[Path]:
+def _list_sources(code: Function) -> list[Path]:
     """List the file of a function, and those under the same folder or package that it
     imports, directly or through others."""
     found = list[Path]()
@@ -148,7 +148,7 @@ def _list_imports(tree: ast.Module, module: str) -> Iterator[str]:
             yield from (f"{name}.{each.name}".lstrip(".") for each in node.names)
 
 
-def _import(address: str, root: Path) -> Callable[..., Any]:
+def _import(address: str, root: Path) -> Function:
     module, _, name = address.rpartition(".")
     function = getattr(_import_module(module, root), name, None)
     if not callable(function):
@@ -163,7 +163,7 @@ def _import(address: str, root: Path) -> Callable[..., Any]:
                 f"{name!r}.{did_you_mean(name, known)}"
             ]
         )
-    return cast("Callable[..., Any]", function)
+    return cast("Function", function)
 
 
 def _import_module(module: str, root: Path) -> ModuleType:
@@ -273,7 +273,7 @@ def _find_lines(value: object, where: str = "") -> Iterator[tuple[str, Call | Te
             yield from _find_lines(each, f"{where}[{at}]")
 
 
-def _with_functions(value: Any, functions: dict[str, Callable[..., Any]]) -> Any:
+def _with_functions(value: Any, functions: dict[str, Function]) -> Any:
     """Return the settings with the functions that their lines name."""
     if isinstance(value, Call | Term):
         return replace(value, code=functions.get(value.name, value.code))

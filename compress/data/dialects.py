@@ -38,6 +38,8 @@ from compress.data.text_files import (
 )
 from compress.errors import DataError
 
+NumberedLine = tuple[int, str]
+
 FASTTEXT: Final = "__label__"
 SHOWN_LINES: Final = 100
 """Lines from which the delimiter of a txt file is detected."""
@@ -101,7 +103,7 @@ class Dialect:
         return usual and not escapes
 
     def split(
-        self, numbered: Iterable[tuple[int, str]], check: CellCheck, place: str
+        self, numbered: Iterable[NumberedLine], check: CellCheck, place: str
     ) -> Iterator[TextLine]:
         """Yield the rows of numbered lines, without the blank ones of a file with
         delimiters.
@@ -116,7 +118,7 @@ class Dialect:
         )
 
     def _split_lines(
-        self, numbered: Iterable[tuple[int, str]], check: CellCheck
+        self, numbered: Iterable[NumberedLine], check: CellCheck
     ) -> Iterator[TextLine]:
         for number, line in numbered:
             text = line.rstrip("\r\n")
@@ -146,7 +148,7 @@ class Dialect:
         ]
 
     def _split_quoted(
-        self, numbered: Iterable[tuple[int, str]], check: CellCheck, place: str
+        self, numbered: Iterable[NumberedLine], check: CellCheck, place: str
     ) -> Iterator[TextLine]:
         # a global limit, so it is only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
@@ -259,13 +261,13 @@ class _Feed:
     they can be read again."""
 
     def __init__(
-        self, numbered: Iterable[tuple[int, str]], check: CellCheck, *, escaped: bool
+        self, numbered: Iterable[NumberedLine], check: CellCheck, *, escaped: bool
     ) -> None:
         self.source = iter(numbered)
         self.check = check
         self.escaped = escaped
-        self.returned: deque[tuple[int, str]] = deque()
-        self.taken: list[tuple[int, str]] = []
+        self.returned: deque[NumberedLine] = deque()
+        self.taken: list[NumberedLine] = []
         self.size = 0
 
     def __iter__(self) -> _Feed:

@@ -42,11 +42,12 @@ TASK_CHARACTERS: Final = 500_000
 MOST_PROCESSES: Final = 4
 """Processes that encode as fast as one can read."""
 
-Documents = list[tuple[int, str]]
+NumberedDocument = tuple[int, str]
+Documents = list[NumberedDocument]
 
 
 def encode_documents(
-    documents: Iterable[tuple[int, str]],
+    documents: Iterable[NumberedDocument],
     encoder: Encoder,
     *,
     parallel: bool = False,
@@ -74,9 +75,9 @@ def encode_documents(
 
 
 def _take_documents(
-    numbered: Iterator[tuple[int, str]],
+    numbered: Iterator[NumberedDocument],
     characters: int,
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[NumberedDocument]:
     """Yield documents until they have `characters` characters in all."""
     taken = 0
     while taken < characters and (each := next(numbered, None)) is not None:
@@ -85,7 +86,7 @@ def _take_documents(
 
 
 def _encode_elsewhere(
-    numbered: Iterator[tuple[int, str]],
+    numbered: Iterator[NumberedDocument],
     sentences: RunningTextEncoder,
     encoder: TextEncoder,
     count: int,

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 Role = Literal["train", "validation", "test"]
+SplitFiles = dict[Role, list[Path]]
 CorpusKind = Literal["pydoc", "parallel", "languages", "local", "hub"]
 Item = TypeVar("Item")
 
@@ -168,7 +169,7 @@ def local(source: str) -> Path:
         raise DataError(f"{source}: no such folder: {error}") from None
 
 
-def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
+def local_files(source: str) -> tuple[str, SplitFiles] | None:
     """Return the name of a local source, and its files for each split, preferred ones
     first and of any type.
 
@@ -204,7 +205,7 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
     return None
 
 
-def _below(folder: Path) -> dict[Role, list[Path]]:
+def _below(folder: Path) -> SplitFiles:
     """Find the splits of a folder whose own files name no split, by the rules above;
     empty without a training split."""
     below = [
@@ -353,10 +354,10 @@ def group_shards(paths: Iterable[Path]) -> list[list[Path]]:
 
 def choose_files(
     name: str, files: Mapping[Role, Sequence[Path]]
-) -> tuple[dict[Role, list[Path]], list[str]]:
+) -> tuple[SplitFiles, list[str]]:
     """Choose the files of each split, the shards of the preferred one, and return notes
     on them and on files that are skipped. DataError for several training splits."""
-    chosen: dict[Role, list[Path]] = {}
+    chosen: SplitFiles = {}
     notes = []
     for role, paths in files.items():
         if not paths:

@@ -34,6 +34,9 @@ from compress.progress import Say, show_progress
 from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
+Configs = Mapping[str, Any]
+"""The config of each shape, by its name."""
+
 AGREE = 1.05
 """The largest ratio between a file's p10 in its best two races for both to count as
 undisturbed."""
@@ -60,7 +63,7 @@ class Sample:
 
 
 def sample(
-    configs: Mapping[str, Any],
+    configs: Configs,
     device: Device,
     setting: Setting,
     *,
@@ -102,7 +105,7 @@ def sample(
 
 @contextmanager
 def exported(
-    configs: Mapping[str, Any],
+    configs: Configs,
     setting: Setting,
     *,
     precision: Precision | Mapping[str, Precision] = "int8",
@@ -200,7 +203,7 @@ def race(
 
 
 def choose_spread(
-    candidates: Mapping[str, Any],
+    candidates: Configs,
     count: int,
     setting: Setting,
     kind: Kind | None = "classification",

@@ -33,7 +33,7 @@ from compress.exporters.manifest import Precision
 from compress.io import write_json
 from compress.kinds import Kind
 from compress.latency.features import Terms
-from compress.latency.measure import Sample, choose_spread, sample
+from compress.latency.measure import Configs, Sample, choose_spread, sample
 from compress.models import heads
 from compress.models.sharing import share, share_again
 from compress.progress import Say
@@ -329,7 +329,7 @@ class ShapeTimer:
     def about(self) -> str:
         return f"{self.device.name}, {self.setting}, {self.precision}"
 
-    def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
+    def predict(self, configs: Configs) -> dict[str, Estimate]:
         """Predict the latency of each config from some that are measured.
 
         Measurements of this device at this setting are cached under
@@ -375,7 +375,7 @@ class ShapeTimer:
                 )
         return {name: model.predict(config) for name, config in configs.items()}
 
-    def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
+    def measure(self, configs: Configs) -> dict[str, float]:
         """Measure the file of each config, with random weights, in ms; all of them take
         turns."""
         samples = self._sample(configs, lambda _: None)
@@ -386,7 +386,7 @@ class ShapeTimer:
                 )
         return {each.name: each.ms for each in samples}
 
-    def _sample(self, configs: Mapping[str, Any], say: Say) -> tuple[Sample, ...]:
+    def _sample(self, configs: Configs, say: Say) -> tuple[Sample, ...]:
         return sample(
             configs,
             self.device,

@@ -21,7 +21,7 @@ import onnx
 
 from compress.benchmark.device import Device
 from compress.exporters.rewrite.graph import Product, layer
-from compress.progress import show_progress
+from compress.progress import Say, show_progress
 from compress.quantization.certify import FloatCost, QuantizationEvaluator, ScoreDrop
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
@@ -101,7 +101,7 @@ def mix(
     costs: Costs,
     worth: float = WORTH,
     whatever_it_takes: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Mixed:
     """Choose the cheapest products in float32 that bring int8 near enough to fp32 (see
     `ScoreDrop.near`).

@@ -16,16 +16,20 @@ SEARCH_RECORD = "search.json"
 """The file of a search's record."""
 
 
+Placed = tuple[tuple[float, ...], int]
+"""A point: the values to minimise, and the number of what it stands for."""
+
+
 def find_front(
-    placed: Iterable[tuple[tuple[float, ...], int]],
-) -> list[tuple[tuple[float, ...], int]]:
+    placed: Iterable[Placed],
+) -> list[Placed]:
     """Return the Pareto front of the points (values to minimise, number): no other
     point equals or beats one of them in all values; of equals, the first.
 
     In sorted order no point is beaten by a later one, so each is only compared with the
     front so far.
     """
-    front: list[tuple[tuple[float, ...], int]] = []
+    front: list[Placed] = []
     for values, number in sorted(placed):
         if not any(
             all(a <= b for a, b in zip(other, values, strict=True))
