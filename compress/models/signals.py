@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from compress import families
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError
 from compress.models.dropout import draw_faster, drop
 
@@ -366,6 +367,8 @@ def read(
     # they show how many layers the encoder has
     if reads_states or (two_stacks and wants & ATTENTION):
         inputs["output_hidden_states"] = True
+    if wants & ATTENTION and torch.is_grad_enabled():
+        _check_checkpointing(model)
     with _head_at(model, at_BL if "logits" in wants else None):
         if not wants & ATTENTION:
             out = head(**inputs)
@@ -512,6 +515,33 @@ def has_lm_head(model: nn.Module) -> bool:
     return _lm_head(model) is not None
 
 
+def feed_decoder(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add the decoder's input of a model that writes `labels` (B, M), if the batch has
+    none: the labels, one place later, as transformers' models do."""
+    if "labels" not in batch or "decoder_input_ids" in batch or not has_lm_head(model):
+        return batch
+    if not model.config.is_encoder_decoder:
+        return batch
+    shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    return {**batch, "decoder_input_ids": shifted}
+
+
+def check_next_tokens(model: Any, batch: Mapping[str, Tensor]) -> None:
+    """Raise ObjectiveError if the labels of a causal language model are the tokens at
+    the same places."""
+    labels_BL = batch.get("labels")
+    if labels_BL is None or not (has_lm_head(model) and model.can_generate()):
+        return
+    if not model.config.is_encoder_decoder and has_unseen_tokens(model):
+        copied = (labels_BL == batch["input_ids"]).sum()
+        if 0 < copied == (labels_BL != IGNORE_INDEX).sum():
+            raise ObjectiveError(
+                "labels are the tokens at the same places (as transformers' collators "
+                "write them), so the student would learn to repeat its input: expected "
+                "the next tokens; pass batches through compress.papers.gpt2.next_tokens"
+            )
+
+
 def _lm_head(model: nn.Module) -> Any:
     """Return the first module above the encoder in a language model; ModernBERT's
     classifiers have a `head` as well."""
@@ -537,11 +567,15 @@ def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
 
 
 def open_attention(model: nn.Module) -> None:
-    """Let `read` see this model's queries, keys and values.
+    """Let `read` see this model's queries, keys and values."""
+    chosen = "tap" if getattr(model, "_supports_sdpa", True) else "tap_masked"
+    if not _is_disentangled(model) and model.config._attn_implementation != chosen:  # type: ignore[union-attr]
+        model.set_attn_implementation(chosen)  # type: ignore[operator]
 
-    Raises ObjectiveError for reentrant gradient checkpointing, which silently loses the
-    gradients of these signals.
-    """
+
+def _check_checkpointing(model: nn.Module) -> None:
+    """Raise ObjectiveError for reentrant gradient checkpointing, which silently loses
+    the gradients of attention."""
     for module in model.modules():
         keywords = getattr(
             getattr(module, "_gradient_checkpointing_func", None), "keywords", {}
@@ -554,9 +588,6 @@ def open_attention(model: nn.Module) -> None:
                 "signals; use model.gradient_checkpointing_enable({'use_reentrant': "
                 "False})"
             )
-    chosen = "tap" if getattr(model, "_supports_sdpa", True) else "tap_masked"
-    if not _is_disentangled(model) and model.config._attn_implementation != chosen:  # type: ignore[union-attr]
-        model.set_attn_implementation(chosen)  # type: ignore[operator]
 
 
 def has_unseen_tokens(model: nn.Module) -> bool:

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from compress.data.corpus import Document
 from compress.data.masking import Frame, Words
@@ -42,7 +41,7 @@ def sentence_order_prediction(
     student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None
 ) -> Tensor:
     """-log softmax(z)[label], mean over examples; 0: in order, 1: swapped."""
-    return cross_entropy(student_B2.float(), labels_B)
+    return bert.mean_cross_entropy(student_B2, labels_B)
 
 
 def sentence_order(

@@ -39,18 +39,21 @@ from torch.nn.functional import (
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Document
 from compress.data.masking import Frame, Words
-from compress.errors import DataError
+from compress.errors import DataError, ObjectiveError
 from compress.training.reads import reads
 
 
 @reads("logits", against="labels", per="label")
 def masked_lm(student_BLV: Tensor, labels_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
     """-log softmax(z)[label], mean over the positions whose label is not -100."""
-    flat = student_BLV.float().flatten(0, -2)
-    total = cross_entropy(
-        flat, labels_BL.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
-    return total / (labels_BL != IGNORE_INDEX).sum().clamp_min(1)
+    return mean_cross_entropy(student_BLV.flatten(0, -2), labels_BL.flatten())
+
+
+def mean_cross_entropy(student_RV: Tensor, labels_R: Tensor) -> Tensor:
+    """-log softmax(z)[label], mean over the rows whose label is not -100; 0 if there is
+    none."""
+    total = cross_entropy(student_RV.float(), labels_R, reduction="sum")
+    return total / (labels_R != IGNORE_INDEX).sum().clamp_min(1)
 
 
 @reads("pair", against="next_sentence", per="example")
@@ -58,23 +61,34 @@ def next_sentence(
     student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None
 ) -> Tensor:
     """-log softmax(z)[label], mean over examples; 0: B follows A, 1: B is random."""
-    return cross_entropy(student_B2.float(), labels_B)
+    return mean_cross_entropy(student_B2, labels_B)
 
 
 @reads("logits", against="labels", per="example")
 def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Compute the task's own loss, mean over examples, according to the type of the
-    labels.
+    """Compute the task's own loss, mean over the examples that have a label, according
+    to the type of the labels.
 
-    class ids (B,), integer        cross entropy over V classes
-    numbers (B,) or (B, 1)         squared error of the one output
-    memberships (B, V), floating   binary cross entropy, mean over V
+    class ids (B,), integer        cross entropy over V classes; none: -100
+    numbers (B,) or (B, 1)         squared error of the one output; none: nan
+    memberships (B, V), floating   binary cross entropy, mean over V; none: nan
+
+    Raises ObjectiveError for class ids if there is one output.
     """
+    one = student_BV.shape[-1] == 1
     if not labels.is_floating_point():
-        return cross_entropy(student_BV.float(), labels)
-    if student_BV.shape[-1] == 1:
-        return mse_loss(student_BV.float(), labels.float().view_as(student_BV))
-    return binary_cross_entropy_with_logits(student_BV.float(), labels.float())
+        if one:
+            raise ObjectiveError(
+                "bert.labels: the model has one output, and the labels are whole "
+                "numbers: expected numbers as floats (labels.float()), or a model with "
+                "an output for each class"
+            )
+        return mean_cross_entropy(student_BV, labels)
+    error = mse_loss if one else binary_cross_entropy_with_logits
+    wanted_BV = labels.float().view_as(student_BV)
+    known_BV = ~wanted_BV.isnan()
+    errors_BV = error(student_BV.float(), wanted_BV.nan_to_num(), reduction="none")
+    return (errors_BV * known_BV).sum() / known_BV.sum().clamp_min(1)
 
 
 def mask(

@@ -425,8 +425,9 @@ class Objective(nn.Module):
             first columns."""
             if not term.project:
                 return hidden_BLD
-            map_TD = self.projections[self.maps[i]].weight
-            return linear(hidden_BLD, map_TD[:, : hidden_BLD.shape[-1]])  # type: ignore[index]
+            map_TD: Any = self.projections[self.maps[i]].weight
+            width = hidden_BLD.shape[-1]
+            return linear(hidden_BLD.to(map_TD.dtype), map_TD[:, :width])
 
         compared = [(own, target, mask_BL)]
         if reading.signal in LAYERED:

@@ -15,6 +15,8 @@ from compress.models.memory import is_dispatched
 from compress.models.signals import (
     ATTENTION,
     Signals,
+    check_next_tokens,
+    feed_decoder,
     has_lm_head,
     open_attention,
     read,
@@ -95,6 +97,10 @@ class Step(nn.Module):
         """Return a function that scores the student, given one that scores a model."""
         return score
 
+    def activation_checkpointing_enable(self, **options: Any) -> None:
+        """Let a `transformers.Trainer` save memory in the student."""
+        self.student.activation_checkpointing_enable(**options)
+
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if not self.dropout:
@@ -118,7 +124,9 @@ class Distillation(Step):
     for the shapes of both models. Missing labels of examples (-100, or nan) are filled
     in with the teacher's answers if the objective reads its logits. For a
     `transformers.Trainer` pass the step as `model`; batches are dictionaries of
-    input_ids, attention_mask, ..., and labels if a term reads them.
+    input_ids, attention_mask, ..., and labels if a term reads them. The labels of a
+    causal language model are the next tokens (`gpt2.next_tokens`); a decoder reads the
+    labels before, unless the batch has `decoder_input_ids`.
 
         step = Distillation(student, teacher, [Term("tinybert.hidden", project=True)])
         step(**batch)["loss"].backward()
@@ -151,6 +159,11 @@ class Distillation(Step):
                 open_attention(teacher)
         # in a list: not a submodule, so not saved, not trained, not wrapped
         self._teacher = [teacher]
+        self._unchecked = any(
+            reading.against == "labels" for reading in objective.readings
+        )
+        self.register_state_dict_post_hook(_keep_tied_once)
+        self.register_load_state_dict_pre_hook(_fill_in_tied)
 
     @property
     def unit(self) -> float:
@@ -183,6 +196,10 @@ class Distillation(Step):
         batch = {
             name: column for name, column in columns.items() if column is not None
         } | more
+        if self._unchecked:
+            self._unchecked = False
+            check_next_tokens(self.student, batch)
+        batch = feed_decoder(self.student, batch)
         teacher = self.read_teacher(batch)
         if labels is not None and teacher is not None and teacher.logits is not None:
             batch["labels"] = fill_labels(
@@ -285,6 +302,33 @@ class WrappedStep(Step):
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         counts: dict[str, Tensor] = self.wrapped.items(batch)
         return counts
+
+
+def _tied(step: nn.Module, prefix: str) -> dict[str, str]:
+    """Map further names of tied parameters in a state dict to their first one."""
+    first: dict[int, str] = {}
+    named = step.named_parameters(prefix.rstrip("."), remove_duplicate=False)
+    return {
+        name: other
+        for name, parameter in named
+        if (other := first.setdefault(id(parameter), name)) != name
+    }
+
+
+def _keep_tied_once(
+    step: nn.Module, state: dict[str, Tensor], prefix: str, _: Any
+) -> None:
+    """Drop second names of a tensor, which safetensors refuses."""
+    for name in _tied(step, prefix):
+        state.pop(name, None)
+
+
+def _fill_in_tied(
+    step: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any
+) -> None:
+    for name, other in _tied(step, prefix).items():
+        if other in state:
+            state[name] = state[other]
 
 
 def fill_labels(labels: Tensor, teacher_BV: Tensor, *, tags: bool = False) -> Tensor:

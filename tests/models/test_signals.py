@@ -342,7 +342,7 @@ def test_reentrant_checkpointing_is_refused(family: str) -> None:
     model = in_training(family)
     model.activation_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(ObjectiveError, match=r"reentrant gradient checkpointing .*'use_reentrant': False"):
-        open_attention(model)
+        gradients(model)
 
 
 # Errors

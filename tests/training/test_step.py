@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     T5Config,
     T5EncoderModel,
@@ -21,6 +24,7 @@ from transformers import (
 from compress.config.term import LAYERED, Term
 from compress.errors import ObjectiveError
 from compress.models.signals import Signals, open_attention, read
+from compress.papers import bert
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.reads import reads
@@ -303,6 +307,106 @@ def test_trainer_is_the_plain_loop(tmp_path: Path) -> None:
     assert not torch.equal(before["student.classifier.weight"], by_hand.state_dict()["student.classifier.weight"])
     projection = next(name for name in before if "projections" in name)
     assert not torch.equal(before[projection], by_hand.state_dict()[projection])
+
+
+MASKED = [Term("distilbert.masked_soft_targets"), Term("bert.masked_lm")]
+
+
+def masked_step(seed: int = 0) -> Distillation:
+    student = tiny.model("bert", head=AutoModelForMaskedLM, layers=1, seed=seed, **NO_DROPOUT)
+    teacher = tiny.model("bert", head=AutoModelForMaskedLM, layers=2, seed=9)
+    return Distillation(student, teacher, MASKED)
+
+
+def test_transformers_trainer_saves_and_resumes_a_student_with_tied_weights(tmp_path: Path) -> None:
+    rows = [{name: column[0] for name, column in tiny.batch((7,)).items()} for _ in range(4)]
+    rows = [row | {"labels": row["input_ids"]} for row in rows]
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
+        activation_checkpointing=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    step = masked_step()
+    Trainer(model=step, args=arguments, train_dataset=rows).train()
+    again = masked_step(seed=5)
+    Trainer(model=again, args=arguments, train_dataset=rows).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-1")
+    )
+    for name, parameter in step.named_parameters():
+        torch.testing.assert_close(again.get_parameter(name), parameter)
+    assert again.student.cls.predictions.decoder.weight is again.student.get_input_embeddings().weight
+
+
+def test_a_state_has_tied_tensors_once() -> None:
+    step = masked_step()
+    table, decoder = "student.bert.embeddings.word_embeddings.weight", "student.cls.predictions.decoder.weight"
+    state = step.state_dict()
+    assert table in state and decoder not in state
+    other = masked_step(seed=5)
+    assert other.load_state_dict(state).missing_keys == []
+    torch.testing.assert_close(other.student.get_input_embeddings().weight, state[table])
+
+
+def test_a_causal_model_does_not_learn_to_repeat_its_input() -> None:
+    """transformers' collators write the input itself as labels, and its models shift them."""
+    batch = tiny.batch((7, 5))
+    student, teacher = (tiny.model("gpt2", head=AutoModelForCausalLM, layers=n) for n in (1, 2))
+    copied = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    answers_only = copied.clone()
+    answers_only[:, :2] = -100
+    for labels in (copied, answers_only):
+        with pytest.raises(ObjectiveError, match=r"expected the next tokens; pass batches through .*next_tokens"):
+            Distillation(student, teacher, [Term("bert.masked_lm")])(**batch, labels=labels)
+    shifted = copied.roll(-1, 1)
+    shifted[:, -1] = -100
+    step = Distillation(student, teacher, [Term("bert.masked_lm")])
+    expected = student(**{name: batch[name] for name in ("input_ids", "attention_mask")}, labels=copied).loss
+    torch.testing.assert_close(step(**batch, labels=shifted)["loss"], expected)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_a_decoder_reads_the_labels_before(family: str) -> None:
+    config = CONFIG_MAPPING[family](
+        vocab_size=50, d_model=32, d_ff=64, d_kv=8, num_layers=1, num_heads=4, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        decoder_start_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForSeq2SeqLM.from_config(config).eval()
+    batch = {name: column for name, column in tiny.batch((7, 5)).items() if name != "token_type_ids"}
+    labels = torch.randint(3, 50, (2, 4))
+    found = Distillation(model, None, [Term("bert.masked_lm")])(**batch, labels=labels)["loss"]
+    torch.testing.assert_close(found, model(**batch, labels=labels).loss)
+
+
+def test_a_projection_reads_a_student_in_half_precision() -> None:
+    student, teacher = (tiny.model("bert", hidden=hidden, seed=1) for hidden in (16, 32))
+    out = Distillation(student.bfloat16(), teacher, [Term("tinybert.hidden", project=True)])(**tiny.batch())
+    assert out["loss"].dtype == torch.float32 and out["loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "known"),
+    [
+        (3, torch.tensor([2, -100, 0]), [0, 2]),
+        (3, torch.tensor([-100, -100, -100]), []),
+        (1, torch.tensor([1.0, math.nan, 3.0]), [0, 2]),
+        (1, torch.tensor([math.nan, math.nan, math.nan]), []),
+        (2, torch.tensor([[1.0, 0.0], [math.nan, math.nan], [0.0, 0.0]]), [0, 2]),
+    ],
+)
+def test_rows_without_a_label_do_not_count(outputs: int, labels: Tensor, known: list[int]) -> None:
+    scores = torch.randn(3, outputs, requires_grad=True)
+    found = bert.labels(scores, labels, None)
+    found.backward()
+    expected = bert.labels(scores[known], labels[known], None) if known else torch.tensor(0.0)
+    torch.testing.assert_close(found, expected)
+    assert scores.grad is not None and scores.grad.isfinite().all()
+    assert {row for row in range(3) if scores.grad[row].any()} == set(known)
+
+
+def test_one_output_has_no_classes() -> None:
+    with pytest.raises(ObjectiveError, match=r"the model has one output, .*expected numbers as floats"):
+        bert.labels(torch.zeros(2, 1), torch.tensor([0, 1]), None)
 
 
 @pytest.mark.parametrize(
