@@ -28,6 +28,7 @@ from compress.models.flops import COUNTED_TOKENS, ModelSize, measure_size
 from compress.models.loader import load_config
 from compress.models.student import build
 from compress.reporting.terminal import print_wide
+from compress.slicing.plan import SlicePlan
 from compress.slicing.shape import Shape, find_setting
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.objective import Objective
@@ -115,6 +116,7 @@ def _build_students(recipe: Recipe, teacher: PreTrainedModel) -> list[NamedModel
     """Build a recipe's teaching assistants, then its student. Raises what building and
     checking raise."""
     if recipe.pruning:
+        SlicePlan.from_model(teacher)  # raises PruneError for a family without one
         sizes = recipe.target.sizes  # none: the user gives them
         smaller = resize_config(
             teacher.config, Sizes.from_request(teacher.config, **sizes)

@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from compress import families
 from compress.models import heads
-from compress.slicing.shape import Shape, positions, setting_name
+from compress.models.signals import evaluating
+from compress.slicing.shape import Shape, positions, set_size
 
 COUNTED_TOKENS = 128
 """The length at which FLOPs are counted."""
@@ -33,10 +34,9 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
     """
     device = next(model.parameters()).device
     length = min(length, positions(model) or length)
-    training = model.training
-    model.eval()
     with (
         torch.no_grad(),
+        evaluating(model),
         _frozen(model),
         FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter,
     ):
@@ -51,7 +51,6 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
             input_ids=ids_BL,
             **({"attention_mask": torch.ones_like(ids_BL)} if masked else {}),
         )
-    model.train(training)
     return counter.get_total_flops() / length
 
 
@@ -72,22 +71,27 @@ _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _atten
 
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Freeze the parameters and remove the padding token while FLOPs are counted.
+    """Freeze the parameters, remove the padding token, and let experts multiply in
+    batches while FLOPs are counted.
 
     The counter would hook the gradients of parameters that are inputs of a module, such
     as DeBERTa's positions; GPT-2 on the meta device would search for padding among
-    tokens without values.
+    tokens without values; grouped products are not counted.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
-    padding = model.config.pad_token_id
+    config = model.config
+    padding = config.pad_token_id
+    experts = config._experts_implementation
+    config._experts_implementation = "batched_mm"
     if model.device.type == "meta":
-        model.config.pad_token_id = None
+        config.pad_token_id = None
     try:
         yield
     finally:
-        model.config.pad_token_id = padding
+        config.pad_token_id = padding
+        config._experts_implementation = experts
         for parameter in trained:
             parameter.requires_grad_(True)
 
@@ -159,7 +163,7 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
         shallow = copy.deepcopy(model.config)
         needs_values = families.find(shallow.model_type).reads_values
         if layers:
-            setattr(shallow, setting_name(shallow, "layers"), layers)
+            set_size(shallow, "layers", layers)
         if needs_values:
             shallow.vocab_size = FEW
         with torch.device("cpu" if needs_values else "meta"):

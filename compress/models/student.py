@@ -37,7 +37,7 @@ from compress.models.sentence_settings import SETTINGS_KEY
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
-from compress.slicing.shape import Shape, find_setting, setting_name
+from compress.slicing.shape import Shape, find_setting, set_size
 from compress.slicing.sizes import fits_rotary, layer_kinds, select_layers
 
 _SHARED = (
@@ -78,7 +78,7 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     else:
         config = _convert_config(family, teacher)
     _set_sizes(config, spec, teacher)
-    if families.find(family).grouped:
+    if hasattr(config, "num_key_value_heads"):
         _set_groups(config, teacher, given="num_key_value_heads" in spec.config)
     _apply_settings(config, spec)
     shape = Shape.from_config(config)
@@ -138,13 +138,10 @@ def _set_sizes(config: Any, spec: StudentSpec, teacher: Any) -> None:
             ):
                 config.embedding_size = Shape.from_config(config).hidden
             continue
-        setattr(config, name, _count(size, wanted, getattr(theirs, size)))
+        set_size(config, size, _count(size, wanted, getattr(theirs, size)))
     if theirs.decoder_layers is not None and config.is_encoder_decoder:
-        setattr(
-            config,
-            setting_name(config, "decoder_layers"),
-            _count("layers", spec.layers, theirs.decoder_layers),
-        )
+        layers = _count("layers", spec.layers, theirs.decoder_layers)
+        set_size(config, "decoder_layers", layers)
 
 
 def _count(size: str, wanted: float | None, theirs: int) -> int:
@@ -183,12 +180,12 @@ def _apply_settings(config: Any, spec: StudentSpec) -> None:
 
 def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
     """Keep the teacher's head size and its number of heads per key and value head; if
-    its family has no groups, every head has its own keys and values.
+    it has no groups, every head has its own keys and values.
 
     given: the recipe sets the number of key and value heads.
     """
     heads = Shape.from_config(config).heads
-    if not families.find(teacher.model_type).grouped:
+    if not hasattr(teacher, "num_key_value_heads"):
         config.head_dim = config.hidden_size // heads
         config.num_key_value_heads = heads
         return

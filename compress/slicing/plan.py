@@ -35,6 +35,9 @@ HIDDEN = Group("hidden")
 EMBEDDING = Group("embedding")
 VOCABULARY = Group("vocabulary")
 LAYERS = Group("layers")
+USUAL_SCALES = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+"""Settings of GPT-2 with which scores are divided by the root of the head size
+alone."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,12 @@ class SlicePlan:
                 f"{type(model).__name__}: no slice plan for {family.name!r}; there is "
                 f"one for {families.names('rules')}{hint}"
             )
+        for name, usual in USUAL_SCALES.items():
+            if getattr(model.config, name, usual) != usual:
+                raise PruneError(
+                    f"{type(model).__name__}: {name} is {not usual} in its config; "
+                    f"expected {usual}: its attention would change in a cut model"
+                )
         sizes = Sizes.from_config(model.config)
         groups: dict[Group, int] = {LAYERS: sizes.layers}
         cuts = {

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from compress import families
 from compress.arguments import check_arguments
+from compress.errors import StudentError
 from compress.values import LikeCheck
 
 _SIZE_NAMES = {
@@ -163,6 +164,17 @@ def setting_name(config: Any, size: str) -> str:
     if name is None:
         raise KeyError(size)
     return name
+
+
+def set_size(config: Any, size: str, value: int | None) -> None:
+    """Set a size under the config's name. Raises StudentError if it cannot be set, as
+    Funnel's layers."""
+    name = setting_name(config, size)
+    try:
+        setattr(config, name, value)
+    except NotImplementedError as error:
+        message = f"student.{size}: {config.model_type}: {error}"
+        raise StudentError(message) from None
 
 
 def _find(config: Any, size: str, default: int | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from compress import families
 from compress.errors import PruneError, StudentError
-from compress.slicing.shape import Shape, find_setting
+from compress.slicing.shape import Shape, find_setting, set_size
 
 
 @dataclass(frozen=True)
@@ -300,8 +300,8 @@ def resize_config(
         "embedding": sizes.hidden if sizes.embedding is None else sizes.embedding,
     }
     for size, value in named.items():
-        if (name := find_setting(config, size)) is not None:
-            setattr(config, name, value)
+        if find_setting(config, size) is not None:
+            set_size(config, size, value)
     if families.find(config.model_type).grouped:
         config.num_key_value_heads = (
             sizes.heads * config.num_key_value_heads // whole.heads

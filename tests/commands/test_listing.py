@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, GPT2Config, T5Config
+from transformers import AutoModel, BertConfig, FunnelConfig, GPT2Config, MixtralConfig, T5Config
 
 from compress.commands.students import Listing, list_students
 from compress.config.recipe import Recipe
-from compress.errors import TeacherError
+from compress.errors import StudentError, TeacherError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.models.flops import COUNTED_TOKENS, ModelSize, count_parameters, flops_per_token, measure_size
@@ -214,3 +214,21 @@ def test_a_config_that_is_none(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
     with pytest.raises(TeacherError, match=r"cannot be (read|loaded)|holds a list"):
         list_students(str(tmp_path), [])
+
+
+def test_a_teacher_with_experts_keeps_its_groups_of_heads(tmp_path: Path) -> None:
+    config = MixtralConfig(
+        vocab_size=50, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, num_local_experts=4, max_position_embeddings=64,
+    )  # fmt: skip
+    listing = list_students(config_only(tmp_path, config), [Recipe.load(name) for name in ("hinton", "prune-taylor")])
+    (size,) = [each.size for each in listing.recipes]
+    assert (size.layers, size.heads) == (2, 4)
+    assert listing.variants
+    assert [refused.recipe for refused in listing.refused] == ["prune-taylor"]
+    assert "no slice plan for 'mixtral'" in listing.refused[0].why
+
+
+def test_a_teacher_whose_layers_cannot_be_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudentError, match=r"student\.layers: funnel: This model does not support"):
+        list_students(config_only(tmp_path, FunnelConfig(architectures=["FunnelModel"])))

@@ -70,6 +70,27 @@ def test_every_family(family: str) -> None:
         assert flops_per_token(model.to("meta"), 32) == counted
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_experts_count_where_they_are_used(device: str) -> None:
+    """Two of four experts for each token: three products each, and the router's."""
+    config = CONFIG_MAPPING["mixtral"](
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+        intermediate_size=64, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    with torch.device(device):
+        model = AutoModel.from_config(config)
+    before = model.config._experts_implementation
+    assert flops_per_token(model, 16) == 2 * (4 * 32**2 + 2 * 16 * 32 + 2 * 3 * 32 * 64 + 32 * 4)
+    assert model.config._experts_implementation == before
+
+
+def test_modes_of_modules_stay() -> None:
+    model = tiny.bert().train()
+    model.bert.embeddings.eval()
+    flops_per_token(model, 8)
+    assert model.training and not model.bert.embeddings.training
+
+
 def test_length_is_limited_by_positions() -> None:
     model = tiny.model("roberta", head=AutoModel, max_position_embeddings=18)
     assert flops_per_token(model, 500) == flops_per_token(model, 17)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification, BertConfig
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification, BertConfig, FunnelConfig
 
 from compress.config.stages import StudentSpec
 from compress.errors import CompressError, StudentError
@@ -288,6 +288,11 @@ def test_init_from_a_checkpoint(tmp_path: Path) -> None:
     ours = student.distilbert.state_dict()
     assert all(torch.equal(ours[name], tensor) for name, tensor in saved.distilbert.state_dict().items())
     assert student(**tiny.batch()).logits.shape == (3, 3)
+
+
+def test_a_size_that_a_config_does_not_set() -> None:
+    with pytest.raises(StudentError, match=r"student\.layers: funnel: This model does not support"):
+        config_for(StudentSpec(layers=1), FunnelConfig())
 
 
 def test_a_checkpoint_with_another_vocabulary(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from compress.errors import PruneError
 from compress.exporters.onnx import parity, to_onnx
@@ -222,6 +228,13 @@ def test_frozen_models_are_cut_alike() -> None:
         slice_model(each, kept_of(each, "everything")) for each in (model("bert").requires_grad_(False), model("bert"))
     )
     torch.testing.assert_close(logits(frozen), logits(other), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("setting", [{"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}])
+def test_scores_of_another_scale_are_refused(setting: dict[str, bool]) -> None:
+    (name,) = setting
+    with pytest.raises(PruneError, match=f"{name} is {setting[name]} in its config; expected {not setting[name]}"):
+        SlicePlan.from_model(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=45, **setting)))
 
 
 def test_a_family_without_a_plan_is_refused_by_name() -> None:
