@@ -116,6 +116,13 @@ def test_tied_axes_are_one_choice() -> None:
     assert [(one["heads"], one["ffn"]) for one in found.every()] == [(3, 384), (6, 768), (12, 1536)]
 
 
+def test_a_width_of_dynabert_narrows_heads_neurons_and_stream() -> None:
+    found = Shapes.from_space(Space.load("dynabert"), BERT)
+    widths = {(one["hidden"], one["heads"], one["ffn"]) for one in found.every()}
+    assert widths == {(96, 3, 384), (192, 6, 768), (288, 9, 1152), (384, 12, 1536)}
+    assert found.size() == 12
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_suggest_only_possible_students(sampler: str) -> None:
     found = shapes({"layers": [1, 2, 6], "hidden": [192, 256, 384], "heads": [3, 4, 8], "precision": ["int8", "fp32"]})
