@@ -13,6 +13,7 @@ hash of every file.
 Loading and predicting import neither torch nor transformers.
 """
 
+import copy
 import math
 import os
 import shlex
@@ -137,6 +138,7 @@ class Bundle:
         from compress.exporters import bundle_files
         from compress.exporters.card import model_card
 
+        tokenizer = copy.deepcopy(tokenizer)  # its backend keeps the last truncation
         bundle_files.check_parts(model, tokenizer, task, max_length)
         manifest = Manifest.from_model(model, max_length, task=task)
         with writing(Path(path), manifest, model_card(card, manifest)) as folder:

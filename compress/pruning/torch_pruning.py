@@ -5,7 +5,8 @@ Tried with torch-pruning 1.6.1, transformers 5.24, torch 2.13: two layers with a
 classifier, half of everything.
 
     works     beit, camembert, data2vec-text, flaubert, layoutlm, megatron-bert,
-              rembert, roberta-prelayernorm, vit, vit_msn, xlm-roberta-xl, xmod, yoso
+              rembert, roberta-prelayernorm, vit, vit_msn, xlm, xlm-roberta-xl, xmod,
+              yoso
     refused   deberta (the first), fnet, ibert, squeezebert: they have no separate
               queries, keys and values
               convbert, longformer: the library raises an error

@@ -83,6 +83,12 @@ def test_config_says_the_kind_of_task(task: Task, problem: str, labels: dict[int
     assert (config.problem_type, config.id2label) == (problem, labels)
 
 
+def test_the_tokenizer_is_not_changed(tmp_path: Path) -> None:
+    given = tiny.tokenizer()
+    write(tmp_path / "bundle", tokenizer=given)
+    assert given.backend_tokenizer.truncation is None and given.backend_tokenizer.padding is None
+
+
 def test_tokenizer_file_carries_no_state_of_its_last_call(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer()
     tokenizer(["good", "bad film"], padding="max_length", truncation=True, max_length=5)
