@@ -16,7 +16,7 @@ the relevant one.
 If no irrelevant passages are given, as in BEIR folders, the json of SQuAD, and tables
 of query and positive alone, NEGATIVES are added to each query: the passages without a
 judgement that BM25 ranks highest among all of them. Some of these may be relevant
-nevertheless. Judged passages are always kept.
+nevertheless. The query's own text is not added. Judged passages are always kept.
 
 Unless the kind is requested, only a BEIR folder, or a table with the columns query and
 positive, or a query, a passage and its relevance (by this name) or a teacher's score,
@@ -457,12 +457,13 @@ def _with_negatives(
         dict.fromkeys(corpus if corpus is not None else (row.passage for row in rows))
     )
     most = max(map(len, judged.values()))
-    found, _ = WordIndex.from_texts(texts).search(list(judged), NEGATIVES + most)
+    found, _ = WordIndex.from_texts(texts).search(list(judged), NEGATIVES + most + 1)
     pairs: list[Pair] = []
     for (query, known), places in zip(judged.items(), found, strict=True):
         pairs += [
             Pair(query, passage, relevance) for passage, relevance in known.items()
         ]
-        others = [texts[n] for n in places if texts[n] not in known]
+        left_out = {*known, query}
+        others = [texts[n] for n in places if texts[n] not in left_out]
         pairs += [Pair(query, passage, 0.0) for passage in others[:NEGATIVES]]
     return pairs

@@ -71,6 +71,15 @@ def test_bm25_negatives(folder: Folder) -> None:
     assert first[1][1] == rows[4][1]  # which has the word, too
 
 
+def test_the_query_is_not_among_its_bm25_negatives(folder: Folder) -> None:
+    """BM25 finds it first, if it is the passage of another query."""
+    rows = [(f"what is word{n}", f"word{n} is what") for n in range(12)]
+    table = "query\tpositive\n" + "".join(f"{q}\t{p}\n{p}\t{q}\n" for q, p in rows)
+    data = loaded(folder, {"train.tsv": table, "dev.tsv": table})
+    assert all(query != passage for query, passage, _ in pairs(data.train))
+    assert [label for query, _, label in pairs(data.train) if query == rows[0][0]] == [1] + [0] * 8
+
+
 SCORED = "query\tpassage\tteacher_score\n"
 
 
