@@ -7,9 +7,11 @@ columns `query` (or `anchor`), `positive` and optionally `negative`, or with `qu
 teacher's scores instead of the relevance, the passage of a query with the highest score
 is the relevant one); any other table as texts alone, a txt file one per line. A BEIR
 folder has queries, a corpus and judgements for each split. A folder or dump without a
-file called train is a corpus, whose documents are cut into passages. The training split
-has all its texts, once each, except those that other splits compare or use as queries;
-passages may be shared, as an index knows them beforehand. Its judgements, including
+file called train is a corpus, whose documents are cut into passages. A text that is
+both a query and a passage is a row as each, since the two have different prompts. The
+training split has all its rows, once each, except texts that other splits compare or
+use as queries, which are left out as passages too; other passages may be shared, as an
+index knows them beforehand. Its judgements, including
 irrelevant passages, are kept for losses that read them (`data.query_groups`); other
 splits keep only relevant passages. If there is no validation split, part of the
 training split is held out. Texts alone are compared as the teacher compares them: see
@@ -66,7 +68,8 @@ GROUP_SCHEMA: Final = pa.schema(
 
 @dataclass
 class EmbeddingTexts:
-    """Hold the texts of a split, without duplicates.
+    """Hold the texts of a split, without duplicates; a text that is both a query and a
+    passage has two numbers.
 
     judged    number of a text -> number of a text that it is judged with -> relevance
     scores    as `judged`, with a teacher's score; empty, or as long as `judged`
@@ -80,19 +83,21 @@ class EmbeddingTexts:
     passages: set[int] = field(default_factory=set)
     empty: int = 0
     same: int = 0
-    _numbers: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[tuple[str, bool], int] = field(default_factory=dict)
 
-    def add(self, text: str | None) -> int | None:
-        """Return the number of a text, added if it is new, or None for an empty text,
-        which is left out."""
+    def add(self, text: str | None, *, passage: bool = False) -> int | None:
+        """Return the number of a text for this purpose, added if it is new, or None for
+        an empty text, which is left out."""
         plain = (text or "").strip()
         if not plain:
             self.empty += 1
             return None
-        if plain not in self._numbers:
-            self._numbers[plain] = len(self.texts)
+        number = self._numbers.setdefault((plain, passage), len(self.texts))
+        if number == len(self.texts):
             self.texts.append(plain)
-        return self._numbers[plain]
+        if passage:
+            self.passages.add(number)
+        return number
 
     def judge(
         self, one: int, other: int, relevance: float, score: float | None = None
@@ -100,13 +105,12 @@ class EmbeddingTexts:
         """Keep a judgement; the highest of two texts counts, and none of a text and
         itself."""
         known = self.judged.get(one, {}).get(other, relevance)
-        if one == other:
+        if self.texts[one] == self.texts[other]:
             self.same += 1
-        if one == other or relevance < known:
-            return
-        self.judged.setdefault(one, {})[other] = relevance
-        if score is not None:
-            self.scores.setdefault(one, {})[other] = score
+        elif relevance >= known:
+            self.judged.setdefault(one, {})[other] = relevance
+            if score is not None:
+                self.scores.setdefault(one, {})[other] = score
 
     def without(self, texts: Set[str]) -> EmbeddingTexts:
         """Return the texts that are not in `texts`, and the judgements among them."""
@@ -168,15 +172,12 @@ class EmbeddingTexts:
         part = EmbeddingTexts()
 
         def add(number: int) -> int:
-            new = part.add(self.texts[number])
+            new = part.add(self.texts[number], passage=number in self.passages)
             assert new is not None, "texts are not empty"
-            if number in self.passages:
-                part.passages.add(new)
             return new
 
         for query in queries:
-            new = part.add(self.texts[query])
-            assert new is not None, "texts are not empty"
+            new = add(query)
             for other, relevance in self.judged[query].items():
                 part.judge(new, add(other), relevance)
         rest = sorted(
@@ -361,9 +362,11 @@ def _join(parts: Iterable[EmbeddingTexts]) -> EmbeddingTexts:
     """Join the texts and judgements of shards."""
     joined = EmbeddingTexts()
     for part in parts:
-        added = map(joined.add, part.texts)
+        added = (
+            joined.add(text, passage=number in part.passages)
+            for number, text in enumerate(part.texts)
+        )
         places = [number for number in added if number is not None]
-        joined.passages.update(places[number] for number in part.passages)
         joined.empty += part.empty
         joined.same += part.same
         for one, others in part.judged.items():
@@ -470,9 +473,8 @@ def _read_judgements(
             for name, cell in zip(names, cells, strict=True)
         ]
         one = part.add(asked)
-        other = part.add(found)
+        other = part.add(found, passage=True)
         if one is not None and other is not None:
-            part.passages.add(other)
             part.judge(
                 one,
                 other,
@@ -511,11 +513,9 @@ def _read_queries(
         one = part.add(first)
         for at, cell in enumerate(others):
             for text in cell if isinstance(cell, list) else [cell]:
-                passage = part.add(text)
-                if passage is None or one is None:
-                    continue
-                part.passages.add(passage)
-                part.judge(one, passage, float(at < len(positives)))
+                passage = part.add(text, passage=True)
+                if passage is not None and one is not None:
+                    part.judge(one, passage, float(at < len(positives)))
     return part
 
 
@@ -537,9 +537,8 @@ def _read_judged(
     part = EmbeddingTexts()
     numbers = dict[str, int]()
     for name, passage in found.corpus.items():
-        if (number := part.add(passage)) is not None:
+        if (number := part.add(passage, passage=True)) is not None:
             numbers[name] = number
-            part.passages.add(number)
     for query, relevant in judged.items():
         one = part.add(found.queries[query])
         for name, relevance in relevant.items():

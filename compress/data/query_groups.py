@@ -8,9 +8,9 @@ Queries without a relevant passage are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -48,8 +48,8 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
     for each
 
     query      the number of its group
-    text       the number of its text in the split; asker: the number of its group's
-               query
+    text       the number of its text, which is the first row of the split with this
+               text, as a query or as a passage; asker: that of its group's query
     relevance  the relevance of a passage; 0 for a query
     scores     a teacher's score of the passage, if the split has scores; 0 for a query
     index      its own number
@@ -58,21 +58,27 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
     """
     key = cache.digest("groups", GROUPS_ENCODING, split._fingerprint, rows._fingerprint)
     scored = any(map(len, split["scores"][:]))
+    first: dict[str, int] = {}
+    numbers = [first.setdefault(text, row) for row, text in enumerate(split["text"][:])]
 
     def batches() -> Iterator[pa.RecordBatch]:
         members = _members(split)
-        numbers = count()
+        indices = count()
         while some := list(islice(members, GROUPS_PER_WRITE)):
             table: pa.Table = rows.with_format("arrow")[
                 [member.text for member in some]
             ].drop_columns("index")
-            columns = dict(zip(_Member._fields, zip(*some, strict=True), strict=True))
+            columns: dict[str, Sequence[Any]] = dict(
+                zip(_Member._fields, zip(*some, strict=True), strict=True)
+            )
+            for name in ("text", "asker"):
+                columns[name] = [numbers[row] for row in columns[name]]
             if not scored:
                 del columns["scores"]
             for name, cells in columns.items():
                 table = table.append_column(name, pa.array(cells, _TYPES[name]))
             table = table.append_column(
-                "index", pa.array(list(islice(numbers, len(some))))
+                "index", pa.array(list(islice(indices, len(some))))
             )
             yield from table.combine_chunks().to_batches()
 

@@ -84,6 +84,7 @@ def example_values(
             "cosine": (queries_NE[asks] * vectors_NE[related]).sum(1),
             "relevance": relevance,
         }
+    texts = np.array(split["text"][:], dtype=object)
     numbers_Q = np.unique(asks)
     ranked = list[dict[int, float]]()
     for start in range(0, len(numbers_Q), SIMILARITY_BLOCK):
@@ -92,12 +93,7 @@ def example_values(
         depth = min(DEPTH + 1, cosines.shape[1])
         nearest = np.argpartition(-cosines, depth - 1, axis=1)[:, :depth]
         ranked += [
-            # a text never finds itself
-            {
-                int(passages_P[p]): float(row[p])
-                for p in places
-                if passages_P[p] != query
-            }
+            _find_others(texts, query, passages_P[places], row[places])
             for query, row, places in zip(block, cosines, nearest, strict=True)
         ]
     return dict(query_scores(ranked, _group_judgements(asks, related, relevance)))
@@ -127,13 +123,7 @@ def word_scores(split: Dataset) -> dict[str, float]:
             texts[queries_Q].tolist(), min(DEPTH + 1, len(passages_P))
         )
         ranked = [
-            {
-                passage: score
-                for passage, score in zip(
-                    passages_P[places].tolist(), row.tolist(), strict=True
-                )
-                if passage != query  # a text never finds itself
-            }
+            _find_others(texts, query, passages_P[places], row)
             for query, places, row in zip(queries_Q, nearest, values, strict=True)
         ]
         return mean(
@@ -236,6 +226,18 @@ def subsample(split: Dataset, count: int) -> Array:
 
 def _find_passages(split: Dataset) -> Array:
     return np.flatnonzero(np.asarray(split["passage"][:]))
+
+
+def _find_others(
+    texts: Array, query: int, passages: Array, found: Array
+) -> dict[int, float]:
+    """Return passage -> score without the query's own text, which never finds
+    itself."""
+    return {
+        passage: score
+        for passage, score in zip(passages.tolist(), found.tolist(), strict=True)
+        if texts[passage] != texts[query]
+    }
 
 
 def _list_judgements(split: Dataset) -> tuple[Array, Array, Array]:

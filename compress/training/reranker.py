@@ -121,7 +121,9 @@ def _with_negatives(
         found, _ = index.search([texts[row] for row in lacking], NEGATIVES + most)
         for row, places in zip(lacking, passages[found].tolist(), strict=True):
             others = [
-                other for other in places if other not in related[row] and other != row
+                other
+                for other in places
+                if other not in related[row] and texts[other] != texts[row]
             ][:NEGATIVES]
             related[row] = [*related[row], *others]
             relevance[row] = [*relevance[row], *[0.0] * len(others)]

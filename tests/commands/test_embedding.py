@@ -204,6 +204,8 @@ def test_search_scores() -> None:
     nearer = found.copy()
     nearer[0] = found[2]
     assert scoring.scores(some, found, queries_NE=nearer)["mrr@10"] == 1.0  # the index stays, another asks
+    texts = {"text": ["text 0", "text 0", "text 2", "text 3"]}  # 1 is the passage of the same text
+    assert scoring.scores(Dataset.from_dict(some.to_dict() | texts), found)["mrr@10"] == 1.0
 
 
 def test_pair_scores() -> None:
@@ -254,6 +256,9 @@ def test_word_baseline() -> None:
     both = split([[1], [0], [3], [2]], [[1.0], [1.0], [1.0], [1.0]], [0, 1, 2, 3]).to_dict()
     both["text"] = ["who wrote it", "who wrote this", "a cold day", "one cold day"]
     assert scoring.word_scores(Dataset.from_dict(both))["mrr@10"] == 1.0, "a text does not find itself"
+    rows = split([[3], [2], [], []], [[1.0], [1.0], [], []], [2, 3]).to_dict()
+    rows["text"] = ["who wrote it", "who wrote this"] * 2
+    assert scoring.word_scores(Dataset.from_dict(rows))["mrr@10"] == 1.0, "nor its other row"
 
 
 def test_examples_are_pairs_or_queries() -> None:
@@ -530,6 +535,24 @@ def test_a_search_uses_the_prompts_of_queries_and_documents(prompted: Bundle, tm
     assert (result.code, "prompt 'none_such'" in result.err) == (2, True)
     result = command.run("predict", str(prompted.path), "a", "--prompt-name", "query", "--against", "x.txt")
     assert (result.code, "leave the option out" in result.err) == (2, True)
+
+
+def test_queries_that_are_passages_too_are_scored_with_the_prompt_of_queries(prompted: Bundle, tmp_path: Path) -> None:
+    """Paraphrases in both directions, and a query that is among its own negatives."""
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    model = library.SentenceTransformer(str(prompted.path), device="cpu")
+    texts = [text for word in tiny.WORDS[:8] for text in (f"{word} film", f"the {word} story")]
+    lines = [f"{text}\t{texts[n ^ 1]}\t{text}" for n, text in enumerate(texts)]
+    (tmp_path / "dev.tsv").write_text("\n".join(["query\tpositive\tnegative", *lines]))
+    (tmp_path / "train.txt").write_text("so sad\nso fun\n")
+    exam = prompted.evaluator(load_task(str(tmp_path), kind="embedding", metric="mrr@10").validation)
+    found = exam.scores(prompted.logits(exam.rows, precision="fp32"))["mrr@10"]
+    cosines = (
+        model.encode_query(texts, normalize_embeddings=True) @ model.encode_document(texts, normalize_embeddings=True).T
+    )
+    np.fill_diagonal(cosines, -2)
+    ranks = [1 + (row > row[n ^ 1]).sum() for n, row in enumerate(cosines)]
+    assert found == pytest.approx(np.mean([1 / rank if rank <= 10 else 0 for rank in ranks]))
 
 
 def test_formats_that_pool_prompts_too_are_refused(prompted: Bundle, tmp_path: Path) -> None:

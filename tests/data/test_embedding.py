@@ -190,3 +190,29 @@ def test_the_highest_judgement_counts_and_none_of_a_text_and_itself(tmp_path: Pa
     data = load(f"train={tsv(tmp_path / 'train.tsv', names, ('b', 'p', 1), ('c', 'q', 1))},dev={dev}")
     assert judged(data) == {("a", "p"): 2.0}
     assert "validation: left out 1 judgements of a text and itself" in data.notes
+
+
+@pytest.mark.parametrize("split_files", [False, True])
+def test_what_is_held_out_is_not_trained_on_in_the_other_direction(split_files: bool, tmp_path: Path) -> None:
+    """Paraphrases: each text is a query and a passage."""
+    pairs = [(f"how to {n}", f"ways to {n}") for n in range(40)]
+    rows = [("query", "positive"), *pairs, *(pair[::-1] for pair in pairs)]
+    source: object = tsv(tmp_path / "train.tsv", *rows)
+    if split_files:
+        source = f"train={source},validation={tsv(tmp_path / 'dev.tsv', *rows[:5], *rows[41:45])}"
+    data = load(source)
+    scored, trained = judged(data), judged(data, "train")
+    assert len(scored) == 8
+    assert not trained.keys() & {*scored, *(pair[::-1] for pair in scored)}
+    assert not {query for query, _ in scored} & {*data.train["text"]}
+    assert len(trained) == 80 - 2 * len(set(map(frozenset, scored)))
+
+
+def test_a_query_that_is_a_passage_too_is_a_row_as_each(tmp_path: Path) -> None:
+    rows = [("query", "positive", "negative"), ("a", "b", "a"), ("b", "a", "c"), ("d", "e", "b")]
+    data = load(f"train={tsv(tmp_path / 'train.tsv', *rows)},dev={tsv(tmp_path / 'dev.tsv', rows[0], ('x', 'y', 'x'))}")
+    found = list(zip(data.train["text"], data.train["passage"], strict=True))
+    assert sorted(found) == sorted([*((text, True) for text in "abce"), *((text, False) for text in "abd")])
+    assert judged(data, "train") == {("a", "b"): 1, ("b", "a"): 1, ("b", "c"): 0, ("d", "e"): 1, ("d", "b"): 0}
+    assert judged(data) == {("x", "y"): 1}
+    assert "train: left out 1 judgements of a text and itself" in data.notes
