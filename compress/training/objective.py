@@ -583,14 +583,15 @@ def answers(query_B: Tensor, text_B: Tensor, asker_B: Tensor) -> Tensor:
     of passages are -1.
 
     query_B  the group of each row; text_B: the number of its text; asker_B: the number
-             of its group's query
+             of the text of its group's query, which is no passage for this query
     """
     asks_B = text_B == asker_B
+    itself_BB = asker_B[:, None] == text_B
     judged_BB = (asker_B[:, None] == asker_B) & asks_B[:, None] & ~asks_B
     own_BB = judged_BB & (query_B[:, None] == query_B)
     # over all groups of this query
     copies_BB = judged_BB.float() @ (text_B[:, None] == text_B).float() > 0
-    unknown_BB = ~asks_B[:, None] | asks_B | copies_BB
+    unknown_BB = ~asks_B[:, None] | asks_B | copies_BB | itself_BB
     return own_BB.long() - (unknown_BB & ~own_BB).long()
 
 

@@ -16,6 +16,7 @@ from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import load_task
 from compress.data.query_groups import MOST_IRRELEVANT, group_rows
+from compress.data.text_preparation import TextPreparation
 from compress.data.tokenize import encode
 from compress.errors import DataError, TeacherError
 from compress.exporters.artifact import Bundle
@@ -125,6 +126,25 @@ def test_answers_leave_out_what_may_be_relevant_too() -> None:
     assert found.tolist() == expected
 
 
+def test_the_text_of_a_query_is_no_wrong_answer_to_it(tmp_path: Path) -> None:
+    """Paraphrases: text 0 asks for 1, and 1 for 0; 2 asks for 3."""
+    pairs = [("who acts", "the actor"), ("the actor", "who acts"), ("how is it", "it is fun")]
+    (tmp_path / "train.tsv").write_text("\n".join(map("\t".join, [("query", "positive"), *pairs])) + "\n")
+    (tmp_path / "dev.tsv").write_text("query\tpassage\nso\tsad\nsad\tso\n")
+    split = load_task(str(tmp_path), kind="embedding").train
+    preparation = TextPreparation({"query": "good ", "document": "bad "})
+    rows = group_rows(split, encode(split, tiny.tokenizer(), 16, preparation=preparation))
+    texts = [split["text"][number] for number in rows["text"]]
+    assert texts == [text for pair in pairs for text in pair]
+    prompts = ["good ", "bad "] * len(pairs)  # of queries and of passages
+    prompted = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
+    assert rows["input_ids"][:] == tiny.tokenizer()(prompted)["input_ids"]
+    found = answers(*(torch.tensor(rows[name][:]) for name in ("query", "text", "asker")))
+    assert found[::2].tolist() == [[-1, 1, -1, -1, -1, 0], [-1, -1, -1, 1, -1, 0], [-1, 0, -1, 0, -1, 1]]
+    (batch,) = batches(Recipe.load("dpr").stages[0].model_copy(update={"batch": 6}), rows, 0)
+    assert sorted(batch) == list(range(6))
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder(tmp_path_factory.mktemp("teacher"))
@@ -196,6 +216,18 @@ def test_a_cross_encoder_scores_every_judged_passage(reranker: Path, tmp_path: P
     ):
         with pytest.raises(TeacherError, match=message):
             score_passages(unfit, model)
+
+
+def test_a_cross_encoder_scores_no_query_as_its_own_passage(reranker: Path, tmp_path: Path) -> None:
+    """BM25 would find it first."""
+    pairs = [(f"who acts {n}", f"the actor {n}") for n in range(20)]
+    rows = [("query", "positive"), *pairs, *(pair[::-1] for pair in pairs)]
+    (tmp_path / "train.tsv").write_text("\n".join(map("\t".join, rows)) + "\n")
+    train = score_passages(load_task(str(tmp_path / "train.tsv"), kind="embedding"), load_reranker(reranker)).train
+    texts = train["text"][:]
+    assert any(train["related"][:])
+    for text, related in zip(texts, train["related"][:], strict=True):
+        assert text not in [texts[other] for other in related]
 
 
 def tiny_texts(folder: Path) -> Dataset:
