@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from compress import families
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.exporters import formats
@@ -114,6 +115,7 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
             ("distillation",) if content.teacher else (),
         ),
         made=manifest,
+        own_class=families.find(manifest.model_type).own_class,
         task=task,
         pipeline=task.pipeline,
         example=Markup(task.example),

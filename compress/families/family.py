@@ -161,6 +161,8 @@ class Family:
                            all lengths
 
     Computing
+    own_class              a class of compress, which transformers alone, optimum and
+                           transformers.js do not know
     layered                has layers; else it only looks up tokens
     float32_only           its code fails under bfloat16 autocast
     reads_values           its code reads values, so it does not run on the meta device
@@ -207,6 +209,7 @@ class Family:
     summary: str = "first"
     segments_uncounted: bool = False
     shortest_text: int = 2
+    own_class: bool = False
     layered: bool = True
     float32_only: bool = False
     reads_values: bool = False

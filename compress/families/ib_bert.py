@@ -21,4 +21,10 @@ class IBBERT(Trigrams):
         )
 
 
-FAMILY = IBBERT("ib-bert", prepared_mask=True, counted=True, masked_by_feature=True)
+FAMILY = IBBERT(
+    "ib-bert",
+    own_class=True,
+    prepared_mask=True,
+    counted=True,
+    masked_by_feature=True,
+)

@@ -2,4 +2,4 @@
 
 from compress.families.family import Family
 
-FAMILY = Family("static-embedding", layered=False, counted=True)
+FAMILY = Family("static-embedding", own_class=True, layered=False, counted=True)

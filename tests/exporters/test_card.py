@@ -152,3 +152,18 @@ def test_wrong_fields_are_named() -> None:
         card(rows=[*ROWS, {"model": "x"}])
     with pytest.raises(BundleError, match="expected a name"):
         model_card({}, Manifest(task=PAIR, max_length=64, model_type="bert", versions={}, files={}))
+
+
+@pytest.mark.parametrize("task", [PAIR, Task("embedding", ("text",), "similarity", (), "spearman", width=8)])
+@pytest.mark.parametrize("own", [False, True])
+def test_only_a_class_of_our_own_is_registered_first(task: Task, own: bool) -> None:
+    """Other libraries load it after that import only, or not at all."""
+    manifest = Manifest(
+        task=task, max_length=64, model_type="static-embedding" if own else "bert", parameters=1, versions={}, files={}
+    )
+    page = model_card({"name": "it"}, manifest)
+    torch_code = next(block for block in page.split("```python\n") if block.startswith(("from", "import compress")))
+    assert torch_code.startswith("import compress.models.own_classes  #") == own
+    assert ("from sentence_transformers import" in torch_code) == task.vectors
+    for others in ("@huggingface/transformers", 'backend="onnx"' if task.vectors else "from optimum"):
+        assert (others in page) != own
