@@ -126,6 +126,21 @@ def deeper() -> Rows:
     return rows
 
 
+def prompted() -> Rows:
+    """Give what an encoder keeps of a prompted language model, by the number of examples in the prompt."""
+    rows: Rows = [
+        ["examples", "bag of words", "teacher (95 %)", "student int8 (95 %)", "of the teacher's", "agreement"]
+    ]
+    for count, models in read("real_teachers_prompted_xeon-2core-busy_202611")["examples"].items():
+        _, words, teacher, _, student = models
+        scores = [
+            "{:.3f} ({:.3f} to {:.3f})".format(one["score"]["accuracy"], *one["interval"]) for one in (teacher, student)
+        ]
+        kept = percent(student["score"]["accuracy"] / teacher["score"]["accuracy"])
+        rows.append([count, f"{words['score']['accuracy']:.3f}", *scores, kept, percent(student["agreement"])])
+    return rows
+
+
 def _kept(heading: str, metric: str, models: Sequence[Any]) -> Rows:
     roles = {one["role"]: one for one in models}
     teacher = roles.get("published", roles["teacher"])
