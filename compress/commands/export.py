@@ -46,7 +46,7 @@ EXPORT_ROWS = 256
 """Rows for calibration, spread evenly over the training split."""
 
 
-LoadData = Callable[[Bundle], "TaskData"]
+LoadData = Callable[..., "TaskData"]
 
 
 @check_arguments
@@ -113,11 +113,11 @@ def export(
             "--tune and --opset: the race uses our own opset; give one of the two"
         )
 
-    def load(bundle: Bundle) -> "TaskData":
-        assert data is not None, "only called with data"
-        return bundle.load_data(data, text=columns.text, label=columns.label)
-
-    load_data = None if data is None else load
+    load_data: LoadData | None = None
+    if data is not None:
+        load_data = partial(
+            Bundle.load_data, data=data, text=columns.text, label=columns.label
+        )
     tried: Sequence[VariantResult] = ()
     options = ExportOptions(
         name=model,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,9 @@ from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
 from compress.progress import Progress
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 DETECTED: Final = ("ranking", "embedding", "qa", "tagging", "generation")
 """The kinds that the files of a source show, in the order in which they are tried;
@@ -585,3 +588,38 @@ def encode_tags(table: pa.Table, names: tuple[str, ...], place: str) -> pa.Table
         )
     encoded = pa.ListArray.from_arrays(tags.offsets, ids.cast(pa.int64()))
     return table.set_column(table.column_names.index("tags"), "tags", encoded)
+
+
+def use_labels(
+    data: TaskData, names: tuple[str, ...], places: Sequence[int]
+) -> TaskData:
+    """Return the data with a model's names of the same labels, in the model's order.
+
+    places   of the task's labels among `names`, from `Task.match_labels`
+    """
+    if names == data.task.labels:
+        return data
+    order = np.asarray(places)
+
+    def recode(split: Dataset) -> Dataset:
+        for name in {data.task.label_column, "teacher"} & {*split.column_names}:
+            column = split.data.table[name].combine_chunks()
+            lists = pa.types.is_list(column.type)
+            moved = (column.values if lists else column).to_numpy()
+            if moved.dtype.kind == "f":  # a number of each class
+                moved = moved.reshape(-1, len(order))[:, np.argsort(order)].ravel()
+            else:
+                moved = order[moved]
+            if lists:
+                moved = pa.ListArray.from_arrays(column.offsets, moved)
+            split = split.remove_columns(name).add_column(name, moved)
+        return split
+
+    return replace(
+        data,
+        task=replace(data.task, labels=names),
+        train=recode(data.train),
+        validation=recode(data.validation),
+        test=data.test and recode(data.test),
+        fingerprint=cache.digest(data.fingerprint, *names),
+    )

@@ -194,6 +194,20 @@ class Task:
         """Convert the labels of a checkpoint or of a file to the form of `labels`."""
         return tuple(names)
 
+    def match_labels(self, names: Sequence[str]) -> list[int] | None:
+        """Return the place of each of `labels` among a model's names for them, or None
+        if they are not the same labels.
+
+        Case does not count, nor "-" for "_"; LABEL_0, LABEL_1, ... name places.
+        """
+        for spell in (str, fold_label):
+            theirs = {spell(name): place for place, name in enumerate(names)}
+            ours = [spell(label) for label in self.labels]
+            if theirs.keys() == {*ours} and len(ours) == len(theirs) == len(names):
+                return [theirs[label] for label in ours]
+        places = list(range(len(self.labels)))
+        return places if {*names} == {f"LABEL_{n}" for n in places} else None
+
     @classmethod
     def spread(cls, values: Any, mask_BL: Any) -> Any:
         """Reshape the logits or labels of a batch, so that a loss per example can
@@ -506,6 +520,10 @@ class Task:
         """Return by how much the logits score above `majority`, and its standard error,
         or None if it has to be estimated by leaving examples out."""
         return None
+
+
+def fold_label(name: str) -> str:
+    return name.casefold().replace("-", "_")
 
 
 @check_arguments

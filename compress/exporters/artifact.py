@@ -416,27 +416,33 @@ class Bundle:
         text: Sequence[str] | None = None,
         label: str | None = None,
         seed: SeedNumber = 0,
+        labels: bool = True,
     ) -> "TaskData":
-        """Load `data`, named as for `distill`, for the bundle's task. Raises
-        BundleError for data of another task, DataError for data that cannot be read."""
+        """Load `data`, named as for `distill`, for the bundle's task. Labels that match
+        the bundle's (see `Task.match_labels`) get its names and its order.
+
+        labels   whether they must match; False: only the texts are needed
+
+        Raises BundleError for data of another task, DataError for data that cannot be
+        read.
+        """
         # imports datasets and pyarrow, which prediction does not need
-        from compress.data import load_task
+        from compress.data.load import load_task, use_labels
 
         task = self.task
         loaded = load_task(
             data, text=text, label=label, kind=task.kind, metric=task.metric, seed=seed
         )
         other = loaded.task
-        if (other.kind, other.labels, len(other.text)) != (
-            task.kind,
-            task.labels,
-            len(task.text),
-        ):
+        names = task.labels if labels else other.labels
+        places = other.match_labels(names)
+        if places is None or (other.kind, other.pair) != (task.kind, task.pair):
             raise BundleError(
                 f"{loaded.name}: {_describe(other)}; {self.path} does "
                 f"{_describe(task)}. Give the data that the bundle was made from"
             )
-        return replace(loaded, task=replace(other, width=task.width))
+        loaded = use_labels(loaded, names, places)
+        return replace(loaded, task=replace(loaded.task, width=task.width))
 
     @check_arguments
     def evaluator(self, split: SplitLike) -> "Evaluator":

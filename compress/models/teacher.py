@@ -1,6 +1,6 @@
 """Load teachers with their own head, or with a new one for the task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -212,10 +212,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     if trained and task.labels:
         source.labels()  # says what is wrong with them
     tokenizer = load_tokenizer(folder, config)
-    names = set(config.id2label.values())
-    unnamed = names == {f"LABEL_{number}" for number in range(len(names))}
-    renamed = unnamed and not task.word_labels and names != {*task.output_names}
-    if not trained or renamed:
+    unnamed = not task.labels and config.id2label.get(0) == "LABEL_0"
+    if not trained or unnamed:
         set_labels(config, task.output_names)
     config.problem_type = task.problem
     new: New = "nothing" if trained else "head"
@@ -259,11 +257,7 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     names: Any = model.config.id2label
     written = [str(names[index]) for index in range(task.outputs)]
     theirs = task.standard_labels(written, f"teacher {name}")
-    order = _match(theirs, task.labels)
-    if order is None:
-        order = _match(
-            [_fold(label) for label in theirs], [_fold(label) for label in task.labels]
-        )
+    order = task.match_labels(theirs)
     if order is None:
         raise TeacherError(
             f"teacher {name}: its labels are {', '.join(theirs)}, the data's are "
@@ -298,15 +292,3 @@ def _hold_weights(module: nn.Module) -> None:
     for name, values in held.items():
         near = values.to(hook.execution_device)
         setattr(module, name, nn.Parameter(near, requires_grad=False))
-
-
-def _fold(label: str) -> str:
-    return label.casefold().replace("-", "_")
-
-
-def _match(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
-    """Return the index of each of our labels among theirs, or None unless both are the
-    same labels without duplicates."""
-    if sorted(theirs) != sorted(ours) or len(set(theirs)) != len(theirs):
-        return None
-    return [theirs.index(label) for label in ours]

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 
 from compress.data import load_task
+from compress.data.load import use_labels
 from compress.errors import DataError
 
 Row = Mapping[str, Any]
@@ -133,3 +134,11 @@ def test_every_split_needs_them(tmp_path: Path) -> None:
 def test_other_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="regression was requested"):
         load_task(write(tmp_path / "t.jsonl", rows()), kind="regression")
+
+
+def test_answers_follow_the_labels_to_a_models_order(tmp_path: Path) -> None:
+    data = load_task(write(tmp_path / "t.jsonl", rows()))
+    used = use_labels(data, ("POSITIVE", "NEGATIVE"), [1, 0])
+    assert used.train["label"][:] == [1 - label for label in data.train["label"][:]]
+    assert used.train["teacher"][:] == [answers[::-1] for answers in data.train["teacher"][:]]
+    assert used.train["text"][:] == data.train["text"][:]

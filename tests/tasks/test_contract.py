@@ -2,6 +2,8 @@
 
 import pickle
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from compress.data import TaskData, load_task
 from compress.data.audit import texts
 from compress.data.collate import Collate
 from compress.data.conll import entities
-from compress.errors import CompressError, DataError
+from compress.errors import BundleError, CompressError, DataError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
@@ -26,10 +28,16 @@ from tests.tasks.cases import CASES, TOY
 
 
 @pytest.fixture(scope="module", params=CASES)
-def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TaskData:
-    folder = tmp_path_factory.mktemp("data") / request.param
-    CASES[request.param].write(folder)
-    return load_task(str(folder), kind=request.param)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data of a kind, which the folder is called by."""
+    made = tmp_path_factory.mktemp("data") / request.param
+    CASES[request.param].write(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> TaskData:
+    return load_task(str(folder), kind=folder.name)
 
 
 @pytest.fixture(scope="module")
@@ -274,3 +282,30 @@ def test_only_one_word_answers_are_written_as_text(exam: Evaluator) -> None:
     else:
         with pytest.raises(DataError, match="no one-word answer"):
             list(t5.text_to_text(rows, exam.task, tiny.tokenizer(), max_length=32))
+
+
+def test_a_bundle_reads_labels_in_another_order_and_case(
+    data: TaskData, folder: Path, bundle: Bundle, truth: np.ndarray
+) -> None:
+    def load(wanted: tuple[str, ...], **options: bool) -> TaskData:
+        manifest = replace(bundle.manifest, task=replace(bundle.task, labels=wanted))
+        return replace(bundle, manifest=manifest).load_data(str(folder), **options)
+
+    labels = data.task.labels
+    if not labels:
+        assert load(()).fingerprint == data.fingerprint
+        with pytest.raises(BundleError, match="Give the data that the bundle was made from"):
+            load(("a", "b"))
+        return
+    names = tuple(label.upper() for label in reversed(labels))
+    loaded = load(names)
+    evaluator = Evaluator.from_split(loaded.task, loaded.train, tiny.tokenizer(), CASES[data.task.kind].length)
+    assert loaded.task.labels == names
+    assert evaluator.scores(truth[..., ::-1])[data.task.metric] == 1.0
+    assert loaded.fingerprint != data.fingerprint
+    unnamed = tuple(f"LABEL_{place}" for place in range(len(labels)))
+    column = data.task.label_column
+    assert load(unnamed).train[column][:] == data.train[column][:]
+    with pytest.raises(BundleError, match="Give the data that the bundle was made from"):
+        load((*labels, "other"))
+    assert load((*labels, "other"), labels=False).task.labels == labels  # texts need no labels

@@ -61,8 +61,8 @@ class ExportOptions:
     name       the user's name of the source; '': its folder
     command    the command that is recorded
     fixed      the options of files with fixed lengths
-    load_data  loads examples of a bundle's task: text files are checked on their texts,
-               files for NPUs are certified on them; None: there are none
+    load_data  `Bundle.load_data` for the examples: text files are checked on their
+               texts, files for NPUs are certified on them; None: there are none
     calibrate  computes the ranges of a bundle's fp32 file, for static int8
     certify    certifies the int8 file of the bundle that a checkpoint is written as
     say        called with progress messages
@@ -71,7 +71,7 @@ class ExportOptions:
     name: str = ""
     command: str = ""
     fixed: FixedOptions = FixedOptions()
-    load_data: "Callable[[Bundle], TaskData] | None" = None
+    load_data: "Callable[..., TaskData] | None" = None
     calibrate: "Callable[[Bundle, Path], Ranges] | None" = None
     certify: Callable[[Bundle], Bundle] = lambda bundle: bundle
     say: Say = lambda _: None

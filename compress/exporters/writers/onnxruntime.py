@@ -189,7 +189,7 @@ def write_text(
         )
     load_data = context.options.load_data
     bundle = context.complete(precisions)
-    texts = [] if load_data is None else _list_texts(load_data(bundle))
+    texts = [] if load_data is None else _list_texts(load_data(bundle, labels=False))
     files = []
     verdicts = []
     for precision in precisions:
