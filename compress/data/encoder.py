@@ -11,6 +11,8 @@ names. docs/what-is-read.md lists every setting.
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,6 +60,8 @@ class TokenizerSettings:
     split_special_tokens  whether the name of a special token in a text is read as
                           ordinary text
     pad_token_id          None without a padding token
+    special_ids           of the tokens that the tokenizer's config declares to be
+                          special, in order; a tokenizer.json may have more
     model_max_length      the most tokens of a row; None without a limit
     clean_up              whether a decoded text loses the spaces before punctuation
     """
@@ -67,6 +71,7 @@ class TokenizerSettings:
     token_types: bool = True
     split_special_tokens: bool = False
     pad_token_id: int | None = None
+    special_ids: tuple[int, ...] = ()
     model_max_length: int | None = None
     clean_up: bool = False
 
@@ -81,6 +86,7 @@ class TokenizerSettings:
             token_types="token_type_ids" in tokenizer.model_input_names,
             split_special_tokens=bool(tokenizer.split_special_tokens),
             pad_token_id=tokenizer.pad_token_id,
+            special_ids=tuple(sorted({*tokenizer.all_special_ids})),
             model_max_length=_read_limit(tokenizer.model_max_length),
             clean_up=_cleans_up(
                 vars(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
@@ -111,12 +117,20 @@ class TokenizerSettings:
         padding = config.get("pad_token")
         if isinstance(padding, dict):
             padding = padding.get("content")
+        declared = json.dumps(
+            [config[name] for name in config if re.search("_tokens?$", name)]
+        )
         return cls(
             **_check_truncation(side, strategy, str(path)),
             token_types="token_type_ids"
             in config.get("model_input_names", ["token_type_ids"]),
             split_special_tokens=bool(config.get("split_special_tokens", False)),
             pad_token_id=None if padding is None else backend.token_to_id(padding),
+            special_ids=tuple(
+                number
+                for number, token in sorted(backend.get_added_tokens_decoder().items())
+                if json.dumps(token.content) in declared
+            ),
             model_max_length=_read_limit(config.get("model_max_length")),
             clean_up=_cleans_up(config, backend),
         )
@@ -236,10 +250,6 @@ class Encoder:
     def row(self, window: Window) -> TextRow:
         """Make the row of a window."""
         return self._make_row(window.ids, window.types)
-
-    def special_ids(self) -> frozenset[int]:
-        """Return the ids of all special tokens."""
-        raise NotImplementedError
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of whole texts, without special tokens."""
@@ -433,10 +443,6 @@ class TextEncoder(Encoder):
                 self.backend, sentences, max_length, side=self.settings.truncation_side
             )
 
-    def special_ids(self) -> frozenset[int]:
-        added = self.backend.get_added_tokens_decoder()
-        return frozenset(number for number, token in added.items() if token.special)
-
     def fingerprint(self) -> str:
         self.backend.no_truncation()
         return _hash(self.backend.to_str(), self.settings)
@@ -527,9 +533,6 @@ class SlowEncoder(Encoder):
             return self.tokenizer(
                 list(texts), add_special_tokens=False, verbose=False
             ).encodings
-
-    def special_ids(self) -> frozenset[int]:
-        return frozenset(self.tokenizer.all_special_ids)
 
     def fingerprint(self) -> str:
         with tempfile.TemporaryDirectory() as folder:

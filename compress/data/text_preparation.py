@@ -6,7 +6,7 @@ Lower case is not its business: a folder that asks for it is given a tokenizer t
 lowers (`models.sentence_folder.EncoderSettings.prepare_tokenizer`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -117,7 +117,7 @@ def prompts_of_rows(
     return [in_turn[row % len(in_turn)] for row in range(len(passages))]
 
 
-def count_prompt_tokens(prompt_ids: Sequence[int], special: Set[int]) -> int:
+def count_prompt_tokens(prompt_ids: Sequence[int], special: Collection[int]) -> int:
     """Count the tokens that a prompt takes at the beginning of a row, given its own
     row.
 

@@ -290,7 +290,7 @@ def _count_prompts(
     max_length: int,
 ) -> dict[str, int]:
     """Count the tokens that each prompt takes at the beginning of a row."""
-    special = encoder.special_ids()
+    special = encoder.settings.special_ids
     counts = {"": 0}
     for prompt in set(prompts) - {""}:
         (row,) = encoder.encode([prompt], max_length)

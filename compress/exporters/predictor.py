@@ -163,7 +163,9 @@ class Predictor:
         prompted = prepend(prompt, texts)
         if prompt:
             (alone,) = self.encode([prompt])
-            length = count_prompt_tokens(alone["input_ids"], self.encoder.special_ids())
+            length = count_prompt_tokens(
+                alone["input_ids"], self.encoder.settings.special_ids
+            )
             rows = self.encode(prompted)
             vectors = self.logits([{**row, "prompt_length": length} for row in rows])
         else:

@@ -108,7 +108,7 @@ def open_modules(checkpoint: Checkpoint) -> Embed:
         prompt = preparation.prompt(name)
         rows: list[dict[str, Any]] = [*encoder.encode(prepend(prompt, texts), checkpoint.max_length)]
         (alone,) = encoder.encode([prompt], checkpoint.max_length)
-        length = count_prompt_tokens(alone["input_ids"], encoder.special_ids()) if prompt else 0
+        length = count_prompt_tokens(alone["input_ids"], encoder.settings.special_ids) if prompt else 0
         batch = collate([{**row, "prompt_length": length} for row in rows])
         with torch.no_grad():
             found: Vectors = checkpoint.model(**batch).sentence_embedding.numpy()

@@ -93,10 +93,23 @@ def test_settings_that_were_changed_after_loading_are_saved(tmp_path: Path) -> N
     made = tokenizer(truncation_side="left", pad_token="[MASK]", model_max_length=100)
     save_checkpoint(tmp_path, tiny.bert(), made, 16)
     opened = TextEncoder.from_folder(tmp_path)
-    expected = TokenizerSettings("left", pad_token_id=4, model_max_length=16)
+    expected = TokenizerSettings("left", pad_token_id=4, special_ids=(1, 2, 3, 4), model_max_length=16)
     assert opened.settings == expected
     assert TokenizerSettings.from_tokenizer(AutoTokenizer.from_pretrained(tmp_path)) == expected
     assert opened.encode([LONG], 8) == encoder_of(made).encode([LONG], 8)
+
+
+def test_special_tokens_are_those_that_the_config_declares(tmp_path: Path) -> None:
+    """As sentence-transformers counts the tokens of a prompt: by `all_special_ids`."""
+    backend = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "<x>": 3, "<u>": 4}, unk_token="<u>"))
+    backend.add_special_tokens(["<s>", "</s>", "<x>", "<u>"])
+    for number, declared in enumerate(({}, {"eos_token": "</s>"}, {"additional_special_tokens": ["<x>", "<s>"]})):
+        made = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<u>", **declared)
+        made.save_pretrained(tmp_path / str(number))
+        expected = tuple(sorted(made.all_special_ids))
+        assert encoder_of(made).settings.special_ids == expected
+        assert TextEncoder.from_folder(tmp_path / str(number)).settings.special_ids == expected
+    assert expected == (0, 3, 4)
 
 
 def test_a_bundle_of_before_has_the_settings_of_its_tokenizer_file(tmp_path: Path) -> None:
@@ -104,7 +117,7 @@ def test_a_bundle_of_before_has_the_settings_of_its_tokenizer_file(tmp_path: Pat
     made.backend_tokenizer.enable_truncation(8, direction="left")
     made.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / TOKENIZER_CONFIG).write_text(json.dumps({"pad_token": {"content": "[PAD]"}}), encoding="utf-8")
-    assert TextEncoder.from_folder(tmp_path).settings == TokenizerSettings("left", pad_token_id=0)
+    assert TextEncoder.from_folder(tmp_path).settings == TokenizerSettings("left", pad_token_id=0, special_ids=(0,))
 
 
 @pytest.mark.parametrize(

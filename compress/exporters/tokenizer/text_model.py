@@ -268,7 +268,7 @@ def _set_prompt_length(
     if not frame.prompt:
         return
     (row,) = encoder.encode([frame.prompt], frame.max_length)
-    count = count_prompt_tokens(row["input_ids"], encoder.special_ids())
+    count = count_prompt_tokens(row["input_ids"], encoder.settings.special_ids)
     for tensor in model.graph.initializer:
         if tensor.name == PROMPT_LENGTH:
             tensor.CopyFrom(
