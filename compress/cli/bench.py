@@ -30,7 +30,10 @@ class TimingOptions:
     batch: opt.BatchSizes = "1"
     seq: Annotated[
         str | None,
-        opt.device_option(help="Lengths in tokens, such as 32,128; default: 128."),
+        opt.device_option(
+            help="Lengths in tokens, such as 32,128; default: 128, or the bundles' "
+            "max_length if that is less."
+        ),
     ] = None
     rounds: Annotated[
         int,

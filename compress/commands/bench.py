@@ -57,8 +57,8 @@ def bench(
     data       examples of the task, as for `distill`, for the formats that are
                calibrated: npu, and openvino in int8
     threads, batch, seq    the settings: every combination of threads, texts per batch,
-                           and tokens per text. seq: () takes 128 tokens, with `formats`
-                           the bundles' maximum if that is less
+                           and tokens per text. seq: () takes 128 tokens, or the
+                           bundles' `max_length` if that is less
     rounds, runs           interleaved rounds per setting, half of them in each pass;
                            timed runs per round
     sustain    seconds for which each file then runs without a pause, at the first
@@ -71,6 +71,11 @@ def bench(
         raise ArgumentError("files", "at least one bundle or file", "none")
     exported = ExportedFormats({}, {}, {})
     kind = device.device.partition(":")[0]
+    bundles = [
+        Bundle.load(file) for file in files if formats or Path(name_of(file)).is_dir()
+    ]
+    lengths = [bundle.manifest.max_length for bundle in bundles]
+    seq = seq or (min([arguments.DEFAULT_SEQ, *lengths]),)
     with ExitStack() as stack:
         if formats:
             if kind not in ("local", "ssh"):
@@ -83,13 +88,10 @@ def bench(
                     tempfile.TemporaryDirectory(prefix="compress-bench.")
                 )
             )
-            bundles = [Bundle.load(file) for file in files]
-            longest = min(bundle.manifest.max_length for bundle in bundles)
-            seq = seq or (min(arguments.DEFAULT_SEQ, longest),)
-            if max(seq) > longest:
+            if max(seq) > min(lengths):
                 raise DeviceError(
                     f"--seq {max(seq)}: exported files take at most the max_length of "
-                    f"their bundle, {longest}"
+                    f"their bundle, {min(lengths)}"
                 )
             exported = export_formats(
                 bundles,
@@ -108,10 +110,7 @@ def bench(
         chosen = exported.files or arguments.list_files(
             [Path(name_of(file)) for file in files], precision
         )
-        settings = [
-            Setting(*values)
-            for values in product(threads, batch, seq or (arguments.DEFAULT_SEQ,))
-        ]
+        settings = [Setting(*values) for values in product(threads, batch, seq)]
         opened = stack.enter_context(open_chosen(device, say=say))
         result = measure(
             opened,

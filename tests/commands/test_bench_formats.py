@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from compress.benchmark.local import race
 from compress.benchmark.remote import runner
 from compress.commands import bench as benching
-from compress.commands.bench import ABSENT, choose_formats
+from compress.commands.bench import ABSENT, bench, choose_formats
 from compress.errors import ExportError
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.tokenizer.text_model import read_proof, text_model
@@ -71,6 +72,17 @@ def test_texts_of_a_timed_text_file_have_the_requested_tokens(tmp_path: Path, pa
         assert len(tiny.tokenizer()(*row)["input_ids"]) == 12
     (latency,) = race({"text": file}, [Setting(1, 2, 12)], **QUICK)
     assert latency.p50_ms > 0
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), 16), ((8,), 8)])
+def test_texts_are_no_longer_than_the_bundle_takes(
+    bundle: Bundle, given: tuple[int, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Any]()
+    monkeypatch.setattr(benching, "measure", lambda _, files, settings, **__: seen.extend(settings))
+    monkeypatch.setattr(benching, "replace", lambda result, **_: result)
+    bench([str(bundle.path)], seq=given)
+    assert [setting.seq for setting in seen] == [expected]
 
 
 def test_rows_are_padded_to_a_fixed_length() -> None:
