@@ -368,8 +368,8 @@ class Bundle:
         decoding.
 
         `texts` is a list or column of texts, as for `predict`. Texts are truncated to
-        the bundle's `max_length`. For sampling and beam search, use optimum or
-        transformers.js.
+        the bundle's `max_length`, or to fewer tokens where the model has no positions
+        for `new` more. For sampling and beam search, use optimum or transformers.js.
         """
         return self.open_writer(precision, new=new).complete(list(texts))
 

@@ -66,9 +66,16 @@ class TextWriter:
         return cls(TextEncoder.from_folder(folder), generator, max_length, new)
 
     def complete(self, texts: Sequence[str]) -> list[str]:
+        positions = self.generator.positions or self.max_length + self.new
+        longest = min(self.max_length, positions - self.new)
+        if longest < 1:
+            raise BundleError(
+                f"new {self.new}: leaves no token of a text; this model has "
+                f"{positions} positions: give less than that"
+            )
         return [
             self.encoder.decode(self.generator.generate(row["input_ids"], new=self.new))
-            for row in self.encoder.encode(texts, self.max_length)
+            for row in self.encoder.encode(texts, longest)
         ]
 
     def predict(self, texts: Sequence[Text]) -> list[Written]:

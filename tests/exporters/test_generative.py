@@ -27,7 +27,7 @@ from compress.exporters.decoders import tie_matrices
 from compress.exporters.generation import check, write
 from compress.exporters.rewrite.saturation import list_saturating
 from compress.exporters.session import open_session, read_model
-from compress.exporters.text_generator import TextGenerator
+from compress.exporters.text_generator import TextGenerator, TextWriter
 from compress.records.latency import DeviceError
 from tests import generative, tiny
 from tests.command import run
@@ -216,6 +216,22 @@ def test_a_checkpoint_becomes_a_bundle_that_completes_texts(kind: str, tmp_path:
     file.write_bytes(b"")
     with pytest.raises(BundleError, match=r"onnx/model\.onnx: 0 bytes"):
         Bundle.load(made.path)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_long_texts_leave_room_for_what_is_written(side: str, tmp_path: Path) -> None:
+    made = load_source(tiny.checkpoint(tmp_path / "model", gpt2()), max_length=64).write(tmp_path / "made")
+    settings = json.loads((made.path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    path = made.path / "tokenizer_config.json"
+    path.write_text(json.dumps(settings | {"truncation_side": side}), encoding="utf-8")
+    text = "a good film " * 20
+    (row,) = TextWriter.open(made.path, "fp32", max_length=64, new=4).encoder.encode([text], 60)
+    longest = TextWriter.open(made.path, "fp32", max_length=64, new=4)
+    assert longest.complete([text]) == [longest.encoder.decode(longest.generator.generate(row["input_ids"], new=4))]
+    assert len(row["input_ids"]) == 60
+    assert TextWriter.open(made.path, "fp32", max_length=64, new=61).complete([text])
+    with pytest.raises(BundleError, match="new 64: leaves no token of a text; this model has 64 positions"):
+        TextWriter.open(made.path, "fp32", max_length=64, new=64).complete([text])
 
 
 def test_unsupported_models_and_prompts_are_refused(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
