@@ -577,7 +577,6 @@ class Bundle:
                         f"{self.path}: {kind}: {name} is {value}; nothing was changed"
                     )
         report = self.report()
-        card = self.path / BUNDLE_CARD
         old = {each.artefact: each.sha256 for each in report.certificates}
         proved = {
             (each.artefact, each.device, each.runtime): each
@@ -594,20 +593,15 @@ class Bundle:
             ),
         )
         bundle = self.attach(REPORT, report.to_json())
-        if not certificates or not card.is_file():
+        if not certificates:
             return bundle
-        from compress.exporters.card import revise
-
         replaced = {
             str(precision): each.artefact
             for each in certificates
             for precision, name in BUNDLE_FILES.items()
             if name == each.artefact and old.get(name, each.sha256) != each.sha256
         }
-        return bundle.attach(
-            BUNDLE_CARD,
-            revise(card.read_text(encoding="utf-8"), report.certificates, replaced),
-        )
+        return revise_card(bundle, report.certificates, replaced)
 
     @check_arguments
     def copy_to(self, path: PathName) -> "Bundle":
@@ -655,6 +649,19 @@ class Bundle:
         if TEXT in self.manifest.files and TEXT not in complete.files:
             (self.path / TEXT).unlink(missing_ok=True)
         return replace(self, manifest=complete)
+
+
+def revise_card(
+    bundle: Bundle, proofs: Sequence[Certificate], replaced: Mapping[str, str]
+) -> Bundle:
+    """Replace the certificates in a bundle's card, if it has one: see `card.revise`."""
+    from compress.exporters.card import revise
+
+    card = bundle.path / BUNDLE_CARD
+    if not card.is_file():
+        return bundle
+    text = revise(card.read_text(encoding="utf-8"), proofs, replaced)
+    return bundle.attach(BUNDLE_CARD, text)
 
 
 @lru_cache(maxsize=4)

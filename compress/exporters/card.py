@@ -148,8 +148,8 @@ def revise(
     replaced: Mapping[str, str],
 ) -> str:
     """Replace the certificates in a model card. For `replaced` files (precision ->
-    name), remove the scores for the hub, and note that the scores in the table belong
-    to earlier files."""
+    name), remove the scores for the hub, and note that the scores in the table, if any,
+    belong to earlier files."""
     from huggingface_hub import ModelCard
 
     found = ModelCard(card, ignore_metadata_errors=True)
@@ -165,13 +165,15 @@ def revise(
     lines += [
         f"- The scores and times above are of an earlier {escape(name)}."
         for name in replaced.values()
+        if "## Scores\n" in found.text
     ]
     before, heading, rest = found.text.partition("## Certificate\n")
     if not heading:
         before, _, rest = found.text.partition("## Use\n")
         rest = f"\n## Use\n{rest}"
     following = rest[rest.index("\n## ") :]
-    found.text = "\n".join([f"{before}## Certificate", "", *lines, following])
+    section = "\n".join(["## Certificate", "", *lines, "\n"]) if lines else ""
+    found.text = before + section + following[1:]
     return str(found)
 
 

@@ -86,6 +86,17 @@ def test_a_card_without_a_certificate_gets_one_before_its_use() -> None:
     assert page.index("## Scores") < page.index("## Certificate\n\n- onnx/model") < page.index("\n\n## Use\n\n")
 
 
+def test_a_card_of_files_made_anew_has_neither_certificates_nor_scores_for_the_hub() -> None:
+    results = [RESULT, RESULT | {"file": "w8", "value": 0.6}]
+    proved = card(results=results, rows=ROWS, proofs=[proof_line(PROOF)], data="glue/cola")
+    page = revise(proved, (), {"int8": "onnx/model_quantized.onnx"})
+    assert "certified" not in page
+    assert "The scores and times above are of an earlier onnx/model\\_quantized.onnx." in page
+    assert [each.metric_value for each in ModelCard(page).data.eval_results] == [0.6]
+    plain = card(proofs=[proof_line(PROOF)])
+    assert revise(plain, (), {"int8": "x"}).strip() == revise(card(), (), {}).strip() == card().strip()
+
+
 def test_a_licence_that_is_not_known_is_left_out_with_a_sentence() -> None:
     assert "No licence is given: the licence of my teacher is unknown." in card(teacher="my teacher")
     known = card(license="apache-2.0", base_model="o/t", data="intents")

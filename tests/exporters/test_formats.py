@@ -148,6 +148,10 @@ def test_another_opset_keeps_what_int8_left_in_float_and_drops_its_certificate(t
     nodes = read_model(tmp_path / "out" / BUNDLE_FILES["int8"]).graph.node
     assert [node.name for node in nodes if node.op_type == "MatMul" and "dense" in node.name] == [product]
     assert Bundle.load(tmp_path / "out").report().certificates == ()
+    cards = [(folder / "README.md").read_text(encoding="utf-8") for folder in (path, tmp_path / "out")]
+    assert [each.count("certified") for each in cards] == [1, 0]
+    assert "## Certificate" not in cards[1]
+    assert cards[1].partition("## Use")[2] == cards[0].partition("## Use")[2]
 
 
 def test_ort_files_run_with_the_same_answers(written: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from compress.data.audit import texts as texts_of
 from compress.data.task import TaskData
 from compress.errors import ExportError
+from compress.exporters.artifact import revise_card
 from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.exporters.session import (
     RunFeeds,
@@ -107,9 +108,9 @@ def write_onnx(
     bundle = source if folder == source.path else source.copy_to(folder)
     # drop the certificates of files that are not in this bundle
     if context.remade and REPORT in bundle.manifest.files:
-        bundle = bundle.attach(
-            REPORT, replace(bundle.report(), certificates=()).to_json()
-        )
+        report = replace(bundle.report(), certificates=())
+        remade = {str(each): BUNDLE_FILES[each] for each in BUNDLE_FILES if each in own}
+        bundle = revise_card(bundle.attach(REPORT, report.to_json()), (), remade)
     for precision in wanted:
         if context.onnx(precision) != source.path / BUNDLE_FILES[precision]:
             bundle = bundle.put(precision, context.onnx(precision))
