@@ -14,7 +14,7 @@ prediction_scores of all labels; and prediction_error where rows are skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -69,7 +69,8 @@ def predict_file(
               one
     second    the second text of every pair, where the rows have only the first
     on_error  whether to stop at, or skip, a row that cannot be read, such as one that
-              is not UTF-8; skip writes the error instead
+              is not UTF-8, or whose text cannot be answered; skip writes the error
+              instead
     vectors   the form of the vectors of an .npy file
     share     which rows this process answers, if there are several processes; the first
               one writes the file, and the others return the numbers of their rows
@@ -104,12 +105,14 @@ def predict_file(
             answers = None
             if share is not None and not share.owns(number):
                 answers = share.collect(number)
+            rows = batch
             if answers is None:
-                answers = predictor.answer_columns(_list_texts(batch))
+                rows, answers = _answer(predictor, batch, table)
+                (rows,) = _check(iter([rows]), table, added, on_error)
             kept = {name: answers[name] for name in answers if name in added}
-            write(_add_answers(batch, kept, f"{table.place}, "), header)
-            done += sum(group.count for group in batch)
-            skipped += sum(len(group.errors) for group in batch)
+            write(_add_answers(rows, kept, f"{table.place}, "), header)
+            done += sum(group.count for group in rows)
+            skipped += sum(len(group.errors) for group in rows)
             say(done, position.tell())
     if share is not None:
         share.finish()
@@ -159,6 +162,23 @@ def _check(
         yield batch
 
 
+def _answer(
+    predictor: Answering, batch: "list[RowGroup]", table: Table
+) -> "tuple[list[RowGroup], AnswerColumns]":
+    """Predict for the texts of a batch; return its rows, with an error where a text
+    cannot be answered, and the answers to the others."""
+    with suppress(DataError):
+        return batch, predictor.answer_columns(_list_texts(batch))
+    rows = [row for group in batch for row in group.split()]
+    for place, row in enumerate(rows):
+        try:
+            predictor.answer_columns(row.texts)
+        except DataError as error:
+            where = f"{table.place}, {table.unit} {row.first}: {error}."
+            rows[place] = replace(row, texts=(), errors=(where,))
+    return rows, predictor.answer_columns(_list_texts(rows))
+
+
 def _answer_share(
     predictor: Answering,
     share: RowShare,
@@ -175,8 +195,9 @@ def _answer_share(
         if not share.owns(number):
             continue
         if not share.has(number):
-            answers = predictor.answer_columns(_list_texts(batch))
-            share.leave(number, to_table(answers, types))
+            with suppress(DataError):  # which the first process names
+                answers = predictor.answer_columns(_list_texts(batch))
+                share.leave(number, to_table(answers, types))
         done += sum(group.count for group in batch)
         skipped += sum(len(group.errors) for group in batch)
     return done, skipped
@@ -248,6 +269,14 @@ class RowGroup:
     columns: Mapping[str, Any]
     texts: Sequence[Text]
     errors: Sequence[str] = ()
+
+    def split(self) -> Iterator["RowGroup"]:
+        """Yield each row as a group."""
+        for at in range(self.count):
+            one = slice(at, at + 1)
+            columns = {name: column[one] for name, column in self.columns.items()}
+            texts = self.texts[one]
+            yield RowGroup(self.first + at, 1, columns, texts, self.errors[one])
 
     def check_names(self, added: Sequence[str], table: Table) -> None:
         """Raise DataError for a column that the output adds."""
@@ -333,18 +362,14 @@ class RowReader:
 
     def _refuse_lists(self, row: Row) -> Row:
         """Return the row, with an error if it has a list instead of a text."""
-        if list not in map(type, row.cells):
-            return row
-        name = next(
-            name
-            for name, cell in zip(self.chosen, row.cells, strict=False)
-            if isinstance(cell, list)
-        )
-        error = (
-            f"{self.table.place}, {self.table.unit} {row.number}: has a list in "
-            f"{name!r}; expected text."
-        )
-        return row._replace(cells=(), error=error)
+        for name, cell in zip(self.chosen, row.cells, strict=False):
+            if isinstance(cell, list):
+                error = (
+                    f"{self.table.place}, {self.table.unit} {row.number}: has a list "
+                    f"in {name!r}; expected text."
+                )
+                return row._replace(cells=(), error=error)
+        return row
 
 
 def to_texts(

@@ -369,3 +369,45 @@ def test_a_first_line_that_is_not_text_is_skipped(opened: Predictor, tmp_path: P
     (tmp_path / "rows.txt").write_bytes(b"\xff\nfun\n")
     rows = outputs(opened, tmp_path / "rows.txt", on_error="skip")
     assert [row.get("text") for row in rows] == [None, "fun"]
+
+
+class Fussy:
+    """Answers texts as a model does whose tokenizer has no padding token: none for a text without tokens."""
+
+    rows_per_batch = ROWS_PER_BATCH
+
+    def __init__(self, opened: Predictor) -> None:
+        self.opened = opened
+        self.task = opened.task
+
+    def answer_columns(self, texts: Any) -> Any:
+        if "" in texts:
+            raise DataError("a text has no tokens")
+        return self.opened.answer_columns(texts)
+
+    def answer_schema(self) -> Any:
+        return self.opened.answer_schema()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_text_without_an_answer_is_skipped(opened: Predictor, suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / f"rows.{suffix}"
+    rows = {"n": ["1", "2", "3"], "sentence": ["fun", "", "a bad film"]}
+    if suffix == "parquet":
+        pq.write_table(pa.table(rows), source)
+    else:
+        lines = [{"n": n, "sentence": text} for n, text in zip(*rows.values(), strict=True)]
+        text = "n,sentence\n1,fun\n2,\n3,a bad film\n" if suffix == "csv" else "\n".join(map(json.dumps, lines))
+        source.write_text(text, encoding="utf-8")
+    target = tmp_path / "answers.jsonl"
+    fussy: Any = Fussy(opened)
+    with pytest.raises(DataError, match=r"rows.* (row|line) \d: a text has no tokens\. \(Nothing was written"):
+        predict_file(fussy, source, target)
+    assert not target.exists()
+    assert predict_file(fussy, source, target, on_error="skip") == (3, 1)
+    found = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert [row["n"] for row in found] == rows["n"]
+    assert [row.get("prediction_error", "")[-21:] for row in found] == ["", "a text has no tokens.", ""]
+    assert [row.get("prediction") for row in found[::2]] == opened.answer_columns(["fun", "a bad film"])["prediction"]
+    source.with_name("none.txt").write_text("\n\n", encoding="utf-8")
+    assert predict_file(fussy, source.with_name("none.txt"), target, on_error="skip") == (2, 2)
