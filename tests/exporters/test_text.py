@@ -31,7 +31,7 @@ from transformers import (
 from compress.data.answers import Answer, Marked, Prediction
 from compress.data.encoder import Text, TextEncoder, text_encoder_of
 from compress.data.task import Task
-from compress.errors import ExportError
+from compress.errors import ArgumentError, ExportError
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.manifest import Precision
 from compress.exporters.session import open_session, read_model
@@ -575,6 +575,18 @@ def test_only_operators_that_a_standard_onnxruntime_has(bundle: Bundle, tmp_path
     assert mine == {("com.microsoft", "Tokenizer"), ("ai.onnx.ml", "LabelEncoder")}
     assert [node.name for node in model.graph.input] == ["text"]
     assert [node.name for node in model.graph.output] == ["label", "score", "probabilities", "logits"]
+
+
+@pytest.mark.parametrize("texts", ["abc", [5], ["\ud800"], [("a", "b")], [None]])
+def test_what_is_no_list_of_texts_is_refused_as_predict_refuses_it(bundle: Bundle, texts: Any, tmp_path: Path) -> None:
+    made = text_model(bundle.copy_to(tmp_path / "bundle"))
+    for answer in (
+        lambda: made.predict(texts),
+        lambda: run_text(made.path / TEXT, texts),
+        lambda: text_model(made, texts=texts),
+    ):
+        with pytest.raises(ArgumentError, match="texts"):
+            answer()
 
 
 def test_the_proof_is_stored_in_the_file(bundle: Bundle, tmp_path: Path) -> None:

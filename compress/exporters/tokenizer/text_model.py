@@ -30,6 +30,7 @@ from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from compress import families
+from compress.arguments import read_texts
 from compress.data.answers import Outcome
 from compress.data.cache import digest, home, load_or_create
 from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
@@ -133,6 +134,7 @@ def text_file(
     Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not
     support, and if any of the hard texts, or of `texts`, is tokenised differently.
     """
+    texts = list(read_texts(texts, bundle.task.text, where="text_file"))
     prompt = bundle.task.preparation.prompt() if prompt is None else prompt
     encoder, frame = _read(bundle, prompt)
     bundle.check_has(precision)
@@ -187,13 +189,14 @@ def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Out
     does; but long texts are truncated, where `Bundle.predict` splits words and contexts
     into several rows.
 
-    Raises ExportError for a file that `text_model` did not write.
+    Raises ExportError for a file that `text_model` did not write, ArgumentError for
+    what are no texts, or no pairs.
     """
     proof = read_proof(path)
     session = open_session(path, threads)
     predictions = list[Outcome]()
     task: type[Task] = find(proof.kind)
-    for text in texts:
+    for text in read_texts(texts, session.get_inputs(), where="run_text"):
         outputs = {name: value[0] for name, value in _run(session, [text]).items()}
         predictions.append(task.read_graph(text, outputs, proof.labels))
     return predictions
