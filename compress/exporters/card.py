@@ -112,7 +112,7 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
             content,
             "sentence-transformers" if task.vectors else "transformers",
             task.hub_tag or task.pipeline,
-            ("distillation",) if content.teacher else (),
+            [*(["distillation"] if content.teacher else []), "onnx", "int8"],
         ),
         made=manifest,
         own_class=families.find(manifest.model_type).own_class,
@@ -200,6 +200,13 @@ def export_card(
         f"{longest} tokens. Exported by compress from {escape(card.name)}."
     )
     warnings = [f"warning: {warning}" for warning in record["warnings"]]
+    files = [{"precision": "", "note": "", **each} for each in record["files"]]
+    onnx = any(each["file"].endswith(".onnx") for each in files)
+    tags = [
+        record["for"],
+        "onnx" if onnx else "",
+        *(each["precision"] for each in files),
+    ]
     return file_card(
         replace(card, name=f"{card.name} for {library}"),
         library,
@@ -207,7 +214,8 @@ def export_card(
         about=[about],
         snippets=snippets,
         record=record,
-        files=[{"precision": "", "note": "", **each} for each in record["files"]],
+        files=files,
+        tags=tuple(dict.fromkeys(filter(None, tags))),
         verdicts=[*record["verdicts"], *warnings],
     )
 
@@ -248,7 +256,7 @@ def front_matter(
     card: Card,
     library: str,
     pipeline: str,
-    tags: Sequence[str] = (),
+    tags: Sequence[str],
 ) -> Markup:
     """Render the hub's metadata of a card by its own client; unknown fields are left
     out."""
@@ -275,18 +283,16 @@ def front_matter(
         pipeline_tag=pipeline,
         base_model=card.base_model or None,
         datasets=card.dataset or None,
-        tags=["compress", *tags, "onnx", "int8"],
+        tags=["compress", *tags],
         metrics=list(
             dict.fromkeys(
                 METRICS.get(one["metric"], one["metric"]) for one in card.results
             )
         )
         or None,
-        model_name=card.name,
+        model_name=card.name if results else None,
         eval_results=results or None,
     )
-    if not results:
-        data.model_name = None
     return Markup(data.to_yaml() + "\n")
 
 
@@ -301,6 +307,7 @@ def file_card(
     record: Mapping[str, Any] | None = None,
     files: Sequence[Mapping[str, Any]] = (),
     verdicts: Sequence[str] = (),
+    tags: Sequence[str] = ("onnx", "int8"),
 ) -> str:
     """Render the card of files that are not a task's bundle.
 
@@ -315,7 +322,7 @@ def file_card(
     if load:
         shown.append(("", "python", Markup(load)))
     return render(
-        front_matter=front_matter(card, library, pipeline),
+        front_matter=front_matter(card, library, pipeline, tags),
         title=card.name,
         task=None,
         about=[Markup(paragraph) for paragraph in about],

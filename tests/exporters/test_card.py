@@ -130,10 +130,14 @@ def test_an_export_that_is_no_bundle_says_how_to_open_it() -> None:
     page = export_card(record, {"license": "mit"}, PAIR, code)
     front = yaml.safe_load(page.split("---\n")[1])
     assert (front["license"], front["library_name"]) == ("mit", "onnxruntime")
+    assert front["tags"] == ["compress", "text", "onnx", "int8"]
     assert "| model\\_text.onnx | int8 | 2.0 | text in |" in page
     assert "| in | text | string | batch\\_size |\n| out | score | float32 | 1 x 2 |" in page
     assert "Labels, in the order of the outputs: a\\|b, c." in page
     assert '### Python\n\n```python\nrun(["label"])\n```\n\n### Kotlin\n\n```kotlin\nrun()\n```\n' in page
+    files = [{"file": "a.xml", "precision": each, "bytes": 1} for each in ("w8", "fp16")]
+    page = export_card(record | {"for": "openvino", "files": [*files, {"file": "x.json", "bytes": 1}]}, {}, PAIR, code)
+    assert yaml.safe_load(page.split("---\n")[1])["tags"] == ["compress", "openvino", "w8", "fp16"]
 
 
 def test_rows_are_a_table_and_no_rows_are_no_heading() -> None:
