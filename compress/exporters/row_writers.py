@@ -9,6 +9,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,15 +201,19 @@ def _dump_column(column: Any) -> Iterable[str]:
     values = _to_list(column)
     # one call for all values: JSON strings contain no line ends, so that line ends
     # separate values
-    together = json.dumps(
-        values, ensure_ascii=False, default=_to_json, separators=("\n", ": ")
-    )
+    together = _dump(values, ("\n", ": "))
     parts = together[1:-1].split("\n")
     return parts if len(parts) == len(values) else map(_dump, values)
 
 
-def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_to_json)
+def _dump(value: object, separators: tuple[str, str] = (", ", ": ")) -> str:
+    """Write a value as JSON, which has only null for NaN and infinity."""
+    dump = partial(json.dumps, ensure_ascii=False, default=_to_json)
+    try:
+        return dump(value, allow_nan=False, separators=separators)
+    except ValueError:
+        plain = json.loads(dump(value), parse_constant=lambda _: None)
+        return dump(plain, separators=separators)
 
 
 def _to_list(column: Any) -> Sequence[Any]:
