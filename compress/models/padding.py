@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.errors import TeacherError
+from compress.errors import ExportError, TeacherError
 
 
 def reads_last_place(model: nn.Module) -> bool:
@@ -54,6 +54,16 @@ def reads_last_token(model_type: str) -> bool:
         in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
         - auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
     )
+
+
+def refuse_last_token(name: str, family: str) -> None:
+    """Raise ExportError for a model of such a family (see `reads_last_token`), whose
+    answer would move in a file of a fixed length."""
+    if reads_last_token(family):
+        raise ExportError(
+            f"{name}: {family} reads its answer off the last token, which padding to a "
+            "fixed length moves; --for onnx and --for ort take every family"
+        )
 
 
 def align_padding(tokenizer: Any, config: Any) -> None:

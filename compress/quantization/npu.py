@@ -44,6 +44,7 @@ from compress.exporters.writers.context import (
     ExportedFile,
     ExportResult,
 )
+from compress.models.padding import refuse_last_token
 from compress.progress import Say
 from compress.provenance import versions
 from compress.quantization.calibration import Method, iterate_activations
@@ -254,6 +255,8 @@ def write_npu(
             "--for npu: files are calibrated and certified on real rows of a bundle's "
             "task; expected a bundle, and --data with what it was trained on"
         )
+    if not bundle.task.tokenwise and not bundle.task.vectors:
+        refuse_last_token(context.name, bundle.manifest.model_type)
     data = context.options.load_data(bundle)
     source = _export(context, model)
     longest = limit_length(bundle, lengths[-1])

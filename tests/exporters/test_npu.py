@@ -261,6 +261,13 @@ def test_families_with_other_masks_are_refused(family: str, data: str, tmp_path:
     Bundle.load(path)
 
 
+def test_a_family_that_reads_its_last_token_is_refused(data: str, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle", tiny.model("llama", labels=2)).path
+    with pytest.raises(ExportError, match="llama reads its answer off the last token"):
+        commands.export(str(path), tmp_path / "out", to="npu", data=data)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failing_emulator_is_a_warning(
     written: Path, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ from compress.exporters.writers.context import (
     converting,
     import_extra,
 )
-from compress.models.padding import reads_last_token
+from compress.models.padding import refuse_last_token
 from compress.slicing.shape import positions
 
 
@@ -149,13 +149,7 @@ def _write(
     folder: Path,
     precisions: Sequence[str],
 ) -> ExportResult:
-    family = context.bundle.manifest.model_type
-    if reads_last_token(family):
-        raise ExportError(
-            f"{context.name}: {family} reads its answer off the last token, which "
-            "padding to a fixed length moves; --for onnx and --for ort take every "
-            "family"
-        )
+    refuse_last_token(context.name, context.bundle.manifest.model_type)
     taken = _check_lengths(context)
     # silence the converters' progress bars, and their warnings about untested versions
     with quiet():
