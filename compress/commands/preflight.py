@@ -220,8 +220,15 @@ def prune_request(arguments: PruneArguments) -> DistillRequest:
         )
     # a step's own options are only known once its paper, and so torch, is imported
     if recipe.pruning or all(stage.step is None for stage in recipe.training):
-        aimed = set_target(recipe, arguments.target.values, asdict(arguments.setting))
+        aimed = set_target(
+            recipe,
+            arguments.target.values,
+            asdict(arguments.setting),
+            arguments.options.overrides or (),
+        )
         check_sizes(aimed, request.teacher)
+        if aimed.target.needs_device:
+            _check_device(DeviceOptions(device=aimed.target.device))
     return request
 
 
@@ -284,14 +291,18 @@ def pretrain_request(
 def check_search(study: StudyOptions, device: DeviceOptions) -> None:
     """Raise SearchError for a database that cannot be reached, and DeviceError for a
     device that does not exist."""
-    if device.device != "local":
-        from compress.benchmark.devices import check_device  # onnxruntime
-
-        check_device(device)
+    _check_device(device)
     if study.storage is not None and "://" in study.storage:
         from compress.nas.storage import close_storage, open_storage  # optuna
 
         close_storage(open_storage(study.storage))
+
+
+def _check_device(device: DeviceOptions) -> None:
+    if device.device != "local":
+        from compress.benchmark.devices import check_device  # onnxruntime
+
+        check_device(device)
 
 
 def check_files(

@@ -57,5 +57,6 @@ def resolve_target(
     options = request.options
     processes = join_processes().num_processes
     recipe = load_functions(request.recipe, processes, options.allow_code)
-    recipe = set_target(recipe, target.values, asdict(setting))
+    overrides = options.overrides or ()
+    recipe = set_target(recipe, target.values, asdict(setting), overrides)
     return replace(request, recipe=recipe)

@@ -401,7 +401,7 @@ class GoalOptions:
 
     keep    the share, as 0.985 or "98.5%"; None: the recipe decides the student's sizes
     least   what to minimise: the latency or the size of its int8 file, or its
-            parameters
+            parameters; None: as in the recipe, which by default minimises the latency
     """
 
     keep: Annotated[
@@ -410,23 +410,26 @@ class GoalOptions:
         PERCENT,
     ] = None
     least: Annotated[
-        Literal["latency", "mb", "params"], budget(help="With --keep: minimise this")
-    ] = "latency"
+        Literal["latency", "mb", "params"] | None,
+        budget(help="With --keep: minimise this, by default latency"),
+    ] = None
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """Return the overrides that set this goal in a recipe. Raises RecipeError for
         `least` without `keep`."""
-        if self.keep is None and self.least == "latency":
-            return ()
-        if self.keep is None:
+        if self.least is not None and self.keep is None:
             raise RecipeError(
                 [
                     f"--least {self.least}: chooses among the students that keep a "
                     "share of the score; give --keep too"
                 ]
             )
-        return f"target.keep={self.keep}", f"target.least={self.least}"
+        return tuple(
+            f"target.{name}={value}"
+            for name, value in (("keep", self.keep), ("least", self.least))
+            if value is not None
+        )
 
 
 @check_arguments
@@ -481,12 +484,20 @@ class PruneOptions(GoalOptions):
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class SettingOptions:
-    """The device and the setting of a latency budget. seq: tokens; None: the recipe's
-    max_length."""
+    """The device and the setting of a latency budget; None: as in the recipe's target,
+    or its default. seq: tokens, by default the recipe's max_length."""
 
-    device: DeviceName = "local"
-    threads: Threads = 1
-    batch: Batch = 1
+    device: Annotated[
+        str | None,
+        device_option(help="local, browser, adb, ssh:host; default: the recipe's."),
+    ] = None
+    threads: Annotated[
+        int | None, device_option(min=1, help="Threads; default: the recipe's, or 1.")
+    ] = None
+    batch: Annotated[
+        int | None,
+        device_option(min=1, help="Texts at once; default: the recipe's, or 1."),
+    ] = None
     seq: Annotated[
         int | None,
         device_option(min=1, help="Tokens; default: the recipe's max_length."),

@@ -127,7 +127,9 @@ class Target(SizeRequest):
         return self
 
 
-BUDGETS = ("max_latency_ms", "speedup", "max_params", "keep")
+TIMES = ("max_latency_ms", "speedup")
+"""The budgets that limit the latency, of which a target has one."""
+BUDGETS = (*TIMES, "max_params", "keep")
 
 
 class Paper(Frozen):

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from compress.config.loader import names
-from compress.config.recipe import BUDGETS, MOST_SPEEDUP, Recipe, Target
+from compress.config.recipe import BUDGETS, MOST_SPEEDUP, TIMES, Recipe, Target
 from compress.config.reference import options as options_of
 from compress.config.stages import SIZES
 from compress.errors import PruneError
@@ -18,56 +18,68 @@ def set_target(
     recipe: Recipe,
     target: Mapping[str, float | None],
     setting: Mapping[str, Any],
+    overrides: Sequence[str] = (),
 ) -> Recipe:
-    """Return the recipe with this target; it keeps its own if `target` has no value.
+    """Return the recipe with these values in its target, which keeps all others that
+    they do not exclude: sizes exclude budgets, and one limit of the latency the other.
 
-    Settings that are not the default replace the recipe's own. Raises PruneError.
+    None is not given. Raises PruneError, also where a value replaces another one that
+    the user gave among the recipe's `overrides`.
     """
-    values = {name: value for name, value in target.items() if value is not None}
+    values = _given(target)
+    settings = _given(setting)
     _check_numbers(values)
     if not recipe.pruning:
-        _refuse_settings(setting)
+        _refuse_settings(settings)
         return _with_learned_sizes(recipe, values)
     if values and recipe.target.keep is not None:
         raise PruneError(
             f"--keep and {_options(list(values))}: a share of the score decides the "
             "sizes; give one of the two"
         )
-    values = values or {**recipe.target.sizes, **recipe.target.budgets}
-    given = [stage for stage in recipe.pruning if stage.to is not None]
-    if not values and len(given) < len(recipe.pruning):
-        raise PruneError(
-            f"no target: give sizes ({_options(SIZES)}), as counts or shares of the "
-            f"model's, or a budget ({_options(BUDGETS)})"
-        )
-    own = recipe.target.model_dump(exclude={*SIZES, *BUDGETS}, exclude_unset=True)
-    own |= {
-        name: value
-        for name, value in setting.items()
-        if value != Target.model_fields[name].default
-    }
-    count = {"max_params": int(values["max_params"])} if "max_params" in values else {}
+    before = recipe.target.model_dump(exclude_unset=True)
+    own = before
+    for excluding, excluded in ((SIZES, BUDGETS), (BUDGETS, SIZES), (TIMES, TIMES)):
+        if values.keys() & set(excluding):
+            own = {name: own[name] for name in own if name not in excluded}
     try:
-        validated = Target.model_validate({**own, **values, **count})
+        validated = Target.model_validate({**own, **settings, **values})
     except ValidationError as error:
         problems = [
             f"{_options([str(each['loc'][0])])}: {each['msg']}, found {each['input']!r}"
             for each in error.errors()
         ]
         raise PruneError("\n".join(problems)) from error
-    if not validated.budgets and validated.keep is None:
-        _refuse_settings(setting)
+    to_target = [stage for stage in recipe.pruning if stage.to is None]
+    if to_target and not validated.sizes and not validated.budgets:
+        raise PruneError(
+            f"no target: give sizes ({_options(SIZES)}), as counts or shares of the "
+            f"model's, or a budget ({_options(BUDGETS)})"
+        )
+    if not validated.needs_device:
+        _refuse_settings(settings)
+    replaced = {name for name in before if getattr(validated, name) != before[name]}
+    for line in overrides:
+        part, *name = line.partition("=")[0].split(".")
+        if part == "target" and replaced.intersection(name or replaced):
+            raise PruneError(
+                f"--set {line} and {_options([*values, *settings])}: one replaces the "
+                "other; give one of the two"
+            )
     return recipe.model_copy(update={"target": validated})
 
 
-def _refuse_settings(setting: Mapping[str, Any]) -> None:
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _refuse_settings(settings: Mapping[str, Any]) -> None:
     """Raise PruneError for a device or a shape of inputs where nothing is measured."""
-    for name, value in setting.items():
-        if value != Target.model_fields[name].default:
-            raise PruneError(
-                f"{_options([name])}: is for a budget, which is measured; given sizes "
-                "need no device: leave it out"
-            )
+    if settings:
+        raise PruneError(
+            f"{_options(list(settings))}: only for a limit of the latency, which is "
+            "measured; this target needs no device: leave it out"
+        )
 
 
 def list_pruning() -> list[str]:
@@ -85,7 +97,7 @@ def _check_numbers(values: Mapping[str, float]) -> None:
             f"{_options(sizes)} and {_options(budgets)}: a budget decides the sizes; "
             "give one of the two"
         )
-    if {"max_latency_ms", "speedup"} <= set(values):
+    if set(TIMES) <= set(values):
         raise PruneError(
             "--max-latency-ms and --speedup: both limit the latency; give one of the "
             "two"

@@ -1,5 +1,6 @@
 """Prune stages and targets in recipes: as strict as all else there."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from compress.commands.prune import set_target
+from compress.config.options import GoalOptions, SettingOptions
 from compress.config.recipe import Recipe
 from compress.config.stages import Prune
 from compress.errors import PruneError, RecipeError
@@ -16,7 +18,7 @@ from compress.slicing.sizes import Sizes
 from tests import command, tiny
 from tests.pruning_given import RECIPE
 
-SETTING = {"device": "local", "threads": 1, "batch": 1, "seq": None}
+SETTING = asdict(SettingOptions())
 
 
 def recipe(folder: Path, *overrides: str, **changes: Any) -> Recipe:
@@ -133,10 +135,11 @@ def test_importance_is_checked_before_anything_runs(tmp_path: Path, line: str, s
 # What the command asks for
 
 
-def test_the_commands_target_replaces_the_recipes(tmp_path: Path) -> None:
+def test_the_commands_target_replaces_what_it_excludes_in_the_recipes(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"ffn": 0.5})
     assert set_target(found, {"layers": None}, SETTING) == found
-    assert set_target(found, {"layers": 2, "ffn": None}, SETTING).target.sizes == {"layers": 2}
+    assert set_target(found, {"layers": 2, "ffn": None}, SETTING).target.sizes == {"layers": 2, "ffn": 0.5}
+    assert set_target(found, {"ffn": 32}, SETTING).target.sizes == {"ffn": 32}
     budget = set_target(found, {"speedup": 2.0, "max_params": 5e6}, SETTING | {"seq": 16}).target
     assert (budget.sizes, budget.budgets, budget.seq) == ({}, {"speedup": 2.0, "max_params": 5_000_000}, 16)
 
@@ -145,6 +148,81 @@ def test_settings_of_command_and_recipe_are_merged(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"precision": "fp32", "threads": 2, "ffn": 0.5})
     budget = set_target(found, {"speedup": 2.0}, SETTING | {"seq": 16}).target
     assert (budget.precision, budget.threads, budget.seq, budget.sizes) == ("fp32", 2, 16, {})
+
+
+def test_a_budget_replaces_only_the_other_limit_of_the_same_cost(tmp_path: Path) -> None:
+    found = recipe(tmp_path, target={"speedup": 2, "max_params": 5_000_000})
+    assert set_target(found, {"max_params": 4e6}, SETTING).target.budgets == {"speedup": 2, "max_params": 4_000_000}
+    assert set_target(found, {"max_latency_ms": 3}, SETTING).target.budgets == {
+        "max_latency_ms": 3,
+        "max_params": 5_000_000,
+    }
+    assert set_target(found, {"layers": 2}, SETTING).target.budgets == {}
+
+
+def test_a_setting_that_equals_the_default_replaces_the_recipes(tmp_path: Path) -> None:
+    found = recipe(tmp_path, target={"speedup": 2, "device": "ssh:pi", "threads": 2, "batch": 8, "seq": 16})
+    target = set_target(found, {}, asdict(SettingOptions(device="local", threads=1, batch=1))).target
+    assert (target.device, target.threads, target.batch, target.seq) == ("local", 1, 1, 16)
+
+
+def test_the_least_is_the_recipes_unless_it_is_given(tmp_path: Path) -> None:
+    own = {"keep": 0.9, "least": "params"}
+    for goal, least in (
+        (GoalOptions(), "params"),
+        (GoalOptions(keep="0.98"), "params"),
+        (GoalOptions(keep="0.98", least="latency"), "latency"),
+    ):
+        assert recipe(tmp_path, *goal.overrides, target=own).target.least == least
+
+
+@pytest.mark.parametrize(
+    ("line", "asked", "setting"),
+    [
+        ("target.layers=1", {"speedup": 2}, {}),
+        ("target={layers: 1}", {"speedup": 2}, {}),
+        ("target.speedup=2", {"layers": 1}, {}),
+        ("target.speedup=2", {"max_latency_ms": 3}, {}),
+        ("target.layers=1", {"layers": 2}, {}),
+        ("target.threads=2", {"speedup": 2}, {"threads": 1}),
+    ],
+)
+def test_set_and_an_option_that_replaces_it_are_refused(
+    tmp_path: Path, line: str, asked: dict[str, float], setting: dict[str, int]
+) -> None:
+    found = recipe(tmp_path, line)
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in (*asked, *setting))
+    with pytest.raises(PruneError) as error:
+        set_target(found, asked, SETTING | setting, [line])
+    assert f"--set {line} and {options}: one replaces the other" in str(error.value)
+
+
+def test_set_and_an_option_that_goes_with_it_are_merged(tmp_path: Path) -> None:
+    for line in ("target.layers=1", "target={layers: 1}"):
+        assert set_target(recipe(tmp_path, line), {"ffn": 32}, SETTING, [line]).target.sizes == {"layers": 1, "ffn": 32}
+
+
+@pytest.mark.parametrize("target", [{"layers": 2}, {"max_params": 5_000_000}, {"keep": 0.95, "least": "params"}])
+@pytest.mark.parametrize("setting", [{"device": "local"}, {"threads": 2}, {"seq": 16}])
+def test_a_setting_is_refused_where_nothing_is_timed(
+    tmp_path: Path, target: dict[str, Any], setting: dict[str, Any]
+) -> None:
+    with pytest.raises(PruneError, match=f"--{next(iter(setting))}: only for a limit of the latency"):
+        set_target(recipe(tmp_path, target=target), {}, SETTING | setting)
+
+
+def test_an_unknown_device_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    words = (
+        "prune",
+        tiny.checkpoint(tmp_path / "teacher"),
+        "--data",
+        tiny.reviews(tmp_path / "data"),
+        "--speedup",
+        "2",
+    )
+    result = command.run(*words, "--device", "nosuch", "--plan", "--out", str(tmp_path / "run"))
+    assert result.code == 2 and "--device nosuch: no such device" in result.err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
