@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from compress.arguments import NAME_CHECK, check_arguments
 from compress.cli.options import (
     Command,
     CommandGroup,
@@ -54,6 +55,7 @@ class WorkerOptions:
     ] = None
 
 
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
     """Name what a search starts from, and where it is stored."""
@@ -75,6 +77,7 @@ class InputOptions:
             help="width-depth, npu, dynabert, autotinybert, mobilebert, albert or a "
             ".yaml file."
         ),
+        NAME_CHECK,
     ] = "width-depth"
 
 
@@ -119,6 +122,8 @@ def search(
         return
     if join.worker:
         _refuse_given(context, READ_BY_WORKERS, "of a worker")
+    elif join.weights is not None:
+        context.fail("--weights is for a --worker: leave it out.")
     teacher = inputs.teacher
     data = inputs.data
     out = inputs.out
@@ -166,7 +171,7 @@ def search(
             columns=columns,
             options=options,
         )
-        preflight.check_search(study, device)
+        preflight.check_search(loaded, study, device)
         announce(f"searching for students of {teacher} on {data}", out, shown.as_json)
         from compress.commands import search as command
 

@@ -204,8 +204,11 @@ def label(
     labelled.jsonl
     """
     with user_errors(hint="Answers are saved. Run the same command again to continue."):
+        from compress.arguments import NAME_CHECK
         from compress.commands import preflight
 
+        teacher = NAME_CHECK.take(teacher, "teacher")
+        prompt = NAME_CHECK.take(prompt, "prompt")
         arguments: dict[str, Any] = asdict(options)
         columns = opt.ColumnOptions(
             text=arguments.pop("text"), label=arguments.pop("label")

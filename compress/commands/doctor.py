@@ -322,7 +322,7 @@ def check_extras() -> Iterator[Check]:
 
 def check_caches() -> Iterator[Check]:
     """Check size and place of our cache and of the hub's."""
-    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     try:
         from compress.data.cache import home  # imports pyarrow, which may be broken
     except ImportError as error:

@@ -29,6 +29,7 @@ from compress.config.options import (
     DataOptions,
     DeviceOptions,
     LengthOptions,
+    MeasureOptions,
     RunOptions,
     StudyOptions,
 )
@@ -37,11 +38,13 @@ from compress.data import sources
 from compress.data.objects import data_path, teacher_path
 from compress.data.table_files import SUFFIXES
 from compress.errors import (
+    BundleError,
     CompressError,
     DataError,
     PruneError,
     RecipeError,
     RunError,
+    SearchError,
     TeacherError,
     did_you_mean,
 )
@@ -57,6 +60,7 @@ from compress.jobs.request import (
 from compress.jobs.sizes import check_sizes
 from compress.jobs.target import list_pruning, set_target
 from compress.models import checkpoints
+from compress.nas.config import Space
 from compress.outputs import check_new_file, check_new_folder, check_output_folder
 from compress.prompting import vectors
 from compress.prompting.http_model import Endpoint, names_endpoint
@@ -288,10 +292,21 @@ def pretrain_request(
     )
 
 
-def check_search(study: StudyOptions, device: DeviceOptions) -> None:
-    """Raise SearchError for a database that cannot be reached, and DeviceError for a
-    device that does not exist."""
+def check_search(space: Space, study: StudyOptions, device: MeasureOptions) -> None:
+    """Raise SearchError for a database that cannot be reached, or a file if the space
+    varies the precision, DeviceError for a device that does not exist, and BundleError
+    for an anchor that lacks the measured file."""
     _check_device(device)
+    if device.file is not None and "precision" in space.axes:
+        raise SearchError(
+            f"--file {device.file}: {space.name} varies the precision: leave it out, "
+            f"or give --set axes.precision=[{device.file}]"
+        )
+    anchors = study.anchor or []
+    for at, anchor in enumerate(anchors):
+        Bundle.load(anchor).check_has(device.file or "int8")
+        if anchor in anchors[:at]:
+            raise BundleError(f"--anchor {anchor}: is given twice")
     if study.storage is not None and "://" in study.storage:
         from compress.nas.storage import close_storage, open_storage  # optuna
 

@@ -150,7 +150,7 @@ def _configure(request: SearchRequest) -> SearchConfig:
         columns=request.columns,
         options=options,
     )
-    preflight.check_search(request.study, request.device)
+    preflight.check_search(space, request.study, request.device)
     return request.make_config(teacher, data, space)
 
 

@@ -298,13 +298,13 @@ class DeviceSettingOptions(DeviceOptions):
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions(DeviceSettingOptions):
-    """Choose what a search measures: file, setting, and the number of shapes from which
-    it predicts the others."""
+    """Choose what a search measures: file (None: the space's precisions, or int8),
+    setting, and the number of shapes from which it predicts the others."""
 
     file: Annotated[
-        Literal["int8", "fp32"],
-        device_option(help="Measure and ship this file."),
-    ] = "int8"
+        Literal["int8", "fp32"] | None,
+        device_option(help="Measure and ship this file, by default int8"),
+    ] = None
     shapes: Annotated[int, device_option(help="Measure this many shapes, 5 to 64.")] = (
         16
     )
@@ -361,6 +361,7 @@ class StudyOptions:
     storage: Annotated[
         str | None,
         search_option(help="SQLite file or postgresql: URL; default: in --out."),
+        NAME_CHECK,
     ] = None
     name: Annotated[
         str | None, search_option(help="The study's name there; default: the folder's.")

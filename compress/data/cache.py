@@ -36,7 +36,7 @@ RESUMABLE_SECONDS: Final = 7 * 24 * 3600
 
 def home() -> Path:
     """Return the folder of the caches: $COMPRESS_HOME, else ~/.cache/compress."""
-    return Path(os.environ.get("COMPRESS_HOME") or Path.home() / ".cache" / "compress")
+    return Path(os.environ.get("COMPRESS_HOME") or "~/.cache/compress").expanduser()
 
 
 def load_or_create(entry: Path, make: Callable[[Path], object]) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.benchmark.device import Device
-from compress.errors import BundleError, SearchError
+from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Precision
 from compress.kinds import Kind
@@ -155,10 +155,9 @@ def _find_anchors(search: SearchConfig) -> dict[str, Path]:
     for anchor in search.anchors:
         bundle = Bundle.load(anchor)
         bundle.check_has(search.precision)
-        name = f"{anchor} {search.precision}"
-        if name in files:
-            raise BundleError(f"--anchor {anchor}: is given twice")
-        files[name] = bundle.path / BUNDLE_FILES[search.precision]
+        files[f"{anchor} {search.precision}"] = (
+            bundle.path / BUNDLE_FILES[search.precision]
+        )
     return files
 
 

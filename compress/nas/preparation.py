@@ -119,7 +119,7 @@ class SearchRequest:
             threads=device.threads,
             batch=device.batch,
             seq=seq,
-            precision=device.file,
+            precision=device.file or "int8",
             shapes=device.shapes,
             rounds=device.rounds,
             runs=device.runs,

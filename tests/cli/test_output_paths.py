@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from compress.config.options import StudyOptions
+from compress.data import cache
 from compress.exporters.artifact import Bundle
 from tests import command, tiny
 from tests.command import Shelf
@@ -165,3 +167,18 @@ def test_a_home_folder_that_the_shell_left(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert command.run("report", given["bundle"], "--html=~/page.html").code == 0
     assert (tmp_path / "page.html").is_file()
+
+
+def test_a_home_folder_in_an_option_that_also_takes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COMPRESS_HOME", "~/caches")
+    assert cache.home() == tmp_path / "caches"
+    assert StudyOptions(storage="~/study.db").storage == str(tmp_path / "study.db")
+    out = ("--out", str(tmp_path / "out"))
+    for words in (
+        ("search", "--teacher", "minilm", "--data", "intents", "--space=~/absent.yaml", *out),
+        ("label", "--teacher", "gpt2", "--data", "intents", "--prompt=~/absent.yaml", *out),
+        ("label", "--teacher=~/absent.yaml", "--data", "intents", "--prompt", "sentiment", *out),
+    ):
+        told = command.run(*words)
+        assert told.code == 2 and str(tmp_path / "absent.yaml") in told.err.replace("\n", ""), told.err
