@@ -431,14 +431,18 @@ def run_folder(
         return preflight.choose_out(recipe, data or "text", resume=resume)
 
 
-def continuation(out: Path) -> str:
-    """Say which command continues an interrupted run, and as how many processes if
-    there are several."""
+def _continuation(hint: str | Path) -> str:
+    """Return a hint; for the folder of a run, say which command continues it, and as
+    how many processes if there are several."""
+    if isinstance(hint, str):
+        return hint
+    if not (hint / "run.json").is_file():
+        return "Nothing was written. Run the same command again."
     from compress.provenance import command_line, resume_command
 
     processes = os.environ.get("WORLD_SIZE", "1")
     launched = "" if processes == "1" else f", launched as {processes} processes"
-    return f"Continue with{launched}: {resume_command(out, command_line())}"
+    return f"Continue with{launched}: {resume_command(hint, command_line())}"
 
 
 def results() -> TextIO:
@@ -499,9 +503,11 @@ def schema(command: str) -> str:
 
 
 @contextmanager
-def user_errors(hint: str = "") -> Iterator[None]:
+def user_errors(hint: str | Path = "") -> Iterator[None]:
     """Turn user errors into a message and exit code 2, Ctrl-C into 130, SIGTERM into
     143.
+
+    hint  how to continue, or the folder of the run, which may not have begun
 
     Any traceback is a bug of ours.
     """
@@ -529,11 +535,11 @@ def user_errors(hint: str = "") -> Iterator[None]:
         where = f"{name}: " if name else ""
         message = (
             f"error: {_place()}{where}{error.strerror}. Nothing half-written is left. "
-            f"{hint}"
+            f"{_continuation(hint)}"
         ).rstrip()
         code = USER_ERROR
     except KeyboardInterrupt as interrupt:
-        message = f"\ninterrupted. {hint}"
+        message = f"\ninterrupted. {_continuation(hint)}"
         code = exit_code(interrupt)
     else:
         return

@@ -10,7 +10,6 @@ from compress.cli.options import (
     UNCERTIFIED,
     announce,
     console,
-    continuation,
     is_first,
     print_forecast,
     print_json,
@@ -52,7 +51,7 @@ def prune(
     Example: compress prune minilm --data intents --out runs/half --layers 4 --ffn 0.5
     """
     out = run_folder(shipped.out, recipe, data, resume=options.resume)
-    with user_errors(hint=continuation(out)):
+    with user_errors(hint=out):
         from compress.commands import preflight
         from compress.jobs.request import PruneArguments
 

@@ -14,7 +14,6 @@ from compress.cli.options import (
     CommandGroup,
     announce,
     console,
-    continuation,
     print_forecast,
     print_json,
     run_folder,
@@ -129,7 +128,7 @@ def search(
     out = inputs.out
     if data is not None and not join.worker:
         out = run_folder(out, inputs.space, data, resume=options.resume)
-    with user_errors(hint="" if out is None else continuation(out)):
+    with user_errors(hint=out or ""):
         from compress.errors import SearchError
 
         if join.worker:

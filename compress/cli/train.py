@@ -10,7 +10,6 @@ import typer
 from compress.cli.options import (
     announce,
     console,
-    continuation,
     is_first,
     print_forecast,
     print_json,
@@ -59,7 +58,7 @@ def distill(
     Example: compress distill --teacher minilm --data intents --out runs/first
     """
     out = run_folder(shipped.out, recipe, data, resume=options.resume)
-    with user_errors(hint=continuation(out)):
+    with user_errors(hint=out):
         from compress.commands import preflight
         from compress.jobs.request import ForecastArguments
 
@@ -120,7 +119,7 @@ def pretrain(
     --out runs/general
     """
     out = run_folder(out, recipe, corpus or data, resume=options.resume)
-    with user_errors(hint=continuation(out)):
+    with user_errors(hint=out):
         from compress.commands import preflight
         from compress.jobs.request import ForecastPretrainingArguments
 

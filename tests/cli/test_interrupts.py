@@ -1,5 +1,6 @@
 """SIGTERM is a Ctrl-C with an exit code of its own, for the command's own process and the first time only."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from compress.cli.interrupts import Terminated, exit_code, interrupt_on_sigterm
 from compress.cli.options import user_errors
@@ -22,6 +24,18 @@ def test_exit_codes(interrupt: type[BaseException], code: int, capsys: pytest.Ca
         raise interrupt
     assert getattr(ended.value, "exit_code", None) == code
     assert capsys.readouterr().err == "\ninterrupted. Run it again.\n"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_an_interrupted_run_asks_for(begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of which nothing is there yet cannot be resumed."""
+    for error in (KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")):
+        with pytest.raises(typer.Exit), user_errors(hint=tmp_path):
+            if begun:
+                (tmp_path / "run.json").write_text("{}")
+            raise error
+        said = capsys.readouterr().err
+        assert ("--resume" in said, "Nothing was written. Run the same command again." in said) == (begun, not begun)
 
 
 def test_an_interrupt_that_a_library_raises_instead() -> None:
