@@ -13,7 +13,8 @@ from compress.pruning.budget import (
 
 
 class CheckBudget(Phase[Job]):
-    """Refuse a budget that no shape of the model keeps, before anything is trained."""
+    """Refuse a budget that no shape of the model keeps, or the whole model, before
+    anything is trained."""
 
     def run(self, job: Job) -> Job:
         models = job.models

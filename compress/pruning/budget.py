@@ -199,7 +199,8 @@ def refuse_unreachable(
     recipe: Recipe, teacher: Teacher, context: TrainingContext, run: Run
 ) -> None:
     """Raise PruneError if even the smallest shape of a model exceeds the recipe's
-    budget. Weights do not matter, so this is checked before any training."""
+    budget, or if the whole model keeps it. Weights do not matter, so this is checked
+    before any training."""
     target = recipe.target
     if not recipe.pruning or not target.budgets or _file(run, 1).is_file():
         return
@@ -209,11 +210,7 @@ def refuse_unreachable(
     parameters = {
         name: count_parameters(model, plan, sizes) for name, sizes in grid.items()
     }
-    smallest = min(parameters, key=parameters.__getitem__)
-    if target.max_params is not None:
-        check_parameters(
-            teacher.name, parameters[smallest], smallest, target.max_params
-        )
+    smallest = _check_parameters(target, teacher.name, parameters)
     if not target.limits_time or not runs_alone(target.device):
         return
     configs = {
@@ -222,27 +219,54 @@ def refuse_unreachable(
     }
     with open_timer(recipe, context) as timer:
         times = timer.measure(configs)
+    whole_ms = times[WHOLE_SHAPE]
+    _refuse_fast(target, teacher.name, whole_ms, timer.about, CERTAINLY)
     limit = target.max_latency_ms
     if target.speedup is not None:
-        limit = times[WHOLE_SHAPE] / target.speedup
+        limit = whole_ms / target.speedup
     if limit is not None and times[smallest] > CERTAINLY * limit:
         raise PruneError(
             f"{', '.join(target.budgets)}: the smallest shape of {teacher.name}, "
             f"{smallest}, takes {times[smallest]:.3g} ms on {timer.about}, the whole "
-            f"model {times[WHOLE_SHAPE]:.3g} ms, and {limit:.3g} ms are asked for: ask "
-            f"for at most {times[WHOLE_SHAPE] / times[smallest]:.2g} times its speed, "
+            f"model {whole_ms:.3g} ms, and {limit:.3g} ms are asked for: ask "
+            f"for at most {whole_ms / times[smallest]:.2g} times its speed, "
             "or for fewer tokens (seq)"
         )
 
 
-def check_parameters(name: str, count: int, shape: str, most: float) -> None:
-    """Raise PruneError if the smallest shape of a model has more parameters than are
-    allowed."""
-    if count > most:
+def _check_parameters(target: Target, name: str, parameters: Mapping[str, int]) -> str:
+    """Return the shape of a model with the fewest parameters. Raises PruneError if it
+    has more than are allowed, or if the whole model has few enough and its latency is
+    not limited."""
+    smallest = min(parameters, key=parameters.__getitem__)
+    most = target.max_params
+    if most is None:
+        return smallest
+    if parameters[smallest] > most:
         raise PruneError(
-            f"max_params {most:,}: the smallest shape of {name}, {shape}, has "
-            f"{count:,}. Its vocabulary is never pruned: `compress trim` shortens its "
-            "table"
+            f"max_params {most:,}: the smallest shape of {name}, {smallest}, has "
+            f"{parameters[smallest]:,}. Its vocabulary is never pruned: `compress "
+            "trim` shortens its table"
+        )
+    whole = max(parameters.values())
+    if whole <= most and not target.limits_time:
+        raise PruneError(
+            f"max_params {most:,}: {name} itself has {whole:,}: there is nothing to "
+            "prune"
+        )
+    return smallest
+
+
+def _refuse_fast(
+    target: Target, name: str, ms: float, where: str, margin: float = 1.0
+) -> None:
+    """Raise PruneError if a whole model, which takes so many ms, keeps the budget even
+    if it took `margin` times as long."""
+    limit = target.max_latency_ms
+    if limit is not None and margin * ms <= limit and target.max_params is None:
+        raise PruneError(
+            f"max_latency_ms {limit:g}: {name} itself takes {ms:.3g} ms on {where}: "
+            "there is nothing to prune"
         )
 
 
@@ -456,22 +480,13 @@ def decide(
         return None
     grid = shape_grid(cut.model.config, cut.plan)
     parameters = {name: cut.count_parameters(sizes) for name, sizes in grid.items()}
-    limits = {} if target.max_params is None else {"parameters": target.max_params}
-    within, least = keep_within(
-        {name: {"parameters": count} for name, count in parameters.items()}, limits
-    )
-    if not within and target.max_params is not None:
-        check_parameters(task_teacher.name, parameters[least], least, target.max_params)
-    shapes = {name: grid[name] for name in within}
+    _check_parameters(target, task_teacher.name, parameters)
+    most = target.max_params or math.inf
+    shapes = {name: grid[name] for name in grid if parameters[name] <= most}
     search = _ShapeSearch(recipe, cut, task_teacher.name, shapes, parameters)
     if target.limits_time:
         with open_timer(recipe, context) as timer:
             return search.decide_by_time(timer, margin)
-    if cut.plan.sizes in search.shapes.values():
-        raise PruneError(
-            f"max_params: {task_teacher.name} itself has no more parameters: there is "
-            "nothing to prune"
-        )
     ranked = search.rank(search.shapes, {})
     return Decision(target.budgets, None, ranked[0], tuple(ranked))
 
@@ -496,11 +511,7 @@ class _ShapeSearch:
             else whole_ms / target.speedup
         )
         assert limit is not None, "one of the two is given"
-        if whole_ms <= limit and target.max_params is None:
-            raise PruneError(
-                f"max_latency_ms {limit:g}: {self.name} itself takes {whole_ms:.3g} "
-                f"ms on {timer.about}: there is nothing to prune"
-            )
+        _refuse_fast(target, self.name, whole_ms, timer.about)
         aim = limit / margin
 
         def scale_from(whole_then: float) -> float:

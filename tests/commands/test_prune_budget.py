@@ -192,9 +192,14 @@ def test_an_impossible_budget_is_refused(
 
 @pytest.mark.parametrize(
     ("budget_given", "words"),
-    [({"speedup": 900}, "ask for at most .* times its speed"), ({"max_params": 100}, "the smallest shape of")],
+    [
+        ({"speedup": 900}, "ask for at most .* times its speed"),
+        ({"max_params": 100}, "the smallest shape of"),
+        ({"max_params": 10**9}, "itself has .*: there is nothing to prune"),
+        ({"max_latency_ms": 1000}, "itself takes .*: there is nothing to prune"),
+    ],
 )
-def test_a_budget_that_no_shape_keeps_is_refused_before_the_teacher_is_trained(
+def test_a_budget_that_no_shape_or_the_whole_model_keeps_is_refused_before_the_teacher_is_trained(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_given: dict[str, float], words: str
 ) -> None:
     timed(monkeypatch, FakeTimer())
