@@ -78,18 +78,21 @@ class _StrictLoader(yaml.SafeLoader):
             )
         return node
 
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Refuse duplicate keys as they were written: a key may replace one that `<<`
+        merges later."""
+        node = super().compose_mapping_node(anchor)
         seen = set[str]()
         for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
             name = repr(self.construct_object(key, deep=True))
             if name in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{name} is given twice", key.start_mark
                 )
             seen.add(name)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:

@@ -120,11 +120,18 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert len(found) == len(set(found))
 
 
+def test_merge_keys_are_read_as_yaml_has_them(tmp_path: Path) -> None:
+    """Also where a mapping is merged before it is read itself, as it lies deeper."""
+    text = "a: &a {x: 1, y: 2}\ndeep: {down: &b {<<: *a, y: 3}}\nlast: {<<: [*b, *a], z: 4}\n"
+    assert loader.parse_yaml(text, "here") == yaml.safe_load(text)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("about: a\nabout: b\n", "line 2, column 1: 'about' is given twice"),
         ("student: {layers: 2, layers: 3}\n", "'layers' is given twice"),
+        ("student: &a {layers: 2}\nmore: {<<: *a, hidden: 1, hidden: 2}\n", "'hidden' is given twice"),
         ("stages: [\n", "not readable as YAML"),
         ("a: !!python/object/apply:os.getcwd []\n", "not readable as YAML"),
         ("? [1, 2]\n: 3\n", "not readable as YAML"),
