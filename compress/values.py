@@ -178,7 +178,7 @@ class PercentCheck(ArgumentCheck):
 
     def suggest(self, value: Any) -> str:
         share = self._read(value)
-        is_percent = share is not None and 1 < share <= 100
+        is_percent = "%" not in str(value) and share is not None and 1 < share <= 100
         return f"Did you mean {value}%?" if is_percent else ""
 
 
