@@ -1,8 +1,43 @@
-"""Count the cores and measure the memory that a process may use."""
+"""Count the cores and measure the memory that a process may use, and read which process
+of a launch it is from the variables that torchrun and accelerate set."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from compress.errors import RunError
+
+
+def count_processes() -> int:
+    """Count the processes of this launch: more than one if accelerate or torchrun has
+    started them. Raises RunError if WORLD_SIZE is not a count."""
+    return int(_read_variable("WORLD_SIZE", r"[1-9]\d*", "1"))
+
+
+def process_rank() -> int:
+    """Return the number of this process in its launch, from 0. Raises RunError if there
+    are several and RANK is not a number."""
+    return int(_read_variable("RANK")) if count_processes() > 1 else 0
+
+
+def check_meeting() -> None:
+    """Raise RunError if there are several processes and a variable by which they meet
+    is missing."""
+    if count_processes() > 1:
+        for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
+            _read_variable(name)
+        _read_variable("MASTER_ADDR", ".+")
+
+
+def _read_variable(name: str, pattern: str = r"\d+", default: str = "") -> str:
+    value = os.environ.get(name, default)
+    if not re.fullmatch(pattern, value):
+        raise RunError(
+            f"{name}={value}: expected what torchrun or accelerate launch set for each "
+            "of several processes: start them with one of these, or unset WORLD_SIZE"
+        )
+    return value
 
 
 def count_cores() -> int:

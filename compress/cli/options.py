@@ -23,6 +23,7 @@ from typer.models import ArgumentInfo
 from compress import __version__
 from compress.cli.interrupts import INTERRUPTED, TERMINATED, exit_code
 from compress.config import PANELS
+from compress.machine import process_rank
 from compress.progress import SCREEN
 from compress.terminal import printable, separate_results
 
@@ -299,6 +300,8 @@ def with_verbosity(
     @wraps(command)
     def run(*, quiet: bool, log_level: Level, version: bool, **arguments: Any) -> None:
         del version  # its callback has exited already
+        with user_errors():
+            is_first()  # or the launch is refused
         output = Output("error" if quiet else log_level, options=names)
         if output.level == "debug":
             import logging
@@ -352,10 +355,7 @@ def _expand_home(value: Any) -> Any:
         return [_expand_home(each) for each in value]
     if not isinstance(value, Path):
         return value
-    try:
-        return value.expanduser()
-    except RuntimeError:
-        return value
+    return Path(os.path.expanduser(value))  # noqa: PTH111  # which does not raise for an unknown user
 
 
 def _option_name(parameter: Parameter) -> str:
@@ -404,7 +404,7 @@ def printer(as_json: bool = False, *, answer: bool = False) -> Callable[[str], N
 def is_first() -> bool:
     """Return True in the only process of a command, or in the one of several that
     prints."""
-    return os.environ.get("RANK", "0") == "0"
+    return process_rank() == 0
 
 
 def _place() -> str:

@@ -22,6 +22,7 @@ from compress.cli.options import (
     with_option_groups,
 )
 from compress.config import options as opt
+from compress.machine import count_cores, count_processes
 from compress.terminal import printable
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def predict(
                     "predict: a file needs both --input and --output, and no texts"
                 )
             threads = max(
-                1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+                1, count_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             )
             predictor = _open(bundle, precision, vector, threads=threads)
             settings = RowSettings(file.text, pair, on_error, vector.vectors)
@@ -234,7 +235,7 @@ def _find_share(
     bundle: Path, rows: Path, answers: Path, decisive: dict[str, Any]
 ) -> "RowShare | None":
     """Return which rows this process answers, if torchrun has started several."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if count_processes() == 1:
         return None
     from compress.exporters import row_files
     from compress.exporters.artifact import Bundle

@@ -10,7 +10,6 @@ Answers left by an interrupted command are used by the next command with the sam
 request.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from compress.data.answers import AnswerColumns
 from compress.errors import DataError
 from compress.io import atomic_file, hash_sample, hash_value
+from compress.machine import count_processes, process_rank
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,8 +57,7 @@ class RowShare:
         """
         digest = hash_value([dict(decisive), hash_sample(source)])
         folder = target.with_name(f".{target.name}.answers")
-        rank = int(os.environ["RANK"])
-        return cls(rank, int(os.environ["WORLD_SIZE"]), folder, digest)
+        return cls(process_rank(), count_processes(), folder, digest)
 
     @property
     def writes(self) -> bool:

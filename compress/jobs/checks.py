@@ -16,6 +16,7 @@ from compress.config.stages import AnyStage, Stage, StudentSpec
 from compress.data.lengths import RowLengths
 from compress.errors import RecipeError, TeacherError
 from compress.jobs.sizes import long_stages
+from compress.machine import check_meeting
 from compress.models.sentence_settings import settings_of
 from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
@@ -36,8 +37,10 @@ def join_processes() -> PartialState:
 
     Returns once all of them have joined: the store that they meet in ends with the
     first process, which may be about to refuse its arguments. Raises RunError for a
-    launch that asks for split weights, unless a command has taken that request.
+    launch that does not say where they meet, or that asks for split weights, unless a
+    command has taken that request.
     """
+    check_meeting()
     refuse_sharding()
     state = PartialState(
         cpu=not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))

@@ -21,13 +21,12 @@ from compress.arrays import Doubles, Longs
 from compress.data.cache import explained, home, locked
 from compress.errors import TeacherError
 from compress.io import atomic_file, name_disk_errors
+from compress.machine import count_processes, process_rank
 from compress.progress import Progress, note
 from compress.training.processes import (
     check_same,
-    count_processes,
     gather,
     node_first,
-    process_rank,
 )
 
 FLUSH_SECONDS: Final = 1.0

@@ -46,6 +46,7 @@ from compress.arrays import Floats
 from compress.config import loader
 from compress.config.stages import Frozen
 from compress.errors import ArgumentError, PromptError, RecipeError, TeacherError
+from compress.machine import process_rank
 from compress.prompting.answers import (
     LanguageModel,
     Likelihood,
@@ -58,7 +59,6 @@ from compress.prompting.answers import (
 from compress.prompting.batch import BatchFiles
 from compress.prompting.usage import LimitError, Meter
 from compress.terminal import one_line
-from compress.training.processes import process_rank
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 FOR_ITS_TEXT = frozenset({400, 413, 422})

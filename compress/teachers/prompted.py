@@ -14,6 +14,7 @@ from compress.config.options import RunOptions
 from compress.data.task import TaskData
 from compress.jobs.job import Job
 from compress.jobs.phase import Estimated, Phase
+from compress.machine import count_processes
 from compress.models.teacher import Teacher
 from compress.prompting.answers import (
     LanguageModel,
@@ -35,7 +36,7 @@ from compress.prompting.votes import prompted_teacher
 from compress.records.forecast import PhaseEstimate, size_mb
 from compress.teachers.source import TeacherSource
 from compress.training.finetune import TeacherCheck, check_logits
-from compress.training.processes import count_processes, from_first
+from compress.training.processes import from_first
 
 
 @dataclass(frozen=True)

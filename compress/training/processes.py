@@ -11,7 +11,6 @@ by the first process of the launch, and sent to the nodes that lack it.
 """
 
 import datetime
-import os
 import shutil
 import socket
 import time
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from compress import __version__, io
 from compress.data.cache import dataset, home, is_whole
 from compress.errors import DamagedError, RunError
+from compress.machine import count_processes
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,17 +36,6 @@ WAIT_LIMIT = datetime.timedelta(days=14)
 once."""
 SENT_AT_ONCE = 1 << 26
 """Bytes of a file that are held in memory while it is sent."""
-
-
-def count_processes() -> int:
-    """Count the processes of this launch: more than one if accelerate or torchrun has
-    started them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def process_rank() -> int:
-    """Return the number of this process in its launch, from 0."""
-    return int(os.environ.get("RANK", "0"))
 
 
 @cache

@@ -29,7 +29,8 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from compress.config.recipe import Recipe
 from compress.errors import RecipeError, RunError
-from compress.training.processes import count_processes, from_first
+from compress.machine import count_processes
+from compress.training.processes import from_first
 from compress.training.trainer import BEST, STEP_WEIGHTS, StepTrainer, loading
 
 REQUEST = "ACCELERATE_USE_FSDP"

@@ -38,6 +38,7 @@ from compress.data.masking import Words, count_tokens
 from compress.errors import DamagedError, ObjectiveError, RecipeError, RunError
 from compress.io import atomic_folder, verify
 from compress.kinds import Kind
+from compress.machine import count_processes
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import fit_new_output
 from compress.models.memory import is_dispatched
@@ -52,7 +53,6 @@ from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
 from compress.training.processes import (
-    count_processes,
     forget_received,
     from_first,
     share_folder,

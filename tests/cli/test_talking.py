@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from compress.cli.options import UNCERTIFIED, Command, console, print_result, user_errors, with_verbosity
 from compress.console import print_note, warn
-from compress.errors import DataError
+from compress.errors import DataError, RunError
+from compress.jobs.checks import join_processes
 from tests import command, tiny
 
 
@@ -94,7 +95,37 @@ def test_a_level_ends_with_its_command() -> None:
 def test_other_processes_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     for words in ([], ["--quiet"]):
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        assert "step 1" in run(lambda: None).stdout, "the only process"
+        monkeypatch.setenv("WORLD_SIZE", "2")
         assert run(lambda: None, *words).stdout == "a result\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK="),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
+        ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK=first"),
+    ],
+)
+def test_a_part_of_a_launchers_variables_is_refused(
+    variables: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    told = command.run("recipes")
+    assert told.code == 2 and f"{named}: expected what torchrun" in told.err
+
+
+@pytest.mark.parametrize("missing", ["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_processes_that_cannot_meet_are_refused(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
+    for name, value in (variables | {missing: ""}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=f"{missing}=: expected what torchrun"):
+        join_processes()
 
 
 @pytest.mark.parametrize(

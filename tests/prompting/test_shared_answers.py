@@ -128,6 +128,7 @@ def test_an_endpoint_needs_its_key_in_the_process_that_asks(tmp_path: Path, monk
     file = tmp_path / "endpoint.yaml"
     file.write_text("url: https://api.example.com/v1\nmodel: m\nkey: NOT_SET\n", encoding="utf-8")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert open_endpoint(str(file)).askers(8) == 1
     assert RemoteModel(Endpoint.load(str(file))).key is None
 
