@@ -315,9 +315,9 @@ class Stage(ReadsRows):
         terms: tuple[Term, ...],
         seen: ValidationInfo,
     ) -> tuple[Term, ...]:
-        if not terms and seen.data.get("step") is None:
+        if seen.data.get("step") is None and not any(term.weight for term in terms):
             raise ValueError(
-                "is empty; a stage needs terms, or a `step` that brings its own losses"
+                "has no term with a weight; give one, or a `step` with its own losses"
             )
         return terms
 

@@ -55,6 +55,16 @@ def test_a_good_recipe(tmp_path: Path) -> None:
     assert recipe.teacher.objective == (Term("bert.labels"),)
 
 
+def test_an_objective_without_a_weight_is_refused(tmp_path: Path) -> None:
+    """It would train nothing."""
+    terms = [{"loss": "hinton.soft_targets", "weight": 0}, {"loss": "bert.labels", "weight": 0}]
+    stages = [{"distill": "first", "lr": 1e-3, "objective": terms}]
+    (problem,) = problems(written(tmp_path, GOOD | {"stages": stages}))
+    assert problem.startswith("mine.yaml: stages[0].objective: has no term with a weight")
+    terms[1]["weight"] = 0.5
+    Recipe.load(written(tmp_path, GOOD | {"stages": stages}))
+
+
 def test_only_finetune_has_a_default_objective(tmp_path: Path) -> None:
     stages = [{"finetune": "task", "lr": 1e-3}, {"distill": "it", "lr": 1e-3}]
     assert problems(written(tmp_path, GOOD | {"stages": stages})) == ["mine.yaml: stages[1].objective: is missing"]
