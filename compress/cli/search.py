@@ -147,17 +147,13 @@ def search(
                 console=console(shown.as_json),
             )
             return
-        if teacher is None or data is None:
-            missing = next(
-                each
-                for each in context.command.params
-                if each.name == ("data" if teacher else "teacher")
-            )
-            context.fail(
-                f"Missing option '{missing.opts[0]}'. Expected: "
-                f"{getattr(missing, 'help', '')}"
-            )
-        assert out is not None, "data are given"
+        for each in context.command.params:
+            if each.name in ("teacher", "data") and not getattr(inputs, each.name):
+                context.fail(
+                    f"Missing option '{each.opts[0]}'. Expected: "
+                    f"{getattr(each, 'help', '')}"
+                )
+        assert teacher and data and out
         from compress.commands import preflight
         from compress.nas.config import Budget, Space
 

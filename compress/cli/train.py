@@ -155,11 +155,6 @@ def pretrain(
 class LabelOptions:
     """Choose how texts are read and labelled."""
 
-    text: opt.TextColumns = None
-    label: Annotated[
-        str | None,
-        opt.data_option(help="Label column, used only to score the teacher."),
-    ] = None
     seed: Annotated[
         int, opt.training(min=0, help="Random seed for choosing examples.")
     ] = 0
@@ -192,12 +187,14 @@ def label(
         str, opt.data_option(help="The data, as for distill; or texts without labels.")
     ],
     out: Annotated[Path, opt.file_output(help="The .jsonl file to write.")],
+    columns: opt.ColumnOptions = opt.ColumnOptions(),
     options: LabelOptions = LabelOptions(),
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
     """Label texts with a prompted language model: one JSON line per text, with the
-    probabilities of the labels, or with the text that it answers.
+    probabilities of the labels, or with the text that it answers. Labels in the data
+    only score the model.
 
     Example: compress label --teacher gpt2 --prompt sentiment --data texts.txt --out
     labelled.jsonl
@@ -209,9 +206,6 @@ def label(
         teacher = NAME_CHECK.take(teacher, "teacher")
         prompt = NAME_CHECK.take(prompt, "prompt")
         arguments: dict[str, Any] = asdict(options)
-        columns = opt.ColumnOptions(
-            text=arguments.pop("text"), label=arguments.pop("label")
-        )
         preflight.check_labelling(
             teacher, prompt, data, out, columns, allow_pickle=options.allow_pickle
         )

@@ -4,10 +4,8 @@ torch is imported.
 Only settings are read; nothing is fetched, and none of the user's code is run.
 """
 
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +57,7 @@ from compress.jobs.request import (
 )
 from compress.jobs.sizes import check_sizes
 from compress.jobs.target import list_pruning, set_target
+from compress.machine import count_processes, process_rank
 from compress.models import checkpoints
 from compress.nas.config import Space
 from compress.outputs import check_new_file, check_new_folder, check_output_folder
@@ -157,7 +156,7 @@ def check(
     if corpus is not None:
         sources.check_corpus(corpus)
     # the other processes of a launch see the run that the first one has created
-    if os.environ.get("RANK", "0") == "0":
+    if process_rank() == 0:
         Run.check(Path(out), resume=options.resume)
 
 
@@ -227,8 +226,8 @@ def prune_request(arguments: PruneArguments) -> DistillRequest:
         aimed = set_target(
             recipe,
             arguments.target.values,
-            asdict(arguments.setting),
-            arguments.options.overrides or (),
+            arguments.setting.values,
+            arguments.options.overrides,
         )
         check_sizes(aimed, request.teacher)
         if aimed.target.needs_device:
@@ -303,9 +302,9 @@ def check_search(space: Space, study: StudyOptions, device: MeasureOptions) -> N
             f"or give --set axes.precision=[{device.file}]"
         )
     anchors = study.anchor or []
-    for at, anchor in enumerate(anchors):
+    for anchor in anchors:
         Bundle.load(anchor).check_has(device.file or "int8")
-        if anchor in anchors[:at]:
+        if anchors.count(anchor) > 1:
             raise BundleError(f"--anchor {anchor}: is given twice")
     if study.storage is not None and "://" in study.storage:
         from compress.nas.storage import close_storage, open_storage  # optuna
@@ -459,7 +458,7 @@ def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
 
     Raises RunError if there is no run to resume, and if several processes would each
     choose."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if count_processes() > 1:
         raise RunError(
             "--out: required with several processes: each would choose its own folder"
         )

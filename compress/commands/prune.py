@@ -1,6 +1,6 @@
 """Prune a model to given sizes or a budget: cut, recover, ship and measure."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from compress.arguments import with_keywords_of
 from compress.benchmark.devices import open_device
@@ -57,6 +57,5 @@ def resolve_target(
     options = request.options
     processes = join_processes().num_processes
     recipe = load_functions(request.recipe, processes, options.allow_code)
-    overrides = options.overrides or ()
-    recipe = set_target(recipe, target.values, asdict(setting), overrides)
+    recipe = set_target(recipe, target.values, setting.values, options.overrides)
     return replace(request, recipe=recipe)

@@ -10,7 +10,7 @@ import torch.
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -471,10 +471,10 @@ class PruneOptions(GoalOptions):
     ] = None
 
     @property
-    def values(self) -> dict[str, float | None]:
-        """Return the sizes and the limits, without the goal."""
-        goal = {each.name for each in fields(GoalOptions)}
-        return {name: own for name, own in asdict(self).items() if name not in goal}
+    def values(self) -> dict[str, float]:
+        """Return the sizes and the limits that are given, without the goal."""
+        goal = asdict(self.goal)
+        return {name: own for name, own in _given(self).items() if name not in goal}
 
     @property
     def goal(self) -> GoalOptions:
@@ -503,6 +503,15 @@ class SettingOptions:
         int | None,
         device_option(min=1, help="Tokens; default: the recipe's max_length."),
     ] = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return what is given."""
+        return _given(self)
+
+
+def _given(group: Any) -> dict[str, Any]:
+    return {name: own for name, own in asdict(group).items() if own is not None}
 
 
 @check_arguments

@@ -16,18 +16,16 @@ from compress.errors import PruneError
 
 def set_target(
     recipe: Recipe,
-    target: Mapping[str, float | None],
-    setting: Mapping[str, Any],
-    overrides: Sequence[str] = (),
+    values: Mapping[str, float],
+    settings: Mapping[str, Any],
+    overrides: Sequence[str] | None = None,
 ) -> Recipe:
     """Return the recipe with these values in its target, which keeps all others that
     they do not exclude: sizes exclude budgets, and one limit of the latency the other.
 
-    None is not given. Raises PruneError, also where a value replaces another one that
+    Raises PruneError, also where a value replaces another one that
     the user gave among the recipe's `overrides`.
     """
-    values = _given(target)
-    settings = _given(setting)
     _check_numbers(values)
     if not recipe.pruning:
         _refuse_settings(settings)
@@ -59,7 +57,7 @@ def set_target(
     if not validated.needs_device:
         _refuse_settings(settings)
     replaced = {name for name in before if getattr(validated, name) != before[name]}
-    for line in overrides:
+    for line in overrides or ():
         part, *name = line.partition("=")[0].split(".")
         if part == "target" and replaced.intersection(name or replaced):
             raise PruneError(
@@ -67,10 +65,6 @@ def set_target(
                 "other; give one of the two"
             )
     return recipe.model_copy(update={"target": validated})
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _refuse_settings(settings: Mapping[str, Any]) -> None:

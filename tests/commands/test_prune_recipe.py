@@ -1,6 +1,5 @@
 """Prune stages and targets in recipes: as strict as all else there."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import yaml
 
 from compress.commands.prune import set_target
-from compress.config.options import GoalOptions, SettingOptions
+from compress.config.options import GoalOptions, PruneOptions, SettingOptions
 from compress.config.recipe import Recipe
 from compress.config.stages import Prune
 from compress.errors import PruneError, RecipeError
@@ -18,7 +17,7 @@ from compress.slicing.sizes import Sizes
 from tests import command, tiny
 from tests.pruning_given import RECIPE
 
-SETTING = asdict(SettingOptions())
+SETTING: dict[str, Any] = {}
 
 
 def recipe(folder: Path, *overrides: str, **changes: Any) -> Recipe:
@@ -137,8 +136,11 @@ def test_importance_is_checked_before_anything_runs(tmp_path: Path, line: str, s
 
 def test_the_commands_target_replaces_what_it_excludes_in_the_recipes(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"ffn": 0.5})
-    assert set_target(found, {"layers": None}, SETTING) == found
-    assert set_target(found, {"layers": 2, "ffn": None}, SETTING).target.sizes == {"layers": 2, "ffn": 0.5}
+    assert set_target(found, PruneOptions().values, SettingOptions().values) == found
+    assert set_target(found, PruneOptions(layers=2, keep="0.9").values, SETTING).target.sizes == {
+        "layers": 2,
+        "ffn": 0.5,
+    }
     assert set_target(found, {"ffn": 32}, SETTING).target.sizes == {"ffn": 32}
     budget = set_target(found, {"speedup": 2.0, "max_params": 5e6}, SETTING | {"seq": 16}).target
     assert (budget.sizes, budget.budgets, budget.seq) == ({}, {"speedup": 2.0, "max_params": 5_000_000}, 16)
@@ -162,7 +164,7 @@ def test_a_budget_replaces_only_the_other_limit_of_the_same_cost(tmp_path: Path)
 
 def test_a_setting_that_equals_the_default_replaces_the_recipes(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"speedup": 2, "device": "ssh:pi", "threads": 2, "batch": 8, "seq": 16})
-    target = set_target(found, {}, asdict(SettingOptions(device="local", threads=1, batch=1))).target
+    target = set_target(found, {}, SettingOptions(device="local", threads=1, batch=1).values).target
     assert (target.device, target.threads, target.batch, target.seq) == ("local", 1, 1, 16)
 
 
