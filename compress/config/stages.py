@@ -165,6 +165,7 @@ class ReadsRows(Frozen):
     """
 
     data: Literal["task", "text"]
+    head: Head
     max_length: Annotated[
         Annotated[int, Field(ge=8, le=1_000_000), Tag(NUMBER_BRANCH)] | Auto,
         NumberOrAuto,
@@ -200,12 +201,19 @@ class ReadsRows(Frozen):
         lengths can be known."""
         return self.data == "task"
 
+    @property
+    def continues_text(self) -> bool:
+        """Return True if the model is a causal language model, which reads texts with
+        their line ends, spaces and indentation."""
+        return self.head == "causal_lm"
+
 
 class Stage(ReadsRows):
     """Train a model: minimise an objective, or the losses of a paper's own step.
 
     data         task (labelled examples) or text (the given corpus, else the task's own
-                 sentences)
+                 sentences); `head: causal_lm` reads documents unchanged, other models
+                 without line ends
     head         the head of the model; by default task or encoder (none), as `data` is
                  task or text
     teacher      task: fine-tuned for the task; general: as pre-trained, with `head`;
@@ -262,7 +270,6 @@ class Stage(ReadsRows):
 
     kind: Literal["distill", "finetune", "pretrain"]
     name: StageName
-    head: Head
     teacher: Literal["task", "general", "previous"]
     student: StudentSpec | None = None
     train: Literal["all", "head", "no positions"] = "all"

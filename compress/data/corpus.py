@@ -24,7 +24,13 @@ from compress.data import cache, documents, pydoc, sources
 from compress.data.blocks import divide_evenly, id_type, limit_batches, pack, to_batch
 from compress.data.encoder import encoder_of
 from compress.data.encoding_processes import encode_documents
-from compress.data.sentences import SentenceTokens
+from compress.data.sentences import (
+    ReadDocument,
+    SentenceTokens,
+    join_lines,
+    keep_lines,
+    split_lines,
+)
 from compress.data.templates import Template
 from compress.data.text_files import reading
 from compress.data.tokenize import RowMapping, fingerprint, row_batches
@@ -76,6 +82,8 @@ class Corpus:
     text."""
     parts: tuple[Corpus, ...] = ()
     """The text of each language, and of each pair of them, if there are several."""
+    line_ends: bool = False
+    """True if the line ends of a text are read, too; otherwise they are spaces."""
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, Corpus]) -> Corpus:
@@ -97,6 +105,26 @@ class Corpus:
         return max(
             (number + 1 for part in self.parts for number in part.languages), default=0
         )
+
+    def with_line_ends(self, kept: bool = True) -> Corpus:
+        """Return the corpus for a causal language model, whose texts are the documents
+        unchanged, if the line ends are to be `kept`; translations are read as
+        before."""
+        if not kept:
+            return self
+        return replace(
+            self,
+            fingerprint=cache.digest("line ends", self.fingerprint),
+            parts=tuple(part.with_line_ends() for part in self.parts),
+            line_ends=True,
+        )
+
+    @property
+    def read(self) -> ReadDocument:
+        """Return the function that makes texts of a document."""
+        if self.parallel:
+            return split_lines
+        return keep_lines if self.line_ends else join_lines
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
         """Keep only the held-out documents, whose number, from 1, is a multiple of
@@ -264,7 +292,7 @@ def iterate_documents(
     tokenizer call in memory.
 
     Joined, the tokens of a document's sentences equal the tokens of the document as
-    running text: see `compress.data.sentences`.
+    running text, or as it is: see `compress.data.sentences`.
     """
     found = chain.from_iterable(
         zip(batch.documents.tolist(), batch.tokens.rows(), strict=True)
@@ -355,7 +383,7 @@ def _encode(
     """Encode the sentences of a corpus from the document `start` on."""
     documents = islice(enumerate(corpus.documents()), start, None)
     encoder = encoder_of(tokenizer)
-    return encode_documents(documents, encoder, parallel=corpus.parallel)
+    return encode_documents(documents, encoder, read=corpus.read)
 
 
 def build_rows(

@@ -26,10 +26,11 @@ from tokenizers import Tokenizer
 
 from compress.data.encoder import Encoder, TextEncoder
 from compress.data.sentences import (
+    ReadDocument,
     RunningTextEncoder,
     SentenceTokens,
+    join_lines,
     read_texts,
-    take_texts,
 )
 from compress.errors import CompressError, DataError
 from compress.machine import count_cores
@@ -50,27 +51,28 @@ def encode_documents(
     documents: Iterable[NumberedDocument],
     encoder: Encoder,
     *,
-    parallel: bool = False,
+    read: ReadDocument = join_lines,
 ) -> Iterator[SentenceTokens]:
     """Encode the sentences of numbered documents, about SENTENCES_PER_CALL at once;
     some may have no tokens.
 
-    parallel   each line of a document is one sentence, and encoded alone
+    read   makes texts of a document: `sentences.join_lines`, `keep_lines` or
+           `split_lines`
 
     Raises DataError if a process ends before its work is done.
     """
     numbered = iter(documents)
     own = _take_documents(numbered, OWN_CHARACTERS)
-    batches = take_texts(read_texts(own, parallel))
+    batches = read_texts(own, read)
     first = next(batches, [])
     sentences = RunningTextEncoder.from_encoder(encoder, first)
     for texts in chain([first], batches):
         yield SentenceTokens.from_texts(texts, sentences)
     count = min(count_cores(), MOST_PROCESSES)
     if isinstance(encoder, TextEncoder) and count > 1:
-        yield from _encode_elsewhere(numbered, sentences, encoder, count, parallel)
+        yield from _encode_elsewhere(numbered, sentences, encoder, count, read)
     # documents that no other process has taken
-    for texts in take_texts(read_texts(numbered, parallel)):
+    for texts in read_texts(numbered, read):
         yield SentenceTokens.from_texts(texts, sentences)
 
 
@@ -90,7 +92,7 @@ def _encode_elsewhere(
     sentences: RunningTextEncoder,
     encoder: TextEncoder,
     count: int,
-    parallel: bool,
+    read: ReadDocument,
 ) -> Iterator[SentenceTokens]:
     """Send documents to processes, each when one is idle, and yield the answers in the
     order of the documents."""
@@ -98,7 +100,7 @@ def _encode_elsewhere(
     if not task:
         return
     backend = encoder.backend.to_str()
-    start = (backend, encoder.settings, encoder.name, sentences.ends_tokens, parallel)
+    start = (backend, encoder.settings, encoder.name, sentences.ends_tokens, read)
     idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
 
     def ask(task: Documents) -> list[SentenceTokens]:
@@ -180,7 +182,7 @@ def serve() -> None:
     source = sys.stdin.buffer
     sink = sys.stdout.buffer
     sys.stdout = sys.stderr
-    backend, settings, name, ends_tokens, parallel = pickle.load(source)
+    backend, settings, name, ends_tokens, read = pickle.load(source)
     encoder = TextEncoder.from_backend(Tokenizer.from_str(backend), settings, name)
     sentences = RunningTextEncoder(encoder, ends_tokens)
     while True:
@@ -188,7 +190,7 @@ def serve() -> None:
             documents = pickle.load(source)
         except EOFError:
             return
-        batches = take_texts(read_texts(documents, parallel))
+        batches = read_texts(documents, read)
         answer: object
         try:
             answer = [SentenceTokens.from_texts(texts, sentences) for texts in batches]

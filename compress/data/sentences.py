@@ -1,6 +1,7 @@
 """Divide documents into sentences, and encode these as parts of running text.
 
-A document is running text, in which the end of a line is a space. The tokens of its
+A document is running text, in which the end of a line is a space; for causal language
+models, which have to learn where lines end, it is the text unchanged. The tokens of its
 sentences, joined, are those that the tokenizer makes of that text, whatever it does
 with spaces and with the beginning of a text: "Ġ" and "▁" stand where a space is, and
 not after every full stop of a text without spaces.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, starmap
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -103,17 +104,6 @@ class RunningText:
     document: int
     text: str
     bounds: list[int]
-
-    @classmethod
-    def from_document(cls, number: int, document: str) -> RunningText:
-        """Join the lines of a document."""
-        lines = [line for line in map(str.strip, document.splitlines()) if line]
-        bounds = [0]
-        before = 0
-        for line in lines:
-            bounds += [before + end for end in _find_ends(line)]
-            before += len(line) + 1
-        return cls(number, " ".join(lines), bounds)
 
     @property
     def size(self) -> int:
@@ -250,18 +240,50 @@ class RunningTextEncoder:
         return TokenArrays.from_rows(rows)
 
 
+ReadDocument = Callable[[int, str], Iterable[RunningText]]
+"""(number, document) -> its texts: one of the three functions that follow."""
+
+
+def join_lines(number: int, document: str) -> list[RunningText]:
+    """Join the lines of a document with spaces."""
+    lines = _strip_lines(document)
+    return _find_sentences(number, " ".join(lines), lines)
+
+
+def keep_lines(number: int, document: str) -> list[RunningText]:
+    """Take a document unchanged."""
+    return _find_sentences(number, document, _strip_lines(document))
+
+
+def split_lines(number: int, document: str) -> list[RunningText]:
+    """Make a text of one sentence of each line."""
+    lines = document.split("\n")
+    return [RunningText(number, line, [0, len(line)]) for line in lines]
+
+
+def _strip_lines(document: str) -> list[str]:
+    return [line for line in map(str.strip, document.splitlines()) if line]
+
+
+def _find_sentences(number: int, text: str, lines: list[str]) -> list[RunningText]:
+    """Find the sentences of the lines of a text, which also holds white space around
+    them."""
+    bounds = [0]
+    at = 0
+    for line in lines:
+        at = text.index(line, at)
+        bounds += [at + end for end in _find_ends(line)]
+        at += len(line)
+    if at:
+        bounds[-1] = len(text)
+    return [RunningText(number, text, bounds)]
+
+
 def read_texts(
-    documents: Iterable[tuple[int, str]],
-    parallel: bool,
-) -> Iterator[RunningText]:
-    """Divide numbered documents into sentences; each line of a `parallel` one is a text
-    of one sentence."""
-    for number, document in documents:
-        if parallel:
-            for line in document.split("\n"):
-                yield RunningText(number, line, [0, len(line)])
-        else:
-            yield RunningText.from_document(number, document)
+    documents: Iterable[tuple[int, str]], read: ReadDocument
+) -> Iterator[list[RunningText]]:
+    """Read the texts of numbered documents, in the groups of `take_texts`."""
+    return take_texts(chain.from_iterable(starmap(read, documents)))
 
 
 def take_texts(texts: Iterable[RunningText]) -> Iterator[list[RunningText]]:
@@ -337,7 +359,11 @@ def _token_bounds(encoding: Encoding, passage: RunningText) -> list[int]:
     for begin, end in reversed(list(pairwise([*passage.bounds, len(passage.text)]))):
         found = (encoding.char_to_token(at) for at in range(begin, end))
         token = min(token, next((each for each in found if each is not None), token))
-        while token > 0 and _is_space_after(encoding.token_to_chars(token - 1), begin):
+        while (
+            token > 0
+            and begin < end
+            and _is_space_after(encoding.token_to_chars(token - 1), begin)
+        ):
             token -= 1
         bounds.append(token)
     bounds.reverse()

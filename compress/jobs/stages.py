@@ -210,9 +210,7 @@ class StageModels:
                 ),
                 source.model.to(PartialState().device),
                 SlicePlan.from_model(source.model),
-                self.context.sample(
-                    stage.data, stage.length, RATED_ROWS, self.run.seed
-                ),
+                self.context.sample(stage, RATED_ROWS, self.run.seed),
                 self.context.collate,
                 bf16=self.context.bf16,
                 console=self.context.console,

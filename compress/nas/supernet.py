@@ -446,7 +446,7 @@ def put_in_order(
         space.importance,
         model.requires_grad_(True),
         plan,
-        training.sample("task", stage.length, space.rows, seed),
+        training.sample(stage, space.rows, seed),
         training.collate,
         batch=stage.batch,
         teacher=task_teacher,

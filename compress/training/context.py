@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from accelerate import PartialState
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from compress import families
 from compress.config.recipe import Recipe, spec_of
 from compress.config.reference import Call
-from compress.config.stages import Stage
+from compress.config.stages import ReadsRows, Stage
 from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
@@ -99,14 +99,16 @@ class TrainingContext:
         """The corpus, or the task's own training texts."""
         return self.corpus or task_text(self.data, self.data.train)
 
-    def text_part(self, held_out: bool) -> Corpus:
-        """Return the documents of the corpus to train on, or those that are held out;
-        without a corpus, the task's texts."""
+    def text_part(self, stage: Stage, held_out: bool) -> Corpus:
+        """Return the documents of the corpus that a stage trains on, or those that are
+        held out; without a corpus, the task's texts."""
         if self.corpus is not None:
-            return self.corpus.part(held_out)
-        return task_text(
-            self.data, self.data.validation if held_out else self.data.train
-        )
+            text = self.corpus.part(held_out)
+        else:
+            text = task_text(
+                self.data, self.data.validation if held_out else self.data.train
+            )
+        return text.with_line_ends(stage.continues_text)
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encode the rows to train on, or with `held_out` those on which a language
@@ -181,35 +183,29 @@ class TrainingContext:
         )
         return split
 
-    def sample(
-        self,
-        data: Literal["task", "text"],
-        max_length: int,
-        count: int,
-        seed: int,
-    ) -> Dataset:
-        """Encode a random sample of `count` rows of the task, or of unlabelled text, to
-        find out what a model needs.
+    def sample(self, stage: ReadsRows, count: int, seed: int) -> Dataset:
+        """Encode a random sample of `count` rows of the task, or of unlabelled text,
+        for a stage that has to find out what a model needs.
 
         The task's rows come from the validation split, and also from the training split
         if the validation split has fewer: a fine-tuned model has memorised its training
         rows, and the gradients of its loss there are noise (docs/LOG.md).
         """
         with node_first():
-            if data == "text":
+            if stage.data == "text":
                 parts = [
                     encode_corpus(
-                        self.text,
+                        self.text.with_line_ends(stage.continues_text),
                         self.tokenizer,
-                        max_length,
-                        limit_tokens=count * max_length,
+                        stage.length,
+                        limit_tokens=count * stage.length,
                     )
                 ]
             else:
                 preparation = self.data.task.preparation
                 splits = (self.data.validation, self.data.train)
                 parts = [
-                    encode(split, self.tokenizer, max_length, preparation=preparation)
+                    encode(split, self.tokenizer, stage.length, preparation=preparation)
                     for split in splits
                 ]
         rng = np.random.default_rng(seed)
@@ -223,7 +219,7 @@ class TrainingContext:
         return concatenate_datasets(parts)
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
-        text = self.text_part(held_out)
+        text = self.text_part(stage, held_out)
         limit = HELD_OUT_TOKENS if held_out else self._count_tokens_read(stage)
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.length, limit_tokens=limit)

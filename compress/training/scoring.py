@@ -222,7 +222,7 @@ def writes_text(stage: Stage, context: TrainingContext) -> bool:
     """Return True if a stage trains a causal language model on running text in one
     language."""
     return (
-        stage.head == "causal_lm"
+        stage.continues_text
         and stage.data == "text"
         and stage.rows is not None
         and stage.corrupt is not None
@@ -239,7 +239,7 @@ def encode_held_out(stage: Stage, context: TrainingContext, seed: int) -> Datase
     """
     builder = stage.rows
     assert builder is not None, "the stage writes text"
-    text = context.text_part(held_out=True)
+    text = context.text_part(stage, held_out=True)
     most = max(1, TOKENS_OF_DOCUMENT // stage.length)
     rng = np.random.default_rng(seed)
     frame = Frame.from_tokenizer(context.tokenizer)

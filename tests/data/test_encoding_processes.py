@@ -12,6 +12,7 @@ from compress.data import encoding_processes
 from compress.data.corpus import Corpus, encode_corpus
 from compress.data.encoder import encoder_of
 from compress.data.encoding_processes import encode_documents
+from compress.data.sentences import ReadDocument, join_lines, keep_lines, split_lines
 from compress.errors import DataError
 from tests import tiny
 
@@ -35,8 +36,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     return started
 
 
-def encode(texts: Iterator[str], *, parallel: bool = False) -> list[tuple[int, list[int]]]:
-    batches = encode_documents(enumerate(texts), encoder_of(tiny.tokenizer()), parallel=parallel)
+def encode(texts: Iterator[str], read: ReadDocument = join_lines) -> list[tuple[int, list[int]]]:
+    batches = encode_documents(enumerate(texts), encoder_of(tiny.tokenizer()), read=read)
     return [
         (number, ids)
         for batch in batches
@@ -44,17 +45,17 @@ def encode(texts: Iterator[str], *, parallel: bool = False) -> list[tuple[int, l
     ]
 
 
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("read", [join_lines, keep_lines, split_lines])
 def test_processes_encode_as_one_does(
-    parallel: bool, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    read: ReadDocument, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = encode(iter(TEXTS), parallel=parallel)
+    found = encode(iter(TEXTS), read)
     assert len(processes) == 2
     assert all(process.poll() is not None for process in processes)
     monkeypatch.setattr(encoding_processes, "count_cores", lambda: 1)
-    assert encode(iter(TEXTS), parallel=parallel) == found
+    assert encode(iter(TEXTS), read) == found
     assert len(processes) == 2
-    assert [number for number, _ in found] == np.repeat(np.arange(len(TEXTS)), 2 if parallel else 3).tolist()
+    assert [number for number, _ in found] == np.repeat(np.arange(len(TEXTS)), 2 if read is split_lines else 3).tolist()
 
 
 def test_little_text_needs_no_process(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from compress.data.corpus import Corpus, encode_corpus
+from compress.data.corpus import Corpus, encode_corpus, iterate_documents
 from compress.data.encoder import encoder_of
 from compress.data.encoding_processes import encode_documents
 from compress.data.sentences import RunningTextEncoder, split_sentences
@@ -83,6 +83,14 @@ def right_stripping() -> PreTrainedTokenizerFast:
     return made
 
 
+def trimmed() -> PreTrainedTokenizerFast:
+    """Make a tokenizer that reports no characters for a token of spaces, as RoBERTa's."""
+    made = byte_level()
+    backend: Any = made.backend_tokenizer
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), backend.post_processor])
+    return made
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "word pieces": lambda: word_piece(False),
     "word pieces, lower case": lambda: word_piece(True),
@@ -91,9 +99,10 @@ KINDS: dict[str, Callable[[], Any]] = {
     "bytes, prefix": lambda: byte_level(prefix=True),
     "bytes, not split": lambda: byte_level(regex=False),
     "bytes, a token that strips": right_stripping,
+    "bytes, trimmed": trimmed,
     "metaspace": metaspace,
 }
-APART = {"word pieces", "word pieces, lower case", "BERT's", "bytes", "bytes, prefix"}
+APART = {"word pieces", "word pieces, lower case", "BERT's", "bytes", "bytes, prefix", "bytes, trimmed"}
 """The kinds whose sentences are encoded one by one."""
 
 
@@ -109,6 +118,20 @@ def test_blocks_are_those_of_a_token_at_a_time(kind: str, length: int) -> None:
     assert found["length"][:] == [len(row["input_ids"]) for row in expected]
     assert found["index"][:] == list(range(len(expected)))
     assert not any(any(row.get("token_type_ids", ())) for row in expected)
+
+
+CODE = "def f(x):\n    if x:\n        return 1.  \n\n    return 2.\n\nThe end. "
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_causal_language_model_reads_the_text_unchanged(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    texts = [text for text in [CODE, CODE * 600, f"\n {CODE}", *documents(kind)] if text.strip()]
+    corpus = Corpus(kind, kind, lambda: iter(texts)).with_line_ends()
+    found: list[list[int]] = [[] for _ in texts]
+    for document in iterate_documents(corpus, tokenizer):
+        found[document.number] = [token for sentence in document.sentences for token in sentence]
+    assert found == tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

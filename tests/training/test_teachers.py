@@ -34,7 +34,7 @@ from compress.training.context import TrainingContext
 from compress.training.finetune import TeacherCheck, check_logits, is_ready, with_head
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
-from tests import tiny
+from tests import learning, tiny
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
 
@@ -80,7 +80,7 @@ def test_a_sample_begins_with_rows_that_were_not_learned_by_heart(
     count: int, held_out: int, learned: int, headless: Path, data: TaskData
 ) -> None:
     teacher = load("tiny", headless, data.task)
-    rows = context(teacher, data).sample("task", 32, count, 0)["input_ids"][:]
+    rows = context(teacher, data).sample(learning.stage(data="task", max_length=32), count, 0)["input_ids"][:]
     own, others = (encode(each, teacher.tokenizer, 32)["input_ids"][:] for each in (data.validation, data.train))
     assert [row in own for row in rows[:held_out]] == [True] * held_out
     assert [row in others for row in rows[held_out:]] == [True] * learned

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from compress.config.stages import Prune
 from compress.data.corpus import Corpus
+from compress.pruning.stage import sample_rows
 from compress.training import context as contexts
 from compress.training.schedule import TimeLimit
-from tests import learning, tiny
+from compress.training.scoring import encode_held_out
+from tests import generative, learning, tiny
 
 TEXTS = ["the film was good and the plot was fun"] * 400
 """Of 11 tokens each in a row."""
@@ -52,6 +55,36 @@ def test_minutes_limit_the_tokens(few: None, monkeypatch: pytest.MonkeyPatch) ->
     assert count(context(minutes=1), steps=None, limit_tokens=200) == -(-200 // 11)
     assert count(context(minutes=1), steps=None, limit_tokens=2000) == -(-600 // 11)
     assert count(context(minutes=1), held_out=True) == 8
+
+
+CODE = "def f(x):\n    if x:\n        return 1.\n\n    return 2.\n"
+FLAT = "def f(x): if x: return 1. return 2."
+
+
+@pytest.mark.parametrize(("head", "expected"), [("causal_lm", CODE), ("encoder", FLAT)])
+def test_a_causal_language_model_reads_line_ends_and_indentation(head: str, expected: str) -> None:
+    """In the rows that it learns from, those that score it, and those that decide what is cut."""
+    tokenizer = generative.gpt2_tokenizer()
+    tokenizer.add_tokens(["\n", "(", ")"])
+    corpus = Corpus("code", "code", lambda: iter([CODE] * 100))
+    made = replace(learning.context(), corpus=corpus, tokenizer=tokenizer)
+    stage = learning.stage(
+        data="text", head=head, max_length=64, rows={"by": "gpt2.blocks"}, corrupt={"by": "gpt2.next_tokens"}
+    )
+    whole = tokenizer.decode(made.rows(stage, 0)[0]["input_ids"])
+    assert whole.startswith(f"{expected}<|endoftext|>")
+    scored = encode_held_out(stage, made, 0)
+    assert tokenizer.decode(scored[0]["input_ids"]) == f"{expected}<|endoftext|>"
+    prune = Prune(
+        kind="prune",
+        name="once",
+        data="text",
+        head=head,
+        importance={"by": "minitron.activation"},
+        rows=2,
+        max_length=64,
+    )
+    assert tokenizer.decode(sample_rows(prune, made, 0)[0]["input_ids"]) == expected
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "electra", "ernie", "mobilebert", "deberta", "deberta-v2"])
