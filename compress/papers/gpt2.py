@@ -2,8 +2,8 @@
 
 Sec. 2    next_tokens  each token is predicted from those before it; the loss is
                        `bert.masked_lm` on these labels
-(code)    blocks       documents one after the other with an end-of-text token between
-                       them, cut into equal blocks
+(code)    blocks       documents one after the other, unchanged and with an end-of-text
+                       token between them, cut into equal blocks
 
 labels[t] is the token at t + 1, so a model's logits at t are compared with labels[t]
 and nothing is shifted in a loss. The last real token of a row and the padding have no
@@ -11,8 +11,12 @@ label.
 
 Shapes: B examples, L tokens.
 
-Deviations: the authors published no training code; blocks are cut as their samples and
-data release suggest. The last block may be shorter."""
+Deviations:
+- the authors published no training code; blocks are cut as their samples and data
+  release suggest. The last block may be shorter.
+- tokens that a tokenizer puts before a text, such as the BOS token of Llama, begin each
+  document, as in run_clm.py of transformers: every prompt begins with them. GPT-2's
+  tokenizer has none."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -51,8 +55,9 @@ def blocks(
     max_length: int,
     rng: np.random.Generator,
 ) -> Iterator[dict[str, Any]]:
-    """Cut the running text into blocks of `max_length` tokens, with the end token after
-    each document only.
+    """Cut documents, one after the other, into blocks of `max_length` tokens: each
+    begins with the tokens that the tokenizer puts before a text, and ends with the end
+    token. If both are the same token, there is only one between documents.
 
     Raises DataError for a tokenizer without an end token.
     """
@@ -61,12 +66,16 @@ def blocks(
             "gpt2.blocks: this tokenizer has no end-of-text token (eos_token) to put "
             "between documents"
         )
+    end = [frame.end]
+    begin = frame.alone.ids[0]
     block: list[int] = []
     for document in documents:
-        for sentence in [*document.sentences, [frame.end]]:
-            block += sentence
+        for tokens in [begin, *document.sentences, end]:
+            block += tokens
             while len(block) >= max_length:
                 yield {"input_ids": block[:max_length]}
                 block = block[max_length:]
+        if begin == end:
+            begin = []
     if len(block) > 1:
         yield {"input_ids": block}

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from compress.config.term import Term
@@ -90,8 +91,12 @@ def documents() -> Iterator[Document]:
     yield Document(2, [[12]])
 
 
-def blocks(max_length: int) -> list[list[int]]:
-    frame = Frame.from_tokenizer(generative.gpt2_tokenizer())
+def blocks(max_length: int, begin: int | None = None) -> list[list[int]]:
+    tokenizer = generative.gpt2_tokenizer()
+    if begin is not None:
+        around = TemplateProcessing("<begin> $A", special_tokens=[("<begin>", begin)])
+        tokenizer.backend_tokenizer.post_processor = around
+    frame = Frame.from_tokenizer(tokenizer)
     rows = gpt2.blocks(documents(), frame, max_length=max_length, rng=np.random.default_rng(0))
     return [row["input_ids"] for row in rows]
 
@@ -100,6 +105,18 @@ def test_blocks_are_running_text_with_the_end_token_after_each_document() -> Non
     text = [1, 2, 3, 4, END, 5, 6, 7, 8, 9, 10, 11, END, 12, END]
     assert blocks(4) == [text[:4], text[4:8], text[8:12], text[12:]]
     assert blocks(100) == [text]
+
+
+def test_each_document_begins_as_the_tokenizer_begins_a_text() -> None:
+    begin = 42
+    text = [begin, 1, 2, 3, 4, END, begin, 5, 6, 7, 8, 9, 10, 11, END, begin, 12, END]
+    assert blocks(100, begin) == [text]
+    assert blocks(6, begin) == [text[:6], text[6:12], text[12:]]
+
+
+def test_there_is_one_token_between_documents_if_it_also_begins_them() -> None:
+    """As in OPT."""
+    assert blocks(100, END) == [[END, 1, 2, 3, 4, END, 5, 6, 7, 8, 9, 10, 11, END, 12, END]]
 
 
 def test_a_single_token_is_no_block() -> None:
