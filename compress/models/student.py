@@ -35,6 +35,7 @@ from compress.models.memory import is_dispatched
 from compress.models.padding import hide_padding, reads_last_token
 from compress.models.sentence_settings import SETTINGS_KEY
 from compress.models.sharing import share, share_again
+from compress.slicing.cut import copy_generation_config
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
 from compress.slicing.shape import Shape, find_setting, set_size
@@ -282,8 +283,8 @@ def build(
     kept: Kept | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreTrainedModel:
-    """Build a plain transformers model with the teacher's labels and vocabulary, and a
-    `head` for this `kind` of task.
+    """Build a plain transformers model with the teacher's labels, vocabulary and
+    settings of generation, and a `head` for this `kind` of task.
 
     words: the tokenizer's, for init functions that take them. kept: the teacher's units
     that the student consists of, by default what `choose_units` returns. tokenizer:
@@ -320,6 +321,7 @@ def build(
                 **({"words": words} if "words" in options(spec.init.function) else {}),
             )
     share(student, **spec.share)
+    copy_generation_config(student, teacher)
     return student
 
 

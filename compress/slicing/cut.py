@@ -88,9 +88,15 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
             setattr(small.get_submodule(module), part, nn.Parameter(own))
         _draw_new_rows(plan, small, kept)
     small.tie_weights()
-    if model.can_generate():
-        small.generation_config = copy.deepcopy(model.generation_config)
+    copy_generation_config(small, model)
     return small.train(model.training)
+
+
+def copy_generation_config(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """Let a student write as its teacher does, if both can: to the same end tokens,
+    with the same penalties."""
+    if student.can_generate() and teacher.can_generate():
+        student.generation_config = copy.deepcopy(teacher.generation_config)
 
 
 def reorder_units(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:

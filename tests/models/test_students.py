@@ -19,7 +19,7 @@ from compress.models.student import build, choose_units, config_for, resolve_ini
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import select_layers
 from compress.training.stage import train
-from tests import learning, tiny
+from tests import generative, learning, tiny
 from tests.slicing import families
 from tests.slicing.oracle import masked
 
@@ -351,6 +351,18 @@ def test_a_narrower_student_keeps_the_most_important_units(family: str) -> None:
 def test_init_auto(family: str, teacher: dict[str, int], sizes: dict[str, int], init: str) -> None:
     spec = StudentSpec.model_validate({"family": "bert", "init": "auto", **sizes})
     assert resolve_init(spec, tiny.config(family, **{"hidden": 32, **teacher})).init == init
+
+
+@pytest.mark.parametrize("init", ["teacher", "scratch"])
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_a_student_ends_its_texts_as_its_teacher_does(family: str, init: str) -> None:
+    teacher = getattr(generative, family)()
+    teacher.generation_config.update(eos_token_id=[0, 2], repetition_penalty=1.5)
+    head = "causal_lm" if family == "gpt2" else "seq2seq"
+    settings = build(StudentSpec(layers=1, init=init), teacher, head=head).generation_config
+    assert (settings.eos_token_id, settings.repetition_penalty) == ([0, 2], 1.5)
+    assert settings is not teacher.generation_config
+    build(StudentSpec(layers=1, init="scratch"), tiny.model("bert"))  # which does not write
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mobilebert"])
