@@ -40,15 +40,13 @@ def sample_continuations(
     decoder_input_ids are added.
 
     At most `new_tokens` are sampled, up to and including the model's end token, from
-    the whole vocabulary. `processors` makes logits processors for the attention mask of
-    the prompts. Draws from torch's global generator. Raises CompressError if the model
-    has too few positions.
+    the whole vocabulary: the checkpoint's own rules of generation, such as a penalty
+    for repetition, are not applied. `processors` makes logits processors for the
+    attention mask of the prompts. Draws from torch's global generator. Raises
+    CompressError if the model has too few positions.
     """
-    known = (
-        model.generation_config.eos_token_id
-        if model.generation_config is not None
-        else None
-    )
+    own = model.generation_config
+    known = None if own is None else own.eos_token_id
     ends = [
         end
         for end in ([known] if isinstance(known, int) else known or [])
@@ -69,23 +67,26 @@ def sample_continuations(
             f"new ones need more than the model's {room} positions; lower the step's "
             "`prompt` or `new_tokens`, or the stage's max_length"
         )
-    generate: Any = model.generate
-    tokens_BL = generate(
-        **inputs,
-        generation_config=GenerationConfig(
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=new_tokens,
-            pad_token_id=pad,
-            eos_token_id=ends or None,
-            decoder_start_token_id=getattr(
-                model.config, "decoder_start_token_id", None
-            ),
-        ),
-        logits_processor=LogitsProcessorList(processors(inputs["attention_mask"])),
+    # generate adds what the checkpoint's own settings say of anything left out
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=new_tokens,
+        pad_token_id=pad,
+        eos_token_id=ends or None,
+        decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
     )
+    generate: Any = model.generate
+    try:
+        tokens_BL = generate(
+            **inputs,
+            generation_config=model.generation_config,
+            logits_processor=LogitsProcessorList(processors(inputs["attention_mask"])),
+        )
+    finally:
+        model.generation_config = own
     if encoder_decoder:
         labels_BL = tokens_BL[:, 1:].where(
             until_end(tokens_BL[:, 1:], ends), IGNORE_INDEX

@@ -76,6 +76,20 @@ def test_samples_do_not_depend_on_the_side_of_the_padding() -> None:
     assert drawn[0] == drawn[1]
 
 
+def test_the_checkpoints_own_rules_do_not_change_what_is_sampled() -> None:
+    """Neither forbidden tokens, nor penalties: a policy gradient's weights count on the model's distribution."""
+    drawn = []
+    for rules in ({}, {"suppress_tokens": list(range(2, 20)), "repetition_penalty": 5.0, "no_repeat_ngram_size": 1}):
+        model = generative.gpt2()
+        model.generation_config.update(**rules)
+        own = model.generation_config
+        torch.manual_seed(3)
+        drawn.append(sample_continuations(model, batch(), prompt=6, new_tokens=8, pad=0)["input_ids"].tolist())
+        assert model.generation_config is own
+        assert own.repetition_penalty == rules.get("repetition_penalty")
+    assert drawn[0] == drawn[1]
+
+
 def test_the_generator_decides() -> None:
     model = generative.gpt2()
     drawn = []
