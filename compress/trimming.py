@@ -358,8 +358,9 @@ def compare_encodings(
 @torch.no_grad()
 def trim_model(model: Any, kept: Sequence[int]) -> None:
     """Keep only the rows `kept` (ascending) of the word embedding and of an output
-    layer over the vocabulary, in place, and renumber the special tokens of the config;
-    None for one beyond the vocabulary, as GPT-2's by default."""
+    layer over the vocabulary, in place, and renumber the special tokens of the config,
+    None for one beyond the vocabulary, as GPT-2's by default; and the tokens that rules
+    of generation forbid or prefer, without removed ones and sequences that have any."""
     rows = torch.tensor(kept)
     new = {old: index for index, old in enumerate(kept)}
     words = model.get_input_embeddings()
@@ -377,23 +378,33 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
         table.data[: len(rows)] = table.data[rows.to(table.device)]
     model.resize_token_embeddings(len(rows))
     model.get_input_embeddings().padding_idx = None if padding is None else new[padding]
-    for config in (model.config, getattr(model, "generation_config", None)):
-        for name, number in special_ids(config).items():
-            ids = (
-                new.get(number)
-                if isinstance(number, int)
-                else [new[each] for each in number if each in new]
-            )
-            setattr(config, name, ids)
+    rules = ("suppress_tokens", "bad_words_ids", "sequence_bias")
+    for config, name, ids in token_fields(model, "_token_id", *rules):
+        if isinstance(ids, list):
+            found = [_find_new_ids(each, new) for each in ids]
+            kept_ids = [each for each in found if each is not None]
+            setattr(config, name, kept_ids or None)
+        else:
+            setattr(config, name, new.get(ids))
 
 
-def special_ids(config: Any) -> dict[str, int | list[int]]:
-    """Find the fields of a config that hold token ids: pad_token_id, ..."""
-    return {
-        name.removeprefix("_"): value
-        for name, value in ({} if config is None else vars(config)).items()
-        if name.endswith("_token_id") and isinstance(value, int | list)
-    }
+def _find_new_ids(ids: Any, new: Mapping[int, int]) -> Any:
+    """Return an id, or a sequence of ids, also with what is added to its logits; None
+    for a token that is removed, and a sequence of one."""
+    if isinstance(ids, list):
+        found = [_find_new_ids(each, new) for each in ids]
+        return None if None in found else found
+    return ids if isinstance(ids, float) else new.get(ids)
+
+
+def token_fields(model: Any, *endings: str) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the fields of a model's configs that hold token ids, by the endings of
+    their names, such as pad_token_id: config, name, value."""
+    both = (model.config, getattr(model, "generation_config", None))
+    for config in filter(None, both):
+        for name, value in list(vars(config).items()):
+            if name.endswith(endings) and isinstance(value, int | list):
+                yield config, name.removeprefix("_"), value
 
 
 def find_pinned(model: Any) -> set[int]:
@@ -401,9 +412,8 @@ def find_pinned(model: Any) -> set[int]:
     counted from the padding id (RoBERTa), all ids up to it, so that it does not
     change."""
     ids: set[int] = set()
-    for config in (model.config, getattr(model, "generation_config", None)):
-        for value in special_ids(config).values():
-            ids.update([value] if isinstance(value, int) else value)
+    for *_, value in token_fields(model, "_token_id"):
+        ids.update([value] if isinstance(value, int) else value)
     if (padding := model.get_input_embeddings().padding_idx) is not None:
         ids.add(padding)
     for name, module in model.named_modules():

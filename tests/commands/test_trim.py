@@ -308,6 +308,36 @@ def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
         assert small.get_output_embeddings().weight is small.get_input_embeddings().weight, "still tied"
 
 
+def test_rules_of_generation_name_the_same_words(tmp_path: Path) -> None:
+    """Rules for words that are removed are left out, and special tokens are kept."""
+    tokenizer = byte_bpe()
+    model = tiny.model("gpt2", head=AutoModelForCausalLM, vocab_size=len(tokenizer), pad_token_id=1, eos_token_id=2)
+    ids = tokenizer(CORPUS[0])["input_ids"]
+    kept = set(trimmed_ids(tmp_path / "probe", tokenizer, model))
+    first, second = ids[0], ids[1]
+    gone, forced, *_ = (number for number in range(len(tokenizer)) if number not in kept)
+    model.generation_config.update(
+        suppress_tokens=[first, gone],
+        begin_suppress_tokens=[gone],
+        bad_words_ids=[[first, second], [first, gone]],
+        sequence_bias=[[[second], -2.0], [[gone], 5.0]],
+        forced_eos_token_id=forced,
+    )
+    now = sorted(trimmed_ids(tmp_path / "all", tokenizer, model)).index
+    rules = AutoModelForCausalLM.from_pretrained(tmp_path / "all" / "small").generation_config
+    assert (rules.suppress_tokens, rules.begin_suppress_tokens) == ([now(first)], None)
+    assert rules.bad_words_ids == [[now(first), now(second)]]
+    assert rules.sequence_bias == [[[now(second)], -2.0]]
+    assert rules.forced_eos_token_id == now(forced), "it is kept"
+
+
+def trimmed_ids(folder: Path, tokenizer: Any, model: Any) -> Sequence[int]:
+    """The ids that stay when a checkpoint is trimmed to the corpus."""
+    model.save_pretrained(folder / "whole")
+    tokenizer.save_pretrained(folder / "whole")
+    return trim_checkpoint(folder / "whole", CORPUS, folder / "small").kept
+
+
 @pytest.mark.parametrize("family", ["bert", "xlnet"])
 def test_a_file_of_fewer_tokens(family: str, tmp_path: Path) -> None:
     """XLNet's graph transposes the ids before it looks them up."""
