@@ -47,6 +47,7 @@ from compress.errors import (
     did_you_mean,
 )
 from compress.exporters.artifact import Bundle
+from compress.exporters.checkpoint import resolve_run
 from compress.exporters.manifest import find_bundle
 from compress.jobs.request import (
     DistillRequest,
@@ -333,7 +334,7 @@ def check_files(
     if bundle is not None:
         Bundle.load(bundle)
     if model is not None and find_bundle(Path(model)) is None:
-        checkpoints.check(model, allow_pickle=options.allow_pickle)
+        checkpoints.check(resolve_run(model), allow_pickle=options.allow_pickle)
     if data is not None:
         sources.check(data, columns.text, columns.label)
     if corpus is not None:

@@ -25,7 +25,6 @@ from compress.data.blocks import divide_evenly, id_type, limit_batches, pack, to
 from compress.data.encoder import encoder_of
 from compress.data.encoding_processes import encode_documents
 from compress.data.sentences import (
-    ReadDocument,
     SentenceTokens,
     join_lines,
     keep_lines,
@@ -118,13 +117,6 @@ class Corpus:
             parts=tuple(part.with_line_ends() for part in self.parts),
             line_ends=True,
         )
-
-    @property
-    def read(self) -> ReadDocument:
-        """Return the function that makes texts of a document."""
-        if self.parallel:
-            return split_lines
-        return keep_lines if self.line_ends else join_lines
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
         """Keep only the held-out documents, whose number, from 1, is a multiple of
@@ -383,7 +375,10 @@ def _encode(
     """Encode the sentences of a corpus from the document `start` on."""
     documents = islice(enumerate(corpus.documents()), start, None)
     encoder = encoder_of(tokenizer)
-    return encode_documents(documents, encoder, read=corpus.read)
+    read = keep_lines if corpus.line_ends else join_lines
+    if corpus.parallel:
+        read = split_lines
+    return encode_documents(documents, encoder, read=read)
 
 
 def build_rows(

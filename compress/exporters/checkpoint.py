@@ -89,6 +89,20 @@ class Checkpoint:
 ExportSource = Bundle | Checkpoint
 
 
+def resolve_run(name: str) -> str:
+    """Return the checkpoint of a run that has no bundle, or a name that is no run's
+    folder as it is. Raises ExportError for a run that has not finished."""
+    path = Path(name).expanduser()
+    if not (path / "recipe.yaml").is_file() or (path / CONFIG).is_file():
+        return name
+    from compress.training.run import advise, find_checkpoint
+
+    checkpoint = find_checkpoint(path)
+    if checkpoint is None:
+        raise ExportError(f"{path}: a run without a bundle. {advise(path)}")
+    return str(checkpoint)
+
+
 def load_source(
     name: str,
     *,
@@ -123,14 +137,7 @@ def load_source(
         for file in bundle.files().values():
             weights_elsewhere(file)
         return bundle
-    if (path / "recipe.yaml").is_file() and not (path / CONFIG).is_file():
-        from compress.training.run import advise, find_checkpoint
-
-        checkpoint = find_checkpoint(path)
-        if checkpoint is None:
-            raise ExportError(f"{path}: a run without a bundle. {advise(path)}")
-        name = str(checkpoint)
-
+    name = resolve_run(name)
     folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
     from compress.models.loader import load_config
     from compress.models.saved_head import find_head

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from compress.commands.pretrain import pretrain
 from compress.jobs import pretrain as jobs
 from compress.jobs.pretrain import describe_stage, load_scores
 from compress.training.stage import Trained
-from tests import generative, tiny
+from tests import command, generative, tiny
 
 SMALL = {"steps": "3", "batch": "8", "micro_batch": "4", "max_length": "32", "evaluate": "1"}
 ON_POLICY = {
@@ -69,6 +70,20 @@ def test_a_distilled_language_model_generates_text(
     page = (folder.parent / "report.html").read_text(encoding="utf-8")
     for expected in (*(each.name for each in scores.models), "<span>export</span>", "Perplexity", recipe):
         assert expected in page
+
+
+def test_the_command_that_is_printed_next_makes_a_bundle(corpus: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = ["--teacher", teacher(tmp_path / "teacher", "gpt2"), "--recipe", "distilgpt2", "--corpus", corpus]
+    changes = [word for line in overrides(1) for word in ("--set", line)]
+    made = command.run("pretrain", *given, *changes, "--out", str(out))
+    (following,) = [line for line in (made.out + made.err).splitlines() if line.startswith("next: ")]
+    (out / "student").rename(out / "elsewhere")
+    assert command.refused(command.run(*shlex.split(following)[2:]), out, "a run without a bundle")
+    (out / "elsewhere").rename(out / "student")
+    result = command.run(*shlex.split(following)[2:])
+    assert result.code == 0, result.err
+    assert len(compress.Bundle.load(out).complete(["the film"])) == 1
 
 
 def test_a_llama_is_distilled_into_a_narrower_one(corpus: str, tmp_path: Path) -> None:
