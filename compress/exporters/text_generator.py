@@ -16,6 +16,7 @@ from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.session import open_session
 from compress.io import parse_json
+from compress.slicing.shape import sizes_of
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -128,7 +129,7 @@ class TextGenerator:
             encoder=encoder,
             start=config.get("decoder_start_token_id"),
             ends=frozenset(ends),
-            positions=config.get("n_positions") if not pair else None,
+            positions=None if pair else sizes_of(config).get("positions"),
         )
 
     def generate(self, ids: Ids, *, new: int) -> list[int]:

@@ -235,9 +235,10 @@ def test_long_texts_leave_room_for_what_is_written(side: str, tmp_path: Path) ->
 
 
 def test_unsupported_models_and_prompts_are_refused(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
-    generator = TextGenerator.open(bundles("gpt2").path, "fp32")
-    with pytest.raises(BundleError, match="60 tokens and 5 new ones; this model has 64 positions"):
-        generator.generate([7] * 60, new=5)
+    for family in ("gpt2", "llama"):
+        generator = TextGenerator.open(bundles(family).path, "fp32")
+        with pytest.raises(BundleError, match="60 tokens and 5 new ones; this model has 64 positions"):
+            generator.generate([7] * 60, new=5)
     with pytest.raises(BundleError, match="cannot complete an empty text"):
         generator.generate([], new=5)
     other = BertLMHeadModel(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_attention_heads=2, is_decoder=True))
