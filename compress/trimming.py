@@ -381,7 +381,7 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
     rules = ("suppress_tokens", "bad_words_ids", "sequence_bias")
     for config, name, ids in token_fields(model, "_token_id", *rules):
         if isinstance(ids, list):
-            found = [_find_new_ids(each, new) for each in ids]
+            found = (_find_new_ids(each, new) for each in ids)
             kept_ids = [each for each in found if each is not None]
             setattr(config, name, kept_ids or None)
         else:
@@ -400,8 +400,9 @@ def _find_new_ids(ids: Any, new: Mapping[int, int]) -> Any:
 def token_fields(model: Any, *endings: str) -> Iterator[tuple[Any, str, Any]]:
     """Yield the fields of a model's configs that hold token ids, by the endings of
     their names, such as pad_token_id: config, name, value."""
-    both = (model.config, getattr(model, "generation_config", None))
-    for config in filter(None, both):
+    for config in filter(
+        None, (model.config, getattr(model, "generation_config", None))
+    ):
         for name, value in list(vars(config).items()):
             if name.endswith(endings) and isinstance(value, int | list):
                 yield config, name.removeprefix("_"), value

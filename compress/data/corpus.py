@@ -147,10 +147,9 @@ class Corpus:
         fingerprint = cache.digest("part", self.fingerprint, str(held_out), str(every))
 
         def documents() -> Iterator[str]:
-            numbered = enumerate(self.documents(), start=1)
             return (
                 document
-                for number, document in numbered
+                for number, document in enumerate(self.documents(), start=1)
                 if (number % every == 0) is held_out
             )
 
@@ -374,11 +373,10 @@ def _encode(
 ) -> Iterator[SentenceTokens]:
     """Encode the sentences of a corpus from the document `start` on."""
     documents = islice(enumerate(corpus.documents()), start, None)
-    encoder = encoder_of(tokenizer)
     read = keep_lines if corpus.line_ends else join_lines
     if corpus.parallel:
         read = split_lines
-    return encode_documents(documents, encoder, read=read)
+    return encode_documents(documents, encoder_of(tokenizer), read=read)
 
 
 def build_rows(
@@ -404,9 +402,14 @@ def build_rows(
     settings = json.dumps(
         [dict(options), max_length, seed, limit_tokens], sort_keys=True
     )
-    read = (corpus.fingerprint, fingerprint(tokenizer))
     key = cache.digest(
-        "built", CORPUS_ENCODING, name, settings, *read, *io.source_files(builder)
+        "built",
+        CORPUS_ENCODING,
+        name,
+        settings,
+        corpus.fingerprint,
+        fingerprint(tokenizer),
+        *io.source_files(builder),
     )
     what = f"{name} of {corpus.name}"
 
@@ -490,11 +493,11 @@ def _check_row(
 
 
 def _limit(
-    rows: Iterator[RowMapping], limit_tokens: int | None, what: str, tokens: int = 0
+    rows: Iterator[RowMapping], limit_tokens: int | None, what: str
 ) -> Generator[RowMapping, None, None]:
-    """Yield rows, with a progress bar, up to the one that reaches the limit, counting
-    from `tokens`."""
-    with Progress(what, limit_tokens, "tokens", done=tokens) as bar:
+    """Yield rows, with a progress bar, up to the one that reaches the limit."""
+    tokens = 0
+    with Progress(what, limit_tokens, "tokens") as bar:
         while (limit_tokens is None or tokens < limit_tokens) and (
             row := next(rows, None)
         ) is not None:

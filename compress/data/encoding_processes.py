@@ -62,8 +62,7 @@ def encode_documents(
     Raises DataError if a process ends before its work is done.
     """
     numbered = iter(documents)
-    own = _take_documents(numbered, OWN_CHARACTERS)
-    batches = read_texts(own, read)
+    batches = read_texts(_take_documents(numbered, OWN_CHARACTERS), read)
     first = next(batches, [])
     sentences = RunningTextEncoder.from_encoder(encoder, first)
     for texts in chain([first], batches):

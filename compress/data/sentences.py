@@ -56,11 +56,8 @@ _JOINING: Final = re.compile(r"\s|[。！？]")
 
 def split_sentences(document: str) -> Iterator[str]:
     """Yield the sentences of a document; a line end always ends one."""
-    for line in map(str.strip, document.splitlines()):
-        begin = 0
-        for end in _find_ends(line):
-            yield line[begin:end].lstrip()
-            begin = end
+    for text in join_lines(0, document):
+        yield from map(str.lstrip, text.sentences())
 
 
 def _find_ends(line: str) -> list[int]:
@@ -168,6 +165,7 @@ class SentenceTokens:
         return cls(np.repeat(numbers, sizes), sentences.encode(texts))
 
 
+@dataclass(frozen=True)
 class RunningTextEncoder:
     """Encode the sentences of texts, alone wherever no token crosses their bounds.
 
@@ -175,9 +173,8 @@ class RunningTextEncoder:
     ends_tokens   which bounds no token crosses
     """
 
-    def __init__(self, encoder: Encoder, ends_tokens: EndsTokens) -> None:
-        self.encoder = encoder
-        self.ends_tokens = ends_tokens
+    encoder: Encoder
+    ends_tokens: EndsTokens
 
     @classmethod
     def from_encoder(
@@ -190,7 +187,7 @@ class RunningTextEncoder:
         found = cls(encoder, _find_rule(encoder))
         checked = list(_take_first(texts))
         whole = found.encode_whole(checked)
-        if _equal(found.encode(checked), whole):
+        if list(found.encode(checked).rows()) == list(whole.rows()):
             return found
         note(
             f"{encoder.name}: its tokens cross sentence boundaries, so encoding is "
@@ -301,13 +298,6 @@ def take_texts(texts: Iterable[RunningText]) -> Iterator[list[RunningText]]:
         yield batch
 
 
-def _equal(first: TokenArrays, second: TokenArrays) -> bool:
-    return np.array_equal(first.ids, second.ids) and np.array_equal(
-        first.bounds,
-        second.bounds,
-    )
-
-
 def _take_first(texts: Iterable[RunningText]) -> Iterator[RunningText]:
     """Yield the texts that contain the first CHECKED_CHARACTERS."""
     taken = 0
@@ -327,8 +317,8 @@ def _find_rule(encoder: Encoder) -> EndsTokens:
     for token in backend.get_added_tokens_decoder().values():
         if token.rstrip or _JOINING.search(token.content):
             return _refuse
-    bert = backend.normalizer is None or isinstance(backend.normalizer, BertNormalizer)
-    plain = backend.normalizer is None or isinstance(backend.normalizer, NFC)
+    bert = isinstance(backend.normalizer, BertNormalizer | None)
+    plain = isinstance(backend.normalizer, NFC | None)
     before = backend.pre_tokenizer
     if isinstance(before, BertPreTokenizer) and bert:
         return _ends_word

@@ -153,8 +153,7 @@ def rating_seed(stage: Prune, seed: int) -> int:
 
 def sample_rows(stage: Prune, context: TrainingContext, seed: int) -> Dataset:
     """Sample the rows on which a stage rates units. seed: of the run."""
-    seed = rating_seed(stage, seed)
-    return context.sample(stage, stage.rows, seed)
+    return context.sample(stage, stage.rows, rating_seed(stage, seed))
 
 
 def rate_units(

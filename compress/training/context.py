@@ -202,11 +202,14 @@ class TrainingContext:
                     )
                 ]
             else:
-                preparation = self.data.task.preparation
-                splits = (self.data.validation, self.data.train)
                 parts = [
-                    encode(split, self.tokenizer, stage.length, preparation=preparation)
-                    for split in splits
+                    encode(
+                        split,
+                        self.tokenizer,
+                        stage.length,
+                        preparation=self.data.task.preparation,
+                    )
+                    for split in (self.data.validation, self.data.train)
                 ]
         rng = np.random.default_rng(seed)
         left = count
@@ -223,14 +226,12 @@ class TrainingContext:
         limit = HELD_OUT_TOKENS if held_out else self._count_tokens_read(stage)
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.length, limit_tokens=limit)
-        builder = stage.rows.function
-        options = stage.rows.options
         return build_rows(
             text,
             self.tokenizer,
-            builder,
+            stage.rows.function,
             stage.rows.by,
-            options,
+            stage.rows.options,
             max_length=stage.length,
             seed=seed,
             limit_tokens=limit,

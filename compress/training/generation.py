@@ -53,9 +53,8 @@ def sample_continuations(
         if end < model.config.vocab_size
     ]
     encoder_decoder = model.config.is_encoder_decoder
-    names = ("input_ids", "attention_mask")
     inputs = (
-        {name: batch[name] for name in names}
+        {name: batch[name] for name in ("input_ids", "attention_mask")}
         if encoder_decoder
         else prompts(batch, prompt, pad)
     )

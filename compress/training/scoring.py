@@ -248,8 +248,7 @@ def encode_held_out(stage: Stage, context: TrainingContext, seed: int) -> Datase
     for number, document in enumerate(islice(documents, SCORED_DOCUMENTS)):
         rows = builder([document], frame, max_length=stage.length, rng=rng)
         for row in islice(rows, most):
-            facts = {"length": len(row["input_ids"]), "document": number}
-            found.append({**row, **facts})
+            found.append({**row, "length": len(row["input_ids"]), "document": number})
     if not found:
         raise DataError(f"{text.name}: no document is long enough to be scored.")
     return Dataset.from_list(found)
