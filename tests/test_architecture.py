@@ -10,7 +10,7 @@ from tests.house import House
 
 ROOT = Path(compress.__file__).parent
 LAYERS = (
-    "errors arrays values arguments io outputs terminal progress console provenance kinds machine",
+    "errors arrays tensors values arguments io outputs terminal progress console provenance kinds machine",
     "records", "config", "data",
     "families", "slicing", "models", "evaluation", "tasks", "training", "exporters", "benchmark",
     "quantization trimming", "reporting", "latency", "tuning", "pruning", "prompting", "jobs", "teachers", "nas",

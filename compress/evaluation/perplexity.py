@@ -5,7 +5,7 @@ Shapes: B examples, L tokens, R predicted positions in row order, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +19,12 @@ from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
 from compress.models.memory import input_device
 from compress.models.signals import evaluating, has_lm_head, read
+from compress.tensors import TensorDict, Tensors
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Prepare = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+Prepare = Callable[[TensorDict], TensorDict]
 """A batch -> the batch that the model reads, with its labels."""
 
 SEED = 0
@@ -32,7 +33,7 @@ SEED = 0
 ONLY_LOGITS = frozenset({"logits"})
 
 
-def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> Tensor:
+def logits_at(model: nn.Module, batch: Tensors, at_BL: Tensor) -> Tensor:
     """Compute the logits (R, V) at the positions that are True, in row order, and no
     others if the head allows it.
 

@@ -24,6 +24,7 @@ from compress.errors import ExportError
 from compress.exporters.onnx import MASKED_SCORE, export_graph, tracing
 from compress.models.key_value_cache import cache_of, with_cache
 from compress.slicing.shape import Shape
+from compress.tensors import TensorDict
 
 TRACED_BATCH = 2
 PAST_LENGTH = 3
@@ -143,7 +144,7 @@ class CausalDecoder(nn.Module):
         )
         return (out.logits, *_flat(cache_of(out)))
 
-    def example(self) -> dict[str, Tensor]:
+    def example(self) -> TensorDict:
         shape = Shape.from_config(self.model.config)
         heads = getattr(self.model.config, "num_key_value_heads", shape.heads)
         past = torch.randn(TRACED_BATCH, heads, PAST_LENGTH, shape.head_size)
@@ -173,7 +174,7 @@ class SourceEncoder(nn.Module):
         ).last_hidden_state
         return states
 
-    def example(self) -> dict[str, Tensor]:
+    def example(self) -> TensorDict:
         ids = torch.ones(TRACED_BATCH, SOURCE, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": ids.clone()}
 
@@ -236,7 +237,7 @@ class T5Decoder(nn.Module):
         ]
         return (out.logits, *pairs)
 
-    def example(self) -> dict[str, Tensor]:
+    def example(self) -> TensorDict:
         shape = Shape.from_config(self.model.config)
         lengths = {"decoder": PAST_LENGTH, "encoder": SOURCE}
         states = {
@@ -262,7 +263,7 @@ class T5Decoder(nn.Module):
 def trace(module: nn.Module, path: Path, *, opset: int) -> None:
     """Write the graph of one of the modules above. Raises ExportError if it cannot be
     traced."""
-    example: dict[str, Tensor] = module.example()  # type: ignore[operator]  # mypy takes it for a Tensor
+    example: TensorDict = module.example()  # type: ignore[operator]  # mypy takes it for a Tensor
     past: list[str] = getattr(module, "past", [])
     outputs = (
         ["logits", *(f"present.{name}" for name in past)]

@@ -46,6 +46,7 @@ from compress.io import atomic_file
 from compress.models.memory import is_dispatched
 from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
+from compress.tensors import TensorDict, Tensors
 
 PROTOBUF_LIMIT = 2**31
 MASKED_SCORE = -1e4
@@ -186,9 +187,7 @@ def check_size(model: nn.Module, name: str = "") -> None:
         )
 
 
-def parity(
-    model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]
-) -> float:
+def parity(model: nn.Module, path: Path, batches: Iterable[Tensors]) -> float:
     """Compute the largest |logit difference| between the model, in float32 on the CPU,
     and the file under onnxruntime.
 
@@ -233,7 +232,7 @@ class TracedModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.more: dict[str, Tensor] = {}
+        self.more: TensorDict = {}
         self.prepares = families.find(model.config.model_type).prepared_mask
         # a classifier of ModernBERT that takes a mean over the tokens reads the mask
         # too
@@ -328,7 +327,7 @@ def prepare_mask(
     return {"full_attention": full, "sliding_attention": near} if kinds else near
 
 
-def outputs_of(out: Any) -> dict[str, Tensor]:
+def outputs_of(out: Any) -> TensorDict:
     """Select the tensors of a model's output that the file returns, by their names in
     OUTPUTS."""
     return {name: out[name] for name in OUTPUTS if name in out}
@@ -353,7 +352,7 @@ def tracing(kind: str, expected: str) -> Iterator[None]:
 
 def export_graph(
     module: nn.Module,
-    inputs: Mapping[str, Tensor],
+    inputs: Tensors,
     path: Path,
     *,
     opset: int,
@@ -391,7 +390,7 @@ def traced_shape(config: Any, longest: int) -> Probe:
     return Probe(rows, tokens)
 
 
-def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
+def _trace(plain: Any, batch: Tensors, path: Path, opset: int) -> None:
     with tracing(
         type(plain).__name__,
         "an encoder, alone or with a head, as transformers' Auto classes load it",
@@ -445,7 +444,7 @@ class _Compared:
         return self.largest <= ONNX_TOLERANCE * max(1.0, self.answer)  # False for NaN
 
 
-def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> dict[str, Tensor]:
+def _draw(model: nn.Module, shape: Probe, *, segments: bool) -> TensorDict:
     """Draw random inputs; for a sentence encoder that leaves out prompts, they begin
     with prompts of 1 and 2 tokens, but always end with a token of the text."""
     batch = probes.draw(model, shape, segments=segments)
@@ -502,7 +501,7 @@ def _check(
         exact = shape.tokens
 
 
-def _answer(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Floats]:
+def _answer(model: nn.Module, inputs: Tensors) -> dict[str, Floats]:
     """Compute the model's answers in float32 on the CPU, by the names of the file's
     outputs.
 
@@ -520,7 +519,7 @@ def _answer(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Floats]
 
 def _compare(
     session: InferenceSession,
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     expected: Mapping[str, Floats],
 ) -> _Compared:
     """Compare the file's answers to a batch with the expected ones; answers to padding

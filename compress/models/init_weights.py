@@ -17,6 +17,7 @@ from compress.slicing.cut import cut
 from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
 from compress.slicing.select import Kept
 from compress.slicing.sizes import select_layers
+from compress.tensors import TensorDict, Tensors
 
 HEAD_PREFIXES = ("score.", "classifier.", "qa_outputs.")
 """Prefixes of the weights of task heads, which depend on the number of labels."""
@@ -63,9 +64,7 @@ def weights_by_role(model: PreTrainedModel) -> dict[LayerWeight, Tensor]:
     )
 
 
-def _by_role(
-    weights: Mapping[str, Tensor], model_type: str
-) -> dict[LayerWeight, Tensor]:
+def _by_role(weights: Tensors, model_type: str) -> dict[LayerWeight, Tensor]:
     family = families.find(model_type)
     return {
         weight: tensor
@@ -74,9 +73,7 @@ def _by_role(
     }
 
 
-def strip_prefix(
-    model: PreTrainedModel, weights: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def strip_prefix(model: PreTrainedModel, weights: Tensors) -> TensorDict:
     """Rename a model's weights as in the model without a head."""
     return {
         name.removeprefix(f"{model.base_model_prefix}."): tensor
@@ -219,8 +216,8 @@ def copy_whole(
 
 
 def _copy_by_name(
-    own: Mapping[str, Tensor],
-    source: Mapping[str, Tensor],
+    own: Tensors,
+    source: Tensors,
     *,
     remedy: str,
     optional: tuple[str, ...] = (),
@@ -238,7 +235,7 @@ def _copy_by_name(
             )
 
 
-def _count_layers(names: Mapping[str, Tensor]) -> dict[str, int]:
+def _count_layers(names: Tensors) -> dict[str, int]:
     """Count the layers of each stack."""
     depths: dict[str, int] = {}
     for found in filter(None, map(_LAYER_PATTERN.fullmatch, names)):

@@ -28,6 +28,7 @@ from compress import families
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError
 from compress.models.dropout import draw_faster, drop
+from compress.tensors import TensorDict, Tensors
 
 SIGNAL_NAMES = (
     "logits",
@@ -335,7 +336,7 @@ AttentionMaskInterface.register("tap_masked", _whole_mask)
 
 def read(
     model: nn.Module,
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     wants: frozenset[str],
     *,
     at_BL: Tensor | None = None,
@@ -515,7 +516,7 @@ def has_lm_head(model: nn.Module) -> bool:
     return _lm_head(model) is not None
 
 
-def feed_decoder(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def feed_decoder(model: Any, batch: TensorDict) -> TensorDict:
     """Add the decoder's input of a model that writes `labels` (B, M), if the batch has
     none: the labels, one place later, as transformers' models do."""
     if "labels" not in batch or "decoder_input_ids" in batch or not has_lm_head(model):
@@ -526,7 +527,7 @@ def feed_decoder(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**batch, "decoder_input_ids": shifted}
 
 
-def check_next_tokens(model: Any, batch: Mapping[str, Tensor]) -> None:
+def check_next_tokens(model: Any, batch: Tensors) -> None:
     """Raise ObjectiveError if the labels of a causal language model are the tokens at
     the same places."""
     labels_BL = batch.get("labels")

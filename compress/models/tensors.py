@@ -26,6 +26,7 @@ from transformers.core_model_loading import (
 )
 
 from compress.models.folder import TensorInfo, WeightFiles, read_tensor_infos
+from compress.tensors import TensorDict, Tensors
 
 FLOATS: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -58,10 +59,10 @@ class SavedTensors:
         }
 
     @cached_property
-    def _pickled(self) -> Mapping[str, Tensor]:
+    def _pickled(self) -> Tensors:
         """Open pickled weights, without reading them into memory if their format allows
         it."""
-        found: dict[str, Tensor] = {}
+        found: TensorDict = {}
         for file in self.weights.files:
             try:
                 state = torch.load(
@@ -185,7 +186,7 @@ def _natural(name: str) -> list[Any]:
 
 def _find_missing(
     model: PreTrainedModel,
-    state: Mapping[str, Tensor],
+    state: Tensors,
     sources: Mapping[str, list[str]],
 ) -> Iterable[str]:
     """Find the tensors that are in no file, are not tied to one that is, and cannot be

@@ -58,6 +58,7 @@ from compress.slicing.sizes import (
     resize_config,
     select_layers,
 )
+from compress.tensors import TensorDict, Tensors
 from compress.training.context import TrainingContext
 from compress.training.embedding_rows import whole_vocabulary
 from compress.training.logging import curves
@@ -109,14 +110,14 @@ class Supernet:
         """Return the units of a subnet: the first of every group."""
         return choose(self.plan, None, sizes, layers=self.depth)
 
-    def lookup(self, batch: Mapping[str, Tensor]) -> Lookup:
+    def lookup(self, batch: Tensors) -> Lookup:
         """Look up the embeddings of a batch, to be shared by all subnets that run on
         it."""
         return self._look_up(batch["input_ids"].unique())
 
     def signals(
         self,
-        batch: Mapping[str, Tensor],
+        batch: Tensors,
         wants: frozenset[str],
         sizes: Sizes,
         *,
@@ -178,9 +179,7 @@ class Supernet:
         place_V[tokens_U] = torch.arange(len(tokens_U), device=tokens_U.device)
         return Lookup(place_V, table(tokens_U))
 
-    def _weights(
-        self, skeleton: "_Skeleton", kept: Kept, lookup: Lookup
-    ) -> dict[str, Tensor]:
+    def _weights(self, skeleton: "_Skeleton", kept: Kept, lookup: Lookup) -> TensorDict:
         tables = {f"{name}.weight": lookup.table_UD for name in skeleton.tables}
         return cut(self.plan, parameters_of(self.model) | tables, kept)
 
@@ -237,9 +236,9 @@ class _Skeleton(nn.Module):
 
     def run(
         self,
-        weights: Mapping[str, Tensor],
+        weights: Tensors,
         lookup: Lookup,
-        batch: Mapping[str, Tensor],
+        batch: Tensors,
         wants: frozenset[str],
         at_BL: Tensor | None = None,
     ) -> Signals:
@@ -251,7 +250,7 @@ class _Skeleton(nn.Module):
         return signals
 
     def forward(
-        self, batch: Mapping[str, Tensor], wants: frozenset[str], at_BL: Tensor | None
+        self, batch: Tensors, wants: frozenset[str], at_BL: Tensor | None
     ) -> Signals:
         return read(self.model, batch, wants, at_BL=at_BL)
 

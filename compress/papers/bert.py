@@ -22,7 +22,7 @@ Deviations
   theirs gives up after ten draws of the same one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -40,6 +40,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Document
 from compress.data.masking import Frame, Words
 from compress.errors import DataError, ObjectiveError
+from compress.tensors import TensorDict, Tensors
 from compress.training.reads import reads
 
 
@@ -92,14 +93,14 @@ def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor
 
 
 def mask(
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     words: Words,
     *,
     rate: float = 0.15,
     max_predictions: int | None = None,
     masked: float = 0.8,
     random: float = 0.1,
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Mask `rate` of each row's tokens, at least one (Sec. 3.1); special tokens count
     but are never chosen. See `conceal` for `masked` and `random`.
 
@@ -120,19 +121,19 @@ def mask(
     return conceal(batch, chosen_BL, words, masked=masked, random=random)
 
 
-def predictable(batch: Mapping[str, Tensor], words: Words) -> Tensor:
+def predictable(batch: Tensors, words: Words) -> Tensor:
     """Mark the real tokens that are not special, (B, L)."""
     return batch["attention_mask"].bool() & ~words.special_V[batch["input_ids"]]
 
 
 def conceal(
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     chosen_BL: Tensor,
     words: Words,
     *,
     masked: float = 0.8,
     random: float = 0.1,
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Label the chosen positions, and turn `masked` of them into the mask token and
     `random` into a random token.
 

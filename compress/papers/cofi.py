@@ -63,6 +63,7 @@ from compress.pruning.l0 import Gates, TargetSizes, fold
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.shape import Shape
+from compress.tensors import TensorDict, Tensors
 from compress.training.objective import Objective, weigh_part
 from compress.training.step import Distillation, WrappedStep
 
@@ -200,9 +201,9 @@ class Matched(Distillation):
         self,
         student: Signals,
         teacher: Signals | None,
-        batch: Mapping[str, Tensor],
-        items: Mapping[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
+        batch: Tensors,
+        items: Tensors | None,
+    ) -> TensorDict:
         assert teacher is not None, "its layers are read"
         parts = super().compute_losses(student, teacher, batch, items)
         layerwise = self.match.layer_weight * layers(
@@ -299,8 +300,8 @@ class Gated(WrappedStep):
         for log_alpha in self.gates.log_alpha.values():
             log_alpha.data.clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
-        parts: dict[str, Tensor] = self.minimise(**batch)
+    def forward(self, **batch: Any) -> TensorDict:
+        parts: TensorDict = self.minimise(**batch)
         excess_C = self.target.excess(self.gates.active(), self.share)
         lagrangian = self.multipliers(excess_C) * (0.0 if self.gates.waiting else 1.0)
         logged = {

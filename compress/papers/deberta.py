@@ -49,6 +49,7 @@ from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import logits_of, read
 from compress.papers.bert import masked_lm
 from compress.papers.hinton import mean_over
+from compress.tensors import TensorDict, Tensors
 from compress.training.objective import (
     Objective,
     count_items,
@@ -111,10 +112,10 @@ class MaskDecoder(nn.Module):
         )
         nn.init.normal_(self.positions.weight, std=config.initializer_range)
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, batch: Tensors) -> Tensor:
         return self.logits_at(batch, batch["labels"] != IGNORE_INDEX)
 
-    def logits_at(self, batch: Mapping[str, Tensor], at_BL: Tensor) -> Tensor:
+    def logits_at(self, batch: Tensors, at_BL: Tensor) -> Tensor:
         """Compute the logits (R, V) at the positions that are True, in row order."""
         model: Any = self.model
         shown = read(model.base_model, batch, frozenset({"layers"}))
@@ -162,7 +163,7 @@ class EnhancedMaskDecoder(Step):
     def student(self) -> PreTrainedModel:
         return self.decoder.model
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
+    def forward(self, **batch: Any) -> TensorDict:
         if "labels" not in batch:
             raise ObjectiveError(
                 "deberta.EnhancedMaskDecoder needs masked text: give the stage "
@@ -180,7 +181,7 @@ class EnhancedMaskDecoder(Step):
         decoder: Any = self.decoder
         return lambda student: score(decoder)
 
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def items(self, batch: Tensors) -> TensorDict:
         return count_items(batch["attention_mask"], batch.get("labels"))
 
 
@@ -254,7 +255,7 @@ class ScaleInvariantFineTuning(WrappedStep):
             )
         self._norm = norms  # in a list: the student registers it already
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
+    def forward(self, **batch: Any) -> TensorDict:
         embedded: list[Tensor] = []
         outputs: list[Any] = []
         with (
@@ -269,7 +270,7 @@ class ScaleInvariantFineTuning(WrappedStep):
                 )
             ),
         ):
-            parts: dict[str, Tensor] = self.minimise(**batch)
+            parts: TensorDict = self.minimise(**batch)
         clean = self._answers(logits_of(outputs[0]), batch)
         normal_BLE = layer_norm(
             embedded[0].detach(), embedded[0].shape[-1:], eps=NORM_EPS

@@ -61,6 +61,7 @@ from compress.slicing.plan import SlicePlan
 from compress.slicing.select import Importance
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, inner_weights, resize_config
+from compress.tensors import TensorDict, Tensors
 from compress.training.objective import Objective, pairs_of_subnet
 from compress.training.step import Distillation, Score, WrappedStep
 from compress.training.teacher_cache import TeacherCache
@@ -240,12 +241,12 @@ class Sandwich(WrappedStep):
         chosen = draw.permutation(len(self.drawn))[: self.random]
         return [*self.always.items(), *(("random", self.drawn[int(n)]) for n in chosen)]
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
+    def forward(self, **batch: Any) -> TensorDict:
         items = batch.pop("items", None)
         teacher = self.distillation.read_teacher(batch)
         lookup = self.supernet.lookup(batch)
         losses: list[Tensor] = []
-        logged: dict[str, Tensor] = {}
+        logged: TensorDict = {}
         subnets = self.subnets()
         for name, sizes in subnets:
             parts = self._parts(sizes, batch, teacher, items, lookup)
@@ -259,11 +260,11 @@ class Sandwich(WrappedStep):
     def _parts(
         self,
         sizes: Sizes,
-        batch: Mapping[str, Tensor],
+        batch: Tensors,
         teacher: Signals | None,
         items: Any,
         lookup: Lookup,
-    ) -> dict[str, Tensor]:
+    ) -> TensorDict:
         layers = self.supernet.layers(sizes)
         at_BL = self.distillation.find_labelled(self.student, batch)
         student = self.supernet.signals(

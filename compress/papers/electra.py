@@ -57,18 +57,19 @@ from compress.models.signals import read
 from compress.papers.bert import masked_lm
 from compress.papers.hinton import bernoulli_kl, mean_over
 from compress.slicing.shape import Shape
+from compress.tensors import TensorDict, Tensors
 from compress.training.objective import Objective, weigh_part
 from compress.training.reads import Temperature, reads
 from compress.training.step import Distillation, WrappedStep
 
 
 def mask(
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     words: Words,
     *,
     rate: float = 0.15,
     masked: float = 0.85,
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Draw `rate` of each row's tokens with replacement; `masked` of these become
     [MASK], the others stay.
 
@@ -179,7 +180,7 @@ def losses(
     batch: Mapping[str, Any],
     logits_RV: Tensor,
     temperature: float,
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Add L_MLM of the generator's logits at the labelled positions to the loss of
     `discriminate` on its samples.
 
@@ -238,7 +239,7 @@ class ReplacedTokens(WrappedStep):
         self.discriminate = detection(student, teacher, objective, weight)
         self.temperature = temperature
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
+    def forward(self, **batch: Any) -> TensorDict:
         shown = read(
             self.generator, batch, frozenset({"logits"}), at_BL=labelled(batch)
         )

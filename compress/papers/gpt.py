@@ -20,7 +20,6 @@ Deviations
   also changes eq. 2.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -33,6 +32,7 @@ from compress import families
 from compress.errors import ObjectiveError
 from compress.models.dropout import drop
 from compress.models.signals import Signals
+from compress.tensors import TensorDict, Tensors
 from compress.training.objective import Objective, weigh_part
 from compress.training.step import Distillation
 
@@ -91,7 +91,7 @@ class AuxiliaryObjective(Distillation):
             if not any(isinstance(part, nn.Dropout) for part in head)
         ]
 
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def items(self, batch: Tensors) -> TensorDict:
         texts = torch.tensor(float(len(batch["input_ids"])))
         return super().items(batch) | {"text": texts.to(batch["input_ids"].device)}
 
@@ -99,9 +99,9 @@ class AuxiliaryObjective(Distillation):
         self,
         student: Signals,
         teacher: Signals | None,
-        batch: Mapping[str, Tensor],
-        items: Mapping[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
+        batch: Tensors,
+        items: Tensors | None,
+    ) -> TensorDict:
         parts = super().compute_losses(student, teacher, batch, items)
         table: Any = self.student.get_input_embeddings()
         language = self.weight * next_token(

@@ -37,6 +37,7 @@ from compress.data.encoder import encoder_of
 from compress.data.masking import Words
 from compress.data.task import Task
 from compress.errors import DataError
+from compress.tensors import TensorDict, Tensors
 
 ROWS_PER_TARGET = 1000
 LENGTH_GRID = 0.2
@@ -151,7 +152,7 @@ def answers(
 
 
 def log_likelihoods(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], words: Sequence[Tensor]
+    model: PreTrainedModel, inputs: Tensors, words: Sequence[Tensor]
 ) -> Tensor:
     """Sum log p(word | source) over the tokens of each word and the end token, (B, C).
     The source is encoded once."""
@@ -171,14 +172,14 @@ def log_likelihoods(
 
 
 def corrupt_spans(
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     words: Words,
     *,
     rate: float = 0.15,
     span: float = 3.0,
     sentinel: int = 32_099,
     end: int = 1,
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Replace spans of a row by sentinels; labels are sentinels with their spans, and
     one more (Sec. 3.3.4, Fig. 2).
 

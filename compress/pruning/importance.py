@@ -16,7 +16,7 @@ heads, K head size.
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,7 @@ from compress.progress import show_progress
 from compress.pruning.hooks import KEY_AXIS, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
+from compress.tensors import TensorDict, Tensors
 from compress.training.processes import from_first, gather, wait_for_all
 
 Targets = Literal["labels", "teacher", "drawn"]
@@ -53,7 +54,7 @@ Targets = Literal["labels", "teacher", "drawn"]
 
 def answer_loss(
     student: PreTrainedModel,
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     targets: Targets,
     teacher: nn.Module | None,
 ) -> Tensor:
@@ -172,7 +173,7 @@ def _answers(student: PreTrainedModel, signals: Signals, chosen_BL: Tensor) -> T
 
 def _random(
     draw: Callable[..., Tensor],
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     counts: Sequence[int],
     width: int,
 ) -> Tensor:
@@ -204,7 +205,7 @@ class Batches:
     teacher: nn.Module | None = None
     console: Console | None = None
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def __iter__(self) -> Iterator[TensorDict]:
         order = np.argsort(whole_numbers(self.rows, "length"), kind="stable")
         state = PartialState()
         begins = range(0, len(order), self.size)
@@ -217,7 +218,7 @@ class Batches:
             if len(part):
                 yield self._batch(part)
 
-    def turns(self, steps: int, *, seed: int = 0) -> Iterator[dict[str, Tensor]]:
+    def turns(self, steps: int, *, seed: int = 0) -> Iterator[TensorDict]:
         """Yield `steps` batches of `size` rows in random order, each split evenly over
         the processes.
 
@@ -245,12 +246,12 @@ class Batches:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def loss(
-        self, student: PreTrainedModel, batch: dict[str, Tensor], targets: Targets
+        self, student: PreTrainedModel, batch: TensorDict, targets: Targets
     ) -> Tensor:
         """Sum the losses of a batch's examples: see `answer_loss`."""
         return answer_loss(student, batch, targets, self.teacher)
 
-    def _batch(self, chosen: np.ndarray) -> dict[str, Tensor]:
+    def _batch(self, chosen: np.ndarray) -> TensorDict:
         batch = self.collate([self.rows[int(row)] for row in chosen])
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
@@ -331,9 +332,7 @@ def check_agreement(kept: Kept) -> Kept:
     return kept
 
 
-def _mean(
-    sums: Importance, plan: SlicePlan, rows: int, call: Call
-) -> dict[str, Tensor]:
+def _mean(sums: Importance, plan: SlicePlan, rows: int, call: Call) -> TensorDict:
     """Average over the rows of all processes, by group name, in the same order
     everywhere."""
     if missing := [
@@ -346,7 +345,7 @@ def _mean(
             "of the plan"
         )
     wait_for_all()
-    means: dict[str, Tensor] = {}
+    means: TensorDict = {}
     for group, total in sorted(sums.items()):
         # on a device where processes can add tensors up
         here = total.detach().float().contiguous().to(PartialState().device)

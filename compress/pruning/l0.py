@@ -32,10 +32,11 @@ from compress.errors import PruneError, did_you_mean
 from compress.slicing.plan import EMBEDDING, HIDDEN, LAYERS, Group, SlicePlan
 from compress.slicing.select import Kept, choose
 from compress.slicing.sizes import Sizes
+from compress.tensors import TensorDict, Tensors
 
 GATED_AXES = ("layers", "hidden", "heads", "ffn")
 """The sizes that gates can prune."""
-Active = Mapping[str, Tensor]
+Active = Tensors
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Gates(nn.Module):
         self.plan = plan
         self.target = target
         self.waiting = False
-        self.values: Mapping[str, Tensor] = {}
+        self.values: Tensors = {}
         self.log_alpha = nn.ParameterDict(
             {
                 axis: nn.Parameter(
@@ -161,13 +162,13 @@ class Gates(nn.Module):
         )
         self._hooks = ExitStack()
 
-    def active(self) -> dict[str, Tensor]:
+    def active(self) -> TensorDict:
         """Compute P(z > 0) of each gate."""
         return {
             axis: find("louizos.active")(each) for axis, each in self.log_alpha.items()
         }
 
-    def settled(self, kept: Kept) -> dict[str, Tensor]:
+    def settled(self, kept: Kept) -> TensorDict:
         """Compute the gates without noise: 0 for dropped units, 1 for kept layers,
         whose gates no weight can absorb."""
         settled = {}
@@ -308,7 +309,7 @@ def norm_over(x_BLD: Tensor, open_D: Tensor, norm: nn.LayerNorm) -> Tensor:
     return (normed if bias is None else normed + bias.float()) * open_D
 
 
-def rows(values: Mapping[str, Tensor], layer: int, size: int) -> Tensor | None:
+def rows(values: Tensors, layer: int, size: int) -> Tensor | None:
     """Return (R,) z_head z_value of a layer; None if neither is gated."""
     of_heads_R = (
         values["heads"][layer].repeat_interleave(size) if "heads" in values else None
@@ -337,7 +338,7 @@ def writers(plan: SlicePlan) -> list[str]:
 
 
 @torch.no_grad()
-def fold(model: PreTrainedModel, plan: SlicePlan, values: Mapping[str, Tensor]) -> None:
+def fold(model: PreTrainedModel, plan: SlicePlan, values: Tensors) -> None:
     """Multiply settled gates into the weights of a model that they are detached
     from."""
     writing = set(writers(plan))

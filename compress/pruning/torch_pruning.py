@@ -24,7 +24,7 @@ model, or PruneError is raised."""
 import copy
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +41,7 @@ from compress.errors import PruneError, TeacherError
 from compress.models.checkpoints import without_progress_bars
 from compress.models.loader import load_model
 from compress.slicing.shape import find_setting, setting_name
+from compress.tensors import Tensors
 
 _PROJECTIONS = frozenset(
     f"{side}{ending}"
@@ -63,7 +64,7 @@ _FAILS = (
 
 def prune_generic(
     model: PreTrainedModel,
-    example_inputs: Mapping[str, Tensor],
+    example_inputs: Tensors,
     *,
     share: float,
     importance: Literal["magnitude", "taylor"] = "magnitude",
@@ -131,7 +132,7 @@ def _check_supported(model: PreTrainedModel) -> None:
 
 def _cut(
     model: PreTrainedModel,
-    inputs: Mapping[str, Tensor],
+    inputs: Tensors,
     share: float,
     importance: str,
     loss: Callable[[PreTrainedModel], Tensor] | None,
@@ -234,9 +235,7 @@ def _find_attention(
             yield module, (projections, count)
 
 
-def _find_classifier(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor]
-) -> list[nn.Module]:
+def _find_classifier(model: PreTrainedModel, inputs: Tensors) -> list[nn.Module]:
     """Find the layer that computes the logits: its outputs are classes, which stay."""
     # tensors are kept, as another could take the memory of one freed
     outputs: list[tuple[nn.Module, Tensor]] = []
@@ -265,7 +264,7 @@ def _tensors(out: Any) -> list[Tensor]:
 
 
 def _reload(
-    pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]
+    pruned: PreTrainedModel, model: PreTrainedModel, inputs: Tensors
 ) -> PreTrainedModel:
     """Save and load `pruned`, check that it computes the same, and give it the
     trainable weights and the mode of `model`."""

@@ -7,7 +7,6 @@ the head size, so queries are scaled by the ratio of the sizes.
 
 import copy
 import math
-from collections.abc import Mapping
 from itertools import product
 
 import torch
@@ -26,17 +25,16 @@ from compress.slicing.select import (
     importance_of,
 )
 from compress.slicing.sizes import resize_config
+from compress.tensors import TensorDict, Tensors
 
 
-def cut(
-    plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept
-) -> dict[str, Tensor]:
+def cut(plan: SlicePlan, tensors: Tensors, kept: Kept) -> TensorDict:
     """Cut the smaller model's weights, by name, out of the larger one's `tensors`;
     gradients flow back to these.
 
     Prefixes are views. New units are zero.
     """
-    smaller: dict[str, Tensor] = {}
+    smaller: TensorDict = {}
     for name, tensor in tensors.items():
         if names := _new_names(name, plan.cuts[name], kept):
             smaller |= dict.fromkeys(names, _slice(tensor, plan.cuts[name], plan, kept))

@@ -3,7 +3,7 @@
 Shapes: B examples, L tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,19 +17,20 @@ from transformers import (
 
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import CompressError
+from compress.tensors import TensorDict, Tensors
 
 
 @torch.no_grad()
 def sample_continuations(
     model: PreTrainedModel,
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     *,
     prompt: int,
     new_tokens: int,
     pad: int,
     temperature: float = 1.0,
     processors: Callable[[Tensor], Sequence[LogitsProcessor]] = lambda _: (),
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Replace the text after the prompts of `batch` by text that `model` samples.
 
     A causal model continues the prompt of each row: the tokens up to its first label if
@@ -102,7 +103,7 @@ def sample_continuations(
     return {"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL}
 
 
-def prompts(batch: Mapping[str, Tensor], prompt: int, pad: int) -> dict[str, Tensor]:
+def prompts(batch: Tensors, prompt: int, pad: int) -> TensorDict:
     """Return input_ids and attention_mask of the prompts, padded on the left for
     generation."""
     real_BL = batch["attention_mask"].bool()

@@ -24,6 +24,7 @@ from compress.errors import ObjectiveError, did_you_mean
 from compress.kinds import Kind
 from compress.models.signals import ATTENTION, SIGNAL_NAMES, Signals
 from compress.slicing.shape import Shape
+from compress.tensors import TensorDict, Tensors
 from compress.training.reads import USUAL_ITEMS, Reading
 from compress.values import Range
 
@@ -320,10 +321,10 @@ class Objective(nn.Module):
         self,
         student: Signals,
         teacher: Signals | None,
-        targets: Mapping[str, Tensor] | None = None,
-        items: Mapping[str, Tensor] | None = None,
+        targets: Tensors | None = None,
+        items: Tensors | None = None,
         pairs: Sequence[Sequence[tuple[int, int]]] | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> TensorDict:
         """Return {term name: weighted loss, ..., "total": their sum}, float32 scalars.
 
         `targets` is the batch, from which losses read `labels` or another column. If
@@ -359,7 +360,7 @@ class Objective(nn.Module):
             for reading in self.readings
         ]
 
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def items(self, batch: Tensors) -> TensorDict:
         """Count the items of each kind in a batch of this objective's task."""
         counts = count_items(
             batch["attention_mask"],
@@ -387,7 +388,7 @@ class Objective(nn.Module):
         i: int,
         student: Signals,
         teacher: Signals | None,
-        targets: Mapping[str, Tensor],
+        targets: Tensors,
         pairs: Sequence[tuple[int, int]],
     ) -> Tensor:
         term = self.terms[i]
@@ -536,9 +537,7 @@ class Objective(nn.Module):
         target = target[chosen] if target.shape[:2] == chosen.shape else target
         return logits, target, mask_BL.new_ones(len(logits))
 
-    def _check_batch(
-        self, i: int, student: Signals, targets: Mapping[str, Tensor]
-    ) -> None:
+    def _check_batch(self, i: int, student: Signals, targets: Tensors) -> None:
         """Raise ObjectiveError if the batch or the student's output lacks what the loss
         reads."""
         name = self.terms[i].name
@@ -615,7 +614,7 @@ def weigh_part(value: Tensor, count: Tensor | int, mean: Tensor) -> Tensor:
 
 def count_items(
     mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Count the items of each kind (Reading.per) in a batch, and its rows, as float
     scalars.
 

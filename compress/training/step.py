@@ -22,6 +22,7 @@ from compress.models.signals import (
     read,
 )
 from compress.slicing.shape import Shape
+from compress.tensors import TensorDict, Tensors
 from compress.training.objective import Objective
 from compress.training.teacher_cache import TeacherCache
 from compress.values import LikeCheck
@@ -63,7 +64,7 @@ class Step(nn.Module):
         """Return the number that a regression's labels are divided by."""
         return 1.0
 
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def items(self, batch: Tensors) -> TensorDict:
         """Count the items that the step's means run over, which keeps means exact if a
         batch is split. Empty: all parts of a batch have the same weight."""
         return {}
@@ -181,9 +182,9 @@ class Distillation(Step):
         token_type_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        items: Mapping[str, Tensor] | None = None,
+        items: Tensors | None = None,
         **more: Any,
-    ) -> dict[str, Tensor]:
+    ) -> TensorDict:
         """Return the losses of a batch. A transformers.Trainer keeps only the columns
         that are named here."""
         columns = {
@@ -216,20 +217,18 @@ class Distillation(Step):
         self,
         student: Signals,
         teacher: Signals | None,
-        batch: Mapping[str, Tensor],
-        items: Mapping[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
+        batch: Tensors,
+        items: Tensors | None,
+    ) -> TensorDict:
         """Compute the weighted losses by name, and their sum as "total"."""
         return self.objective(student, teacher, batch, items)
 
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def items(self, batch: Tensors) -> TensorDict:
         """Count the items in a batch that losses average over: see
         Objective.forward."""
         return self.objective.items(batch)
 
-    def find_labelled(
-        self, model: nn.Module, batch: Mapping[str, Tensor]
-    ) -> Tensor | None:
+    def find_labelled(self, model: nn.Module, batch: Tensors) -> Tensor | None:
         """Mark the positions for which logits of a language model are needed, (B, L);
         None means all."""
         labels = batch.get("labels")
@@ -242,7 +241,7 @@ class Distillation(Step):
         return labels != IGNORE_INDEX
 
     @torch.no_grad()
-    def read_teacher(self, batch: Mapping[str, Tensor]) -> Signals | None:
+    def read_teacher(self, batch: Tensors) -> Signals | None:
         """Return the teacher's signals, or None if the objective reads none.
 
         no_grad rather than inference_mode: losses save the teacher's tensors for their
@@ -295,12 +294,12 @@ class WrappedStep(Step):
         unit: float = self.wrapped.unit
         return unit
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
-        parts: dict[str, Tensor] = self.wrapped(**batch)
+    def forward(self, **batch: Any) -> TensorDict:
+        parts: TensorDict = self.wrapped(**batch)
         return parts
 
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        counts: dict[str, Tensor] = self.wrapped.items(batch)
+    def items(self, batch: Tensors) -> TensorDict:
+        counts: TensorDict = self.wrapped.items(batch)
         return counts
 
 
@@ -315,17 +314,13 @@ def _tied(step: nn.Module, prefix: str) -> dict[str, str]:
     }
 
 
-def _keep_tied_once(
-    step: nn.Module, state: dict[str, Tensor], prefix: str, _: Any
-) -> None:
+def _keep_tied_once(step: nn.Module, state: TensorDict, prefix: str, _: Any) -> None:
     """Drop second names of a tensor, which safetensors refuses."""
     for name in _tied(step, prefix):
         state.pop(name, None)
 
 
-def _fill_in_tied(
-    step: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any
-) -> None:
+def _fill_in_tied(step: nn.Module, state: TensorDict, prefix: str, *_: Any) -> None:
     for name, other in _tied(step, prefix).items():
         if other in state:
             state[name] = state[other]

@@ -15,7 +15,7 @@ import pickle
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ import torch
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedModel,
@@ -52,6 +52,7 @@ from compress.io import (
     verify,
 )
 from compress.models.heads import output_layer
+from compress.tensors import TensorDict, Tensors
 from compress.training.optimizer import (
     choose_optimizer,
     group_parameters,
@@ -69,7 +70,7 @@ from compress.training.schedule import AutoLength
 from compress.training.step import Score, Step
 from compress.training.stopping import StopRequest
 
-Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+Corrupt = Callable[[Tensors], TensorDict]
 """batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's
 generator each time."""
 BEST = "best.safetensors"
@@ -260,7 +261,7 @@ class StepTrainer(Trainer):
         self.score: Score | None = None
         self.corrupt: Corrupt | None = None
         self.on_save: Callable[[], None] = lambda: None
-        self.parts: dict[str, Tensor] = {}
+        self.parts: TensorDict = {}
         self.passes = 0
         self.order = order
         self.length: AutoLength | None = None
@@ -375,7 +376,7 @@ class StepTrainer(Trainer):
 
     def get_batch_samples(
         self,
-        epoch_iterator: Iterator[dict[str, Tensor]],
+        epoch_iterator: Iterator[TensorDict],
         num_batches: int,
         device: torch.device,
     ) -> tuple[list[dict[str, Any]], Any]:
