@@ -22,6 +22,9 @@ from typing import IO, Any
 
 from compress.errors import DamagedError
 
+JsonObject = dict[str, Any]
+"""An object of JSON: name -> value."""
+
 FULL = 2**16
 """A disk with fewer free bytes counts as full: writers leave less than their next block
 unused."""

@@ -40,7 +40,8 @@ from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
-from compress.io import atomic_folder, parse_json
+from compress.exporters.tokenizer.wordpiece import TokenizerJson
+from compress.io import JsonObject, atomic_folder, parse_json
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
 from compress.models.sentence_folder import read_prompts
@@ -68,7 +69,7 @@ def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def find_frequent(config: Mapping[str, Any], most: int) -> list[int]:
+def find_frequent(config: TokenizerJson, most: int) -> list[int]:
     """Find the `most` most frequent tokens of a vocabulary by its own order, apart from
     single characters and unused places: the first words of WordPiece, the first merges
     of BPE, the best scores of Unigram.
@@ -94,7 +95,7 @@ UNUSED_PATTERN: Final = re.compile(r"\[.*\]|<.*>")
 """Pattern of special tokens, and of unused places such as BERT's [unused0]."""
 
 
-def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
+def find_needed(config: TokenizerJson, used: Iterable[int]) -> list[int]:
     """Find the ids to keep, ascending: the `used` ones, those that build them, single
     characters, special tokens.
 
@@ -153,7 +154,7 @@ def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
     return sorted(kept)
 
 
-def trim_config(config: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+def trim_config(config: TokenizerJson, kept: Sequence[int]) -> JsonObject:
     """Reduce the content of tokenizer.json to these ids, renumbered in their order."""
     new = {old: index for index, old in enumerate(kept)}
     model = dict(config["model"])
@@ -184,7 +185,7 @@ def trim_config(config: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any
 
 
 def _find_parts(
-    model: Mapping[str, Any],
+    model: TokenizerJson,
     tokens: Iterable[str],
 ) -> tuple[set[str], set[tuple[str, str]]]:
     """Find the intermediate tokens and the merges with which byte-pair encoding builds
@@ -215,7 +216,7 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
     return first, second
 
 
-def _framing(post: Mapping[str, Any] | None) -> list[int]:
+def _framing(post: TokenizerJson | None) -> list[int]:
     """Find the ids that a post-processor adds to a text."""
     if post is None:
         return []
@@ -231,9 +232,9 @@ def _framing(post: Mapping[str, Any] | None) -> list[int]:
 
 
 def _renumber(
-    post: Mapping[str, Any] | None,
+    post: TokenizerJson | None,
     new: Mapping[int, int],
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     if post is None:
         return None
     if post["type"] == "Sequence":
@@ -260,12 +261,12 @@ class TrimmedTokenizer:
     """The ids that are kept, and the content of the trimmed tokenizer.json."""
 
     kept: tuple[int, ...]
-    config: dict[str, Any]
+    config: JsonObject
 
     @classmethod
     def from_used(
         cls,
-        config: Mapping[str, Any],
+        config: TokenizerJson,
         used: Iterable[int],
     ) -> "TrimmedTokenizer":
         """Reduce the content of tokenizer.json to the `used` tokens and those that they

@@ -23,6 +23,7 @@ from compress.exporters.session import (
     weights_elsewhere,
 )
 from compress.exporters.tokenizer.text_model import read_proof
+from compress.io import JsonObject
 from compress.records.latency import WARM_UP, DeviceError, Setting
 
 SIDECAR = ".session.json"
@@ -30,7 +31,7 @@ SIDECAR = ".session.json"
 {"INFERENCE_PRECISION_HINT": "f32"}."""
 
 
-def timing_job(path: Path) -> dict[str, Any]:
+def timing_job(path: Path) -> JsonObject:
     """Build the job that times a file. Raises ExportError if it reads neither token ids
     nor texts."""
     job = _open_job(path)
@@ -54,7 +55,7 @@ def timing_job(path: Path) -> dict[str, Any]:
     return {**job, "vocabulary": size}
 
 
-def logits_job(path: Path) -> dict[str, Any]:
+def logits_job(path: Path) -> JsonObject:
     """Build the job that computes the logits of rows."""
     if path.suffix not in (".onnx", ".xml"):
         raise ExportError(
@@ -64,7 +65,7 @@ def logits_job(path: Path) -> dict[str, Any]:
     return _open_job(path)
 
 
-def _open_job(path: Path) -> dict[str, Any]:
+def _open_job(path: Path) -> JsonObject:
     # the session entries of an .ort file took effect when it was written
     entries: dict[str, str] = {}
     if path.suffix == ".onnx":

@@ -26,6 +26,7 @@ from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.runner import REFUSED
 from compress.exporters.session import EncodedRow
+from compress.io import JsonObject
 from compress.progress import Progress, Say, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
@@ -47,7 +48,7 @@ class Link:
     make_error: MakeError
     hello: Mapping[str, Any] = field(default_factory=dict)
 
-    def ask(self, body: Path | None = None, **request: Any) -> dict[str, Any]:
+    def ask(self, body: Path | None = None, **request: Any) -> JsonObject:
         """Send a request, followed by the content of `body`, and return the answer.
         Raises DeviceError at the end of the agent's output."""
         assert self.process.stdin is not None
@@ -59,7 +60,7 @@ class Link:
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self.lost_error() from None
-        answer: dict[str, Any] = json.loads(self.read_line())
+        answer: JsonObject = json.loads(self.read_line())
         return answer
 
     def read_line(self) -> str:
@@ -134,7 +135,7 @@ def connect(
                 process.stdout.close()
 
 
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
+Ask = Callable[[JsonObject], JsonObject]
 ROWS_PER_JOB = 64
 """Rows sent in one line."""
 
@@ -247,13 +248,13 @@ class AgentDevice:
                 raise self.missing(runtime, answer["error"])
             self.loaded[runtime] = answer["versions"][runtime]
 
-    def _place(self, job: dict[str, Any], path: Path) -> dict[str, Any]:
+    def _place(self, job: JsonObject, path: Path) -> JsonObject:
         self._check_runtime(job["runtime"])
         return {**job, "path": self.place(path), "affinity": list(self.affinity)}
 
     def _run_pass(
         self,
-        timing_jobs: Mapping[str, dict[str, Any]],
+        timing_jobs: Mapping[str, JsonObject],
         this: Pass,
     ) -> dict[str, PassTimes]:
         cpus = list(self.affinity)
@@ -291,13 +292,13 @@ class AgentDevice:
     def _start_runner(
         self,
         name: str,
-        job: dict[str, Any],
+        job: JsonObject,
         setting: Setting | None,
-    ) -> Iterator[tuple[Ask, dict[str, Any]]]:
+    ) -> Iterator[tuple[Ask, JsonObject]]:
         """Start a runner; yield a function that sends it a request, and its first
         line."""
 
-        def check(answer: dict[str, Any]) -> dict[str, Any]:
+        def check(answer: JsonObject) -> JsonObject:
             if "died" not in answer:
                 return answer
             code = answer["died"]
@@ -328,7 +329,7 @@ class AgentDevice:
         self.link.ask(do="stop", name=name)
 
 
-def _as_json(row: EncodedRow) -> dict[str, Any]:
+def _as_json(row: EncodedRow) -> JsonObject:
     """Write a row's columns as Python numbers: lists, and single ones."""
     return {
         name: value if isinstance(value, int) else list(map(int, value))

@@ -3,7 +3,7 @@ answers."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from compress.exporters.session import read_model, session_entries
 from compress.exporters.tokenizer.text_model import text_file
 from compress.io import atomic_folder, hash_files, write_json
 from compress.outputs import check_output_folder
+from compress.progress import Say
 from compress.reporting.html import FOLDER, render
 
 DEMO_FILE = "demo.json"
@@ -73,7 +74,7 @@ def demo(
     data: DataLike | None = None,
     title: str | None = None,
     assets: PathName | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Demo:
     """Write a folder for any web server, with a page in which the model answers texts
     in the browser.

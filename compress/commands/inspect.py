@@ -28,7 +28,7 @@ from compress.errors import (
 )
 from compress.exporters import manifest as manifests
 from compress.exporters.manifest import Manifest
-from compress.io import CHECKSUMS, load_json, verify
+from compress.io import CHECKSUMS, JsonObject, load_json, verify
 from compress.models import checkpoints, gguf_file
 from compress.models.checkpoints import ALIASES, EMBEDDED_MODEL
 from compress.models.folder import (
@@ -243,7 +243,7 @@ def inspect_checkpoint(name: str) -> Inspection:
             "loaded; --allow-pickle accepts them"
         )
         weights = None
-    facts: dict[str, Any] = {"family": config.get("model_type")}
+    facts: JsonObject = {"family": config.get("model_type")}
     labels: tuple[str, ...] = ()
     with _gather(problems):
         facts["class"], facts["predicts"] = _describe_head(
@@ -350,7 +350,7 @@ def inspect_bundle(name: str) -> Inspection:
         problems = str(error).split("\n")[:-1]
     task = made.task
     report = Report.from_json(path / REPORT) if (path / REPORT).is_file() else None
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "family": made.model_type,
         "parameters": made.parameters or None,
         "tokens": made.max_length,
@@ -440,7 +440,7 @@ def inspect_run(name: str) -> Inspection:
     problems += bundle.problems
     finished = "finished" in settings
     stages = [str(next(iter(stage.values()))) for stage in recipe.get("stages", ())]
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "recipe": recipe.get("name"),
         **{key: settings.get(key) for key in _RUN_FACTS},
     }
@@ -499,7 +499,7 @@ def inspect_study(name: str) -> Inspection:
         folder / RUN,
         "The search cannot be identified without it: start again in another --out",
     )
-    facts: dict[str, Any] = {key: settings.get(key) for key in _RUN_FACTS}
+    facts: JsonObject = {key: settings.get(key) for key in _RUN_FACTS}
     resume = "" if "finished" in settings else continuation(folder)
     next_ = [resume] if resume else []
     study = Inspection(

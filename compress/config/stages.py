@@ -25,6 +25,7 @@ from compress.config.reference import parse as parse_call
 from compress.config.term import Term
 from compress.config.term import parse as parse_term
 from compress.errors import RecipeError
+from compress.io import JsonObject
 
 STAGE_KINDS = ("distill", "finetune", "pretrain")
 INITS = ("scratch", "teacher", "auto")
@@ -123,10 +124,10 @@ class StudentSpec(Frozen):
     embedding: float | None = Field(None, gt=0, le=100_000)
     init: Annotated[str | Call, BeforeValidator(_read_init)] = "scratch"
     copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JsonObject = Field(default_factory=dict)
     share: dict[Literal["attention", "ffn"], int] = Field(default_factory=dict)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return the mapping of YAML, defaults included."""
         tree = self.model_dump()
         return (
@@ -422,7 +423,7 @@ class Stage(ReadsRows):
         """Return True if the validation split decides how long the stage trains."""
         return self.epochs == "auto" and self.steps is None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return the mapping of YAML, defaults included."""
         last = ("rows", "corrupt", "step", "augment", "student")
         tree = {self.kind: self.name} | self.model_dump(
@@ -438,7 +439,7 @@ class Stage(ReadsRows):
         )
 
 
-def _split_kind(line: dict[str, Any]) -> dict[str, Any]:
+def _split_kind(line: JsonObject) -> JsonObject:
     """Split `distill: intermediate` into kind and name."""
     if "kind" in line:
         return line
@@ -497,7 +498,7 @@ class Prune(ReadsRows):
         """Return the rule that selects layers; None: by importance."""
         return None if self.copy_layers == "importance" else self.copy_layers
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return the mapping of YAML, defaults included."""
         tree = self.model_dump(exclude={"kind", "name", "importance"})
         return {self.kind: self.name, "importance": self.importance.plain()} | tree

@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -43,7 +43,7 @@ from compress.benchmark.race import Pass, PassTimes, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
 from compress.data.cache import home, load_or_create
 from compress.exporters.session import EncodedRow, read_model, vocabulary_size
-from compress.io import sha256
+from compress.io import JsonObject, sha256
 from compress.progress import Say, note
 from compress.provenance import install_command
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
@@ -54,14 +54,16 @@ TARBALL = f"onnxruntime-web-{WEB_VERSION}.tgz"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # noqa: E501
 """The tarball's hash, as the package's `dist.integrity` gives it."""
 
-WASM: Mapping[str, str] = {
+Pins = Mapping[str, str]
+"""File of the package -> its SHA-256."""
+WASM: Pins = {
     "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",  # noqa: E501
     "ort-wasm-simd-threaded.mjs": "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",  # noqa: E501
     "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",  # noqa: E501
 }
 """The files that the page loads, entry first, with their SHA-256 (14 MB in all)."""
 
-WEBGPU: Mapping[str, str] = {
+WEBGPU: Pins = {
     "ort.webgpu.min.mjs": "3dffff71811bc13a3a3d9591c57ca5ee5735b8f5f3eaf789510b02bb040ae3a0",  # noqa: E501
     "ort-wasm-simd-threaded.asyncify.mjs": "3d1c85995364bb643302fc6fd877a0c3ba5ae72401815e0f24828a53d9191e28",  # noqa: E501
     "ort-wasm-simd-threaded.asyncify.wasm": "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",  # noqa: E501
@@ -151,7 +153,7 @@ def fetch_tarball(folder: Path) -> Path:
     return folder / TARBALL
 
 
-def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
+def _unpack(tarball: Path, pins: Pins, cache: Path) -> list[Path]:
     """Unpack the pinned files of the tarball into the cache, after checking its
     hash."""
     if not tarball.is_file():
@@ -180,7 +182,7 @@ def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
     return _check_files(load_or_create(cache, unpack), pins)
 
 
-def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:
+def _check_files(folder: Path, pins: Pins) -> list[Path]:
     for name in _list_changed(folder, pins):
         raise DeviceError(
             f"{folder / name}: not {WEB_PACKAGE}, or damaged. Remove it. {BY_HAND}"
@@ -188,7 +190,7 @@ def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in pins]
 
 
-def _list_changed(folder: Path, pins: Mapping[str, str]) -> list[str]:
+def _list_changed(folder: Path, pins: Pins) -> list[str]:
     """List the files that are missing or do not have the pinned hash."""
     paths = ((folder / name, expected) for name, expected in pins.items())
     return [
@@ -221,12 +223,12 @@ class BrowserModel:
     def vocabulary(self) -> int:
         return vocabulary_size(read_model(self.path), self.path)
 
-    def random_inputs(self, setting: Setting) -> list[dict[str, Any]]:
+    def random_inputs(self, setting: Setting) -> list[JsonObject]:
         """Draw the inputs that every device times the file with, as the page expects
         them."""
         return _tensors(feeds(self.types, setting.batch, setting.seq, self.vocabulary))
 
-    def encode_row(self, row: EncodedRow) -> list[dict[str, Any]]:
+    def encode_row(self, row: EncodedRow) -> list[JsonObject]:
         """Encode a row as the page expects it. Raises DeviceError if it lacks an input
         of the file."""
         if missing := [name for name in self.types if name not in row]:
@@ -240,7 +242,7 @@ class BrowserModel:
         )
 
 
-def _tensors(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _tensors(arrays: Mapping[str, Array]) -> list[JsonObject]:
     return [
         {
             "name": name,
@@ -269,7 +271,7 @@ def probe_model() -> bytes:
 TIMES_HEADER = ("file", "p50 ms", "p95 ms", "to first")
 
 
-def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
+def latency_tables(latencies: Sequence[Latency]) -> list[JsonObject]:
     """Lay out one table per setting, in the order measured; the last column is the
     ratio of p50 to the first file's."""
     by_setting: dict[Setting, list[Latency]] = {}
@@ -559,7 +561,7 @@ def browser(
     lan: bool = False,
     timeout: float = 60.0,
     say: Say = print,
-    visit: Callable[[str], None] | None = None,
+    visit: Say | None = None,
     assets: Path | None = None,
     webgpu: bool = False,
     name: str = "browser",

@@ -36,6 +36,7 @@ from pydantic import (
 )
 
 from compress.arrays import Floats
+from compress.io import JsonObject
 from compress.records.latency import DeviceError
 from compress.terminal import one_line
 
@@ -72,8 +73,8 @@ class PageSession:
         self._left = False
         self._last_seen = 0.0
         self._number = 0
-        self._command: dict[str, Any] | None = None
-        self._answer: dict[str, Any] | None = None
+        self._command: JsonObject | None = None
+        self._answer: JsonObject | None = None
         self._ended = False
         self._end_sent = False
 
@@ -94,7 +95,7 @@ class PageSession:
     def has_secret(self, secret: str) -> bool:
         return hmac.compare_digest(secret.encode(), self._secret.encode())
 
-    def next_command(self, after: int) -> dict[str, Any] | None:
+    def next_command(self, after: int) -> JsonObject | None:
         """Wait for a command with a number above `after`; return None after HOLD
         seconds."""
 
@@ -131,7 +132,7 @@ class PageSession:
         with self._changed:
             return self._changed.wait_for(lambda: self._claimed, timeout)
 
-    def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, command: Mapping[str, Any]) -> JsonObject:
         """Send a command to the page and return its answer. Raises DeviceError if it is
         gone or takes too long."""
         with self._changed:
@@ -379,7 +380,7 @@ class _Handler(BaseHTTPRequestHandler):
         secret, _, name = path.removeprefix("/").partition("/")
         return name if self.site.session.has_secret(secret) else None
 
-    def _read_json(self, limit: int) -> dict[str, Any] | None:
+    def _read_json(self, limit: int) -> JsonObject | None:
         """Read a JSON object; refuse anything else, or a body above `limit` bytes, and
         return None."""
         length = self.headers.get("Content-Length", "")

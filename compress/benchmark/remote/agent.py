@@ -39,6 +39,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     Runners = dict[str, "Running"]
+    Message = dict[str, Any]
+    """A request or an answer, as JSON."""
 
 READY = '{"agent": '
 """The beginning of our first line; anything before it was printed by a login shell."""
@@ -73,7 +75,7 @@ class Running(NamedTuple):
 
 def main(folder: str = "") -> None:
     """Serve until the input ends. `folder`: the destination of `put` files."""
-    requests: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
+    requests: queue.Queue[Message | None] = queue.Queue(1)
     runners: Runners = {}
     threading.Thread(
         target=listen, args=(folder, requests, runners), daemon=True
@@ -103,14 +105,14 @@ def main(folder: str = "") -> None:
         os._exit(code)
 
 
-def say(value: dict[str, Any]) -> None:
+def say(value: Message) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
 def listen(
     folder: str,
-    requests: queue.Queue[dict[str, Any] | None],
+    requests: queue.Queue[Message | None],
     runners: Runners,
 ) -> None:
     """Queue the requests, after writing the files that follow them; None at the end."""
@@ -127,7 +129,7 @@ def listen(
     requests.put(None)
 
 
-def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
+def receive(source: IO[bytes], target: Path, size: int) -> Message:
     """Write the next `size` bytes to a file; if that fails, read them nevertheless, up
     to the next request."""
     left = size
@@ -147,7 +149,7 @@ def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
     return {"path": str(target)}
 
 
-def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
+def answer(request: Message, runners: Runners) -> Message:
     answers = {
         "put": lambda: request["put"],
         "start": lambda: start(request, runners),
@@ -162,7 +164,7 @@ def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
     return answers[request["do"]]()
 
 
-def usage(cpus: list[int], runners: Runners) -> dict[str, Any]:
+def usage(cpus: list[int], runners: Runners) -> Message:
     """Measure how many seconds these CPUs (empty: all that we may use) have been busy,
     and our own share; on Linux.
 
@@ -191,7 +193,7 @@ def usage(cpus: list[int], runners: Runners) -> dict[str, Any]:
     return {"seconds": time.monotonic(), "busy": busy, "own": own, "cpus": len(chosen)}
 
 
-def start(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
+def start(request: Message, runners: Runners) -> Message:
     errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # `stop` closes it
     # -P: modules in the runner's folder must not shadow installed ones
     safe = ["-P"] if sys.version_info >= (3, 11) else []
@@ -204,7 +206,7 @@ def start(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
     return ask(request["name"], "", runners)
 
 
-def ask(name: str, line: str, runners: Runners) -> dict[str, Any]:
+def ask(name: str, line: str, runners: Runners) -> Message:
     process, errors = runners[name]
     assert process.stdin is not None
     assert process.stdout is not None
@@ -222,7 +224,7 @@ def ask(name: str, line: str, runners: Runners) -> dict[str, Any]:
     return {"died": code, "words": words[-1][-LAST_WORDS:] if words else ""}
 
 
-def stop(name: str, runners: Runners) -> dict[str, Any]:
+def stop(name: str, runners: Runners) -> Message:
     process, errors = runners.pop(name)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -234,7 +236,7 @@ def stop(name: str, runners: Runners) -> dict[str, Any]:
     return {}
 
 
-def versions(packages: list[str]) -> dict[str, Any]:
+def versions(packages: list[str]) -> Message:
     """Find the versions of packages by importing them: one for another processor is
     installed, but does not load."""
     names = ", ".join(packages)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     Feeds = dict[str, Any]
+    Job = Mapping[str, Any]
+    """What to run: see above."""
 
 WARM_UP_PER_ROUND = 2
 """Untimed runs that warm up caches and threads again after another process used the
@@ -90,7 +92,7 @@ def pin(cpus: list[int]) -> None:
     os.sched_setaffinity(0, cpus)
 
 
-def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
+def open_onnxruntime(job: Job) -> Opened:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -115,7 +117,7 @@ def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
     return Opened(types, lambda feeds: session.run(None, feeds), fixed, optional)
 
 
-def open_openvino(job: Mapping[str, Any]) -> Opened:
+def open_openvino(job: Job) -> Opened:
     import openvino
 
     properties = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", **job["entries"]}
@@ -135,7 +137,7 @@ def open_openvino(job: Mapping[str, Any]) -> Opened:
     return Opened(types, run)
 
 
-def open_litert(job: Mapping[str, Any]) -> Opened:
+def open_litert(job: Job) -> Opened:
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(job["path"], num_threads=job["threads"])
@@ -158,7 +160,7 @@ def open_litert(job: Mapping[str, Any]) -> Opened:
     )
 
 
-def open_executorch(job: Mapping[str, Any]) -> Opened:
+def open_executorch(job: Job) -> Opened:
     """Open a file whose inputs have no names: they are in the order of INPUTS."""
     import executorch.kernels.quantized  # noqa: F401  # registers the operators of int8 files
     import torch
@@ -180,7 +182,7 @@ def open_executorch(job: Mapping[str, Any]) -> Opened:
     return Opened(dict.fromkeys(names, np.int64), run)
 
 
-RUNTIME_OPENERS: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
+RUNTIME_OPENERS: Mapping[str, Callable[[Job], Opened]] = {
     "onnxruntime": open_onnxruntime,
     "openvino": open_openvino,
     "ai_edge_litert": open_litert,
@@ -297,7 +299,7 @@ def logits(opened: Opened, rows: list[dict[str, Any]], workers: int) -> list[Any
         return list(pool.map(encode, rows))
 
 
-def main(job: Mapping[str, Any]) -> None:
+def main(job: Job) -> None:
     pin(job["affinity"])
     start = time.perf_counter()
     opened = RUNTIME_OPENERS[job["runtime"]](job)
