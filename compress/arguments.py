@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 Called = TypeVar("Called", bound=Callable[..., Any])
 Keywords = ParamSpec("Keywords")
 Request = TypeVar("Request")
+InnerTypes = tuple[Any, ...]
+"""What an annotation has in brackets."""
 Result = TypeVar("Result")
 
 
@@ -383,7 +385,7 @@ def _read_metadata(annotation: Any, metadata: Sequence[Any]) -> ArgumentCheck:
 
 
 def _several(
-    inner: tuple[Any, ...],
+    inner: InnerTypes,
     make: Callable[[Iterable[Any]], Any] = list,
 ) -> ArgumentCheck:
     item = read_annotation(inner[0]) if inner else ArgumentCheck()
@@ -392,18 +394,18 @@ def _several(
     return SequenceCheck(f"a list, each item {item.expected}", item=item, make=make)
 
 
-def _tuple(inner: tuple[Any, ...]) -> ArgumentCheck:
+def _tuple(inner: InnerTypes) -> ArgumentCheck:
     if len(inner) == 2 and inner[1] is Ellipsis:
         return _several(inner[:1], tuple)
     items = tuple(read_annotation(each) for each in inner)
     return RowCheck(f"({', '.join(item.expected for item in items)})", items=items)
 
 
-def _table(inner: tuple[Any, ...]) -> ArgumentCheck:
+def _table(inner: InnerTypes) -> ArgumentCheck:
     return MappingCheck(value=read_annotation(inner[1]))
 
 
-def _union(inner: tuple[Any, ...]) -> ArgumentCheck:
+def _union(inner: InnerTypes) -> ArgumentCheck:
     return either([read_annotation(each) for each in inner])
 
 
@@ -418,7 +420,7 @@ _SIMPLE: Mapping[Any, ArgumentCheck] = {
     str: TextCheck(),
     Path: PathCheck(),
 }
-_GENERIC: Mapping[Any, Callable[[tuple[Any, ...]], ArgumentCheck]] = {
+_GENERIC: Mapping[Any, Callable[[InnerTypes], ArgumentCheck]] = {
     Literal: choice,
     Union: _union,
     UnionType: _union,

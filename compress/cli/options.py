@@ -24,7 +24,7 @@ from compress import __version__
 from compress.cli.interrupts import INTERRUPTED, TERMINATED, exit_code
 from compress.config import PANELS
 from compress.machine import process_rank
-from compress.progress import SCREEN
+from compress.progress import SCREEN, Say
 from compress.terminal import printable, separate_results
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ UNDECIDED = 3
 """Exit codes of `compress gate`."""
 HELP = ["-h", "--help"]
 """Options that print a command's help."""
+
+
+CommandFunction = Callable[..., None]
 
 
 class _SharedCommand:
@@ -165,14 +168,14 @@ def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
 
 def with_option_groups(
     *, without: Collection[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[CommandFunction], CommandFunction]:
     """Turn the fields of a command's option groups into options of the command.
 
     A parameter whose type is a dataclass is a group: on the command line its fields
     replace it, except those named in `without`, which keep their defaults.
     """
 
-    def expand(command: Callable[..., None]) -> Callable[..., None]:
+    def expand(command: CommandFunction) -> CommandFunction:
         groups = dict[str, Callable[..., Any]]()
         flat = list[Parameter]()
         for parameter in signature(command, eval_str=True).parameters.values():
@@ -206,9 +209,7 @@ def with_option_groups(
     return expand
 
 
-def _set_signature(
-    function: Callable[..., None], parameters: Sequence[Parameter]
-) -> None:
+def _set_signature(function: CommandFunction, parameters: Sequence[Parameter]) -> None:
     """Let inspect and Typer see these parameters, all of them keyword-only."""
     keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     function.__signature__ = Signature(keywords)  # type: ignore[attr-defined]  # unknown to typeshed
@@ -287,10 +288,10 @@ def _allow_kinds(folder: str | None) -> Iterator[None]:
 
 
 def with_verbosity(
-    command: Callable[..., None],
+    command: CommandFunction,
     *,
     reads_bundles: bool = False,
-) -> Callable[..., None]:
+) -> CommandFunction:
     """Add the options for how much a command prints; and if it reads bundles,
     `--allow-code`, since their kind of task may be the user's own code."""
 
@@ -396,7 +397,7 @@ def announce(doing: str, out: Path, as_json: bool = False) -> None:
     console(as_json).print(f"{doing}, in {out}: loading torch", soft_wrap=True)
 
 
-def printer(as_json: bool = False, *, answer: bool = False) -> Callable[[str], None]:
+def printer(as_json: bool = False, *, answer: bool = False) -> Say:
     """Return a function that prints a line to the console, however long."""
     return partial(console(as_json, answer=answer).print, soft_wrap=True)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from compress.arrays import Array
     from compress.data.dialects import Dialect
 
+BatchStream = Iterator[pa.RecordBatch]
 BLOCK_BYTES: Final = 4 * 2**20
 """Bytes that are parsed at a time; from the first longer row on, rows are read one by
 one."""
@@ -39,7 +40,7 @@ def read_batches(
     wanted: Sequence[str],
     *,
     position: Position | None = None,
-) -> Iterator[pa.RecordBatch]:
+) -> BatchStream:
     """Yield the wanted columns as batches of BATCH_ROWS rows of strings.
 
     names     of all columns of the file
@@ -68,9 +69,7 @@ def read_batches(
             position.tell = lambda: 1.0
 
 
-def _parse(
-    file: IO[bytes], dialect: Dialect, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def _parse(file: IO[bytes], dialect: Dialect, names: Sequence[str]) -> BatchStream:
     naming = pyarrow.csv.ReadOptions(column_names=list(names))
     parsing = pyarrow.csv.ParseOptions(
         delimiter=dialect.delimiter,
@@ -148,9 +147,7 @@ def _are_paired(codes: Array, dialect: Dialect) -> bool:
     return opened and closed and len(places) % 2 == 0
 
 
-def _without(
-    header: Sequence[str], batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _without(header: Sequence[str], batches: BatchStream) -> BatchStream:
     """Leave out the header row. Raises NotPlainError if a later row repeats all of its
     cells, unless it has only one."""
     starts = (batch.slice(1) for batch in islice(batches, 1))
@@ -163,7 +160,7 @@ def _without(
         yield batch
 
 
-def _collect(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _collect(batches: Iterable[pa.RecordBatch]) -> BatchStream:
     """Regroup rows into batches of BATCH_ROWS, as other readers yield them."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:

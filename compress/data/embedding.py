@@ -42,6 +42,8 @@ from compress.data.task import Task, UnsavedTask
 from compress.errors import DataError, did_you_mean
 from compress.kinds import find
 
+NumberPairs = dict[int, dict[int, float]]
+"""Number of a text -> number of another -> a value of the two."""
 QUERY_NAMES: Final = ("query", "anchor", "question")
 FEWEST_PAIRS: Final = 50
 MOST_HELD_OUT: Final = 1000
@@ -78,8 +80,8 @@ class EmbeddingTexts:
     """
 
     texts: list[str] = field(default_factory=list)
-    judged: dict[int, dict[int, float]] = field(default_factory=dict)
-    scores: dict[int, dict[int, float]] = field(default_factory=dict)
+    judged: NumberPairs = field(default_factory=dict)
+    scores: NumberPairs = field(default_factory=dict)
     passages: set[int] = field(default_factory=set)
     empty: int = 0
     same: int = 0
@@ -119,7 +121,7 @@ class EmbeddingTexts:
 
         def move(
             judgements: Mapping[int, Mapping[int, float]],
-        ) -> dict[int, dict[int, float]]:
+        ) -> NumberPairs:
             moved = {
                 place[one]: {
                     place[other]: value

@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compress.arrays import Flags, Floats, Ints, Longs
-from compress.data.schema import number
+from compress.data.schema import Names, number
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
 
@@ -221,7 +221,7 @@ class LabelColumn:
         lengths = pc.list_value_length(self.cells).drop_null()
         return list(pc.unique(lengths).to_pylist())
 
-    def list_names(self, separator: str | None) -> tuple[str, ...]:
+    def list_names(self, separator: str | None) -> Names:
         """List the labels in the lists, sorted."""
         return _sort(set(pc.unique(self.items(separator)).to_pylist()) - {""})
 
@@ -295,7 +295,7 @@ class Coding:
     """
 
     kind: Kind
-    names: tuple[str, ...]
+    names: Names
     separator: str | None = None
     flags: bool = False
     single: bool = False
@@ -538,7 +538,7 @@ def _class_name(value: str) -> str:
     return str(int(parsed))
 
 
-def _sort(values: Set[str]) -> tuple[str, ...]:
+def _sort(values: Set[str]) -> Names:
     """Sort class names, by value if all are numbers."""
     numbers = {value: number(value) for value in values}
     if any(parsed is None or math.isnan(parsed) for parsed in numbers.values()):
@@ -546,9 +546,7 @@ def _sort(values: Set[str]) -> tuple[str, ...]:
     return tuple(sorted(values, key=lambda value: (numbers[value] or 0.0, value)))
 
 
-def _number_or_class(
-    labels: LabelColumn, values: Sequence[str]
-) -> tuple[Kind, tuple[str, ...]]:
+def _number_or_class(labels: LabelColumn, values: Sequence[str]) -> tuple[Kind, Names]:
     """Return whether labels are a regression or classes, and notes if they may be the
     other."""
     plain = [value for value in values if _PLAIN.fullmatch(value)]

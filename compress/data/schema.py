@@ -15,6 +15,8 @@ from compress.errors import DataError, did_you_mean
 if TYPE_CHECKING:
     from compress.data.tables import CellValue, Table
 
+Names = tuple[str, ...]
+
 PAIR_COLUMNS: Final = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -113,7 +115,7 @@ def number(cell: str) -> float | None:
         return None
 
 
-def split_names(label: str | None) -> tuple[str, ...]:
+def split_names(label: str | None) -> Names:
     """Split the names of columns at commas; return () for None."""
     return () if label is None else tuple(map(str.strip, label.split(",")))
 
@@ -122,8 +124,8 @@ class ChosenColumns(NamedTuple):
     """Name the columns of a task: one or two of text, and one of labels or several of 0
     and 1. Guesses become notes."""
 
-    text: tuple[str, ...]
-    label: tuple[str, ...]
+    text: Names
+    label: Names
     notes: tuple[str, ...]
 
 
@@ -132,7 +134,7 @@ def choose(
 ) -> ChosenColumns:
     """Choose the text and label columns of the training split, as requested or
     detected. DataError if ambiguous."""
-    labels: tuple[str, ...] = ()
+    labels: Names = ()
     _refuse_nested(split, text, label)
     if label is not None:  # one column, or several joined by commas
         labels = (label,) if label in split.columns else split_names(label)
@@ -206,7 +208,7 @@ def choose_text(
     labels: Sequence[str] = (),
     *,
     by_content: bool = True,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+) -> tuple[Names, Names]:
     """Choose the text columns, as requested, by their names, or else by their contents;
     and return notes of guesses.
 
@@ -300,7 +302,7 @@ def _nested_column(split: Table, name: str) -> DataError:
     )
 
 
-def _prefer_top_level(names: Sequence[str]) -> tuple[str, ...]:
+def _prefer_top_level(names: Sequence[str]) -> Names:
     """Leave out the fields of objects, such as `meta.source`, if there are other
     columns."""
     return tuple(name for name in names if "." not in name) or tuple(names)

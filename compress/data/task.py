@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from compress import kinds
 from compress.arguments import check_arguments
+from compress.data.schema import Names
 from compress.data.text_preparation import AS_IT_IS, TextPreparation
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind
@@ -57,15 +58,15 @@ class Task:
     """
 
     kind: Kind
-    text: tuple[str, ...]
+    text: Names
     label: str
-    labels: tuple[str, ...]
+    labels: Names
     metric: str
     unanswerable: bool = False
     width: int = 0
     preparation: TextPreparation = AS_IT_IS
 
-    metrics: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[Names] = ()
     """The metrics that can choose a checkpoint; the first is the default."""
     tokenwise: ClassVar[bool] = False
     """Whether the model predicts for every token instead of once for the row."""
@@ -74,7 +75,7 @@ class Task:
 
     has_labels: ClassVar[bool] = False
     """Whether the task has `labels`."""
-    shares: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
+    shares: ClassVar[Names] = ("accuracy", "exact")
     """The metrics that are a share of independent rows; no interval follows from the
     value of another."""
 
@@ -185,12 +186,12 @@ class Task:
         return len(config.id2label or {})
 
     @property
-    def output_names(self) -> tuple[str, ...]:
+    def output_names(self) -> Names:
         """Name the outputs of the head for a config."""
         return self.labels or ("score",)
 
     @classmethod
-    def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
+    def standard_labels(cls, names: Sequence[str], place: str) -> Names:
         """Convert the labels of a checkpoint or of a file to the form of `labels`."""
         return tuple(names)
 
@@ -228,15 +229,15 @@ class Task:
     # What a bundle writes and answers. `predictor` is an
     # `exporters.predictor.Predictor`.
 
-    graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    graph_outputs: ClassVar[Names] = ("logits",)
     """The outputs of an exported file that hold the answer."""
-    graph_spans: ClassVar[tuple[str, ...]] = ()
+    graph_spans: ClassVar[Names] = ()
     """The outputs of a text file on characters, besides the answer."""
     form: ClassVar[str] = "number"
     """The function of `exporters.tokenizer.forms` that adds the answer to a graph."""
-    columns: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[Names] = ()
     """The columns of a file of answers besides `prediction`."""
-    json_columns: ClassVar[tuple[str, ...]] = ()
+    json_columns: ClassVar[Names] = ()
     """Further columns, of objects, which only jsonl can hold."""
     shows: ClassVar[bool] = True
     """Whether the rows of a source show this kind."""
@@ -248,7 +249,7 @@ class Task:
     """What the page of a demo says."""
 
     @property
-    def samples(self) -> tuple[tuple[str, ...], ...]:
+    def samples(self) -> tuple[Names, ...]:
         """Return texts, or pairs of them, that the page of a demo offers to try."""
         texts = (
             "I forgot my password and cannot log in.",
@@ -263,7 +264,7 @@ class Task:
         )
 
     @property
-    def answer_outputs(self) -> tuple[str, ...] | None:
+    def answer_outputs(self) -> Names | None:
         """Return the outputs of a file that are needed if it has others too, or None
         for all of them."""
         return self.graph_outputs if self.vectors else None
@@ -288,9 +289,7 @@ class Task:
         return f"answers with one number ({self.label})."
 
     @classmethod
-    def from_checkpoint(
-        cls, source: Any, problem: str | None, text: tuple[str, ...]
-    ) -> Task:
+    def from_checkpoint(cls, source: Any, problem: str | None, text: Names) -> Task:
         """Read the task of a head from its config (`models.folder.ModelFolder`). Raises
         ExportError."""
         raise NotImplementedError

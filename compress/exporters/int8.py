@@ -58,6 +58,7 @@ from compress.io import atomic_file, name_disk_errors
 
 PRECISION_KEY = "compress.precision"
 Int8Form = Literal["fused", "qdq"]
+LearnedRanges = Mapping[str, Sequence[float]]
 Ranges = Mapping[str, tuple[float, float]]
 """Tensor -> the lowest and highest value that it takes."""
 
@@ -469,18 +470,18 @@ REPEAT_SUFFIX = re.compile(r"_\d+(?=\.|$)")
 again."""
 
 
-def read_learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
+def read_learned_ranges(config: Any) -> LearnedRanges:
     """Read the ranges of quantisation-aware training: layer -> [low, high] of its
     input, extended by [low, high] of its output if that is rounded too; empty without
     such training."""
-    found: Mapping[str, Sequence[float]] = getattr(config, LEARNED_KEY, None) or {}
+    found: LearnedRanges = getattr(config, LEARNED_KEY, None) or {}
     return found
 
 
 def quantize_learned(
     source: Path,
     target: Path,
-    learned: Mapping[str, Sequence[float]],
+    learned: LearnedRanges,
     *,
     keep: Sequence[str] = (),
 ) -> None:

@@ -45,6 +45,7 @@ from compress.exporters.predictor import (
 from compress.exporters.row_writers import open_writer, take
 from compress.exporters.shared_rows import RowShare
 from compress.outputs import check_output_file, output_file
+from compress.progress import Say
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".parquet", ".npy")
 
@@ -60,7 +61,7 @@ def predict_file(
     vectors: StoredForm = "float32",
     share: RowShare | None = None,
     say: Callable[[int, float], None] = lambda rows, share: None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Say = lambda text: None,
 ) -> tuple[int, int]:
     """Predict for every row of `source` and write `target`; return the numbers of all
     rows and of skipped rows.

@@ -104,6 +104,12 @@ LEAST_MASS = 1e-9
 REPLY_SHOWN = 300
 """Characters of an endpoint's reply that a message quotes."""
 
+PathAndBody = tuple[str, bytes]
+"""The path and the body of a request."""
+PromptAnswers = tuple[str, Sequence[str]]
+"""A prompt, and the answers to choose from."""
+PromptVotes = tuple[str, int]
+"""A prompt, and the number of votes."""
 Question = TypeVar("Question")
 Parsed = TypeVar("Parsed")
 LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
@@ -379,7 +385,7 @@ class _Remote(ABC, Generic[Question, Parsed]):
         return len(body) // BYTES_PER_TOKEN + asked.get("n", 1) * longest
 
     @abstractmethod
-    def _request(self, question: Question) -> tuple[str, bytes]:
+    def _request(self, question: Question) -> PathAndBody:
         """Return the path and the body of a request."""
 
     @abstractmethod
@@ -559,7 +565,7 @@ class _Remote(ABC, Generic[Question, Parsed]):
 
 
 @dataclass(frozen=True)
-class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
+class RemoteModel(_Remote[PromptAnswers, Likelihood]):
     """A language model behind an endpoint, as a LanguageModel."""
 
     longest: None = None
@@ -613,7 +619,7 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
             return None
         return RemoteVoter(self.endpoint, self.key, self.meter, self.batch)
 
-    def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
+    def _request(self, question: PromptAnswers) -> PathAndBody:
         (prompt, answers) = question
         top = self.endpoint.top
         if self.endpoint.mode == "echo":
@@ -626,7 +632,7 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
         asked = _as_chat(prompt) | {"logprobs": True, "top_logprobs": top}
         return "chat/completions", self._encode(temperature=0, max_tokens=1, **asked)
 
-    def _read(self, content: bytes, question: tuple[str, Sequence[str]]) -> Likelihood:
+    def _read(self, content: bytes, question: PromptAnswers) -> Likelihood:
         prompt, answers = question
         if self.endpoint.mode == "echo":
             return sum_echoed(
@@ -656,7 +662,7 @@ class RemoteWriter(_Remote[str, WrittenText]):
         TeacherError."""
         return self._answers(prompts)
 
-    def _request(self, question: str) -> tuple[str, bytes]:
+    def _request(self, question: str) -> PathAndBody:
         chats = self.endpoint.chats
         asked: dict[str, Any] = _as_chat(question) if chats else {"prompt": question}
         if self.stop:
@@ -671,7 +677,7 @@ class RemoteWriter(_Remote[str, WrittenText]):
 
 
 @dataclass(frozen=True)
-class RemoteVoter(_Remote[tuple[str, int], Votes]):
+class RemoteVoter(_Remote[PromptVotes, Votes]):
     """A chat model behind an endpoint that answers a prompt several times."""
 
     _remedy = "expected an OpenAI-compatible list of choices with a message each"
@@ -695,7 +701,7 @@ class RemoteVoter(_Remote[tuple[str, int], Votes]):
         return 0.0 if self.endpoint.votes == 1 else 1.0
 
     async def _answer(
-        self, client: httpx2.AsyncClient, stop: anyio.Event, question: tuple[str, int]
+        self, client: httpx2.AsyncClient, stop: anyio.Event, question: PromptVotes
     ) -> Votes:
         """Ask again for the answers that are missing because an endpoint ignores `n`.
 
@@ -717,7 +723,7 @@ class RemoteVoter(_Remote[tuple[str, int], Votes]):
                 texts += (error.reason,) * (left - len(texts))
         return Votes(texts)
 
-    def _request(self, question: tuple[str, int]) -> tuple[str, bytes]:
+    def _request(self, question: PromptVotes) -> PathAndBody:
         prompt, votes = question
         asked: dict[str, Any] = _as_chat(prompt) | ({"n": votes} if votes > 1 else {})
         body = self._encode(
@@ -727,7 +733,7 @@ class RemoteVoter(_Remote[tuple[str, int], Votes]):
         )
         return "chat/completions", body
 
-    def _read(self, content: bytes, question: tuple[str, int]) -> Votes:
+    def _read(self, content: bytes, question: PromptVotes) -> Votes:
         written = _Votes.model_validate_json(content).choices
         texts = [choice["message"].get("content") or "" for choice in written]
         return Votes(tuple(texts[: question[1]]))
@@ -753,7 +759,7 @@ class RemoteEncoder(_Remote[Sequence[str], Floats]):
         ):
             yield number * size, vectors
 
-    def _request(self, question: Sequence[str]) -> tuple[str, bytes]:
+    def _request(self, question: Sequence[str]) -> PathAndBody:
         body = self._encode(input=list(question), encoding_format="float")
         return "embeddings", body
 

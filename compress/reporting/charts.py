@@ -57,6 +57,10 @@ Polyline = list[tuple[float, float]]
 Lines = Mapping[str, Polyline]
 
 
+Legend = tuple[tuple[str, str, str], ...]
+"""(line class, name, last value) of each line."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """A picture at two widths, with its heading and caption, and a legend of (line
@@ -66,7 +70,7 @@ class Figure:
     wide: Markup
     narrow: Markup
     caption: str = ""
-    legend: tuple[tuple[str, str, str], ...] = ()
+    legend: Legend = ()
 
 
 def draw_figure(
@@ -76,7 +80,7 @@ def draw_figure(
     width: float,
     *,
     caption: str = "",
-    legend: tuple[tuple[str, str, str], ...] = (),
+    legend: Legend = (),
 ) -> Figure:
     """Draw the same picture for a wide window and for a phone; the style sheet shows
     one of them."""
@@ -619,7 +623,7 @@ def load_figures(device: MeasuredDevice, key: str) -> list[Figure]:
     ]
 
 
-def legend(lines: Lines, unit: str = "") -> tuple[tuple[str, str, str], ...]:
+def legend(lines: Lines, unit: str = "") -> Legend:
     """Return (class of the line, name, value at its end as drawn) of each line."""
     entries = []
     for at, (name, line) in enumerate(lines.items()):

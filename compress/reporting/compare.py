@@ -34,6 +34,10 @@ OWN = "own races"
 together, files of different runs were not."""
 
 
+StoredResult = tuple[Path, BenchResult]
+Limit = Annotated[float | None, Range(0, 1e9)]
+
+
 @dataclass(frozen=True)
 class ComparedBundle:
     """One bundle: its folder, a name that is unique here, its task, its manifest and
@@ -151,8 +155,8 @@ class Limits:
     """The limits of a pick: milliseconds of the median, 10^6 bytes of the file, score.
     None: no limit."""
 
-    budget_ms: Annotated[float | None, Range(0, 1e9)] = None
-    max_mb: Annotated[float | None, Range(0, 1e9)] = None
+    budget_ms: Limit = None
+    max_mb: Limit = None
     min_score: float | None = None
 
     @property
@@ -479,7 +483,7 @@ def _check_task(bundles: Sequence[ComparedBundle]) -> Task:
 
 def _read(
     paths: Sequence[Path],
-) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, BenchResult]]]:
+) -> tuple[tuple[ComparedBundle, ...], list[StoredResult]]:
     """Read runs, bundles and result files, each once and in the given order."""
     folders = []
     files = []
@@ -634,7 +638,7 @@ def _own_times(row: ReportRow | None) -> dict[str, dict[Setting, Latency]]:
 
 
 def _join(
-    results: Sequence[tuple[Path, BenchResult]], candidates: Sequence[ComparedModel]
+    results: Sequence[StoredResult], candidates: Sequence[ComparedModel]
 ) -> tuple[list[MeasuredDevice], list[ComparedModel], list[str]]:
     """Assign results to the files whose digest they name; return devices, candidates
     with times, and names that match no file.
@@ -644,9 +648,9 @@ def _join(
     """
     # candidate -> device -> setting -> times
     times: dict[str, dict[str, dict[Setting, Latency]]] = {}
-    groups: dict[tuple[str, ...], list[tuple[Path, BenchResult]]] = {}
+    groups: dict[tuple[str, ...], list[StoredResult]] = {}
 
-    def moment(one: tuple[Path, BenchResult]) -> datetime:
+    def moment(one: StoredResult) -> datetime:
         try:
             found = datetime.fromisoformat(one[1].date)
         except ValueError:  # what is no date is before all others

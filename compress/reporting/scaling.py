@@ -61,6 +61,10 @@ EXTRAPOLATION = 2.0
 it."""
 
 
+CauseValues = Mapping[str, float]
+"""Cause -> its value."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """An estimate and its confidence band."""
@@ -84,14 +88,14 @@ class Law:
     centres_C: Doubles
     parameters_BP: Doubles
 
-    def error(self, at: Mapping[str, float]) -> Interval:
+    def error(self, at: CauseValues) -> Interval:
         """Compute the curve's error where each cause has this value."""
         return _interval(self._errors(at))
 
     def change(
         self,
-        before: Mapping[str, float],
-        after: Mapping[str, float],
+        before: CauseValues,
+        after: CauseValues,
     ) -> Interval:
         """Compute how much the error falls between two places, taking both from the
         same resampled curve."""
@@ -107,13 +111,13 @@ class Law:
         """Return E, the error that no more of any cause would lower."""
         return _interval(np.exp(self.parameters_BP[:, 0]))
 
-    def measured_at(self, at: Mapping[str, float]) -> bool:
+    def measured_at(self, at: CauseValues) -> bool:
         """Return True if every cause is within the range of what was measured."""
         return all(
             low <= at[cause] <= high for cause, (low, high) in self.measured.items()
         )
 
-    def _errors(self, at: Mapping[str, float]) -> Doubles:
+    def _errors(self, at: CauseValues) -> Doubles:
         """Compute the error by the fit, then by each resample."""
         logs_C = np.log([at[cause] for cause in self.measured]) - np.log(self.centres_C)
         return np.exp(_curve(self.parameters_BP, logs_C[:, None])[:, 0])
@@ -441,8 +445,8 @@ NEAR_FIT = 1.3
 """Points within this factor of a curve's other cause are its own; the rest are drawn
 faintly."""
 
-Points = list[tuple[Mapping[str, float], float]]
-"""Pairs of (cause -> its value) and the score there."""
+Points = list[tuple[CauseValues, float]]
+"""Pairs of the causes' values and the score there."""
 
 
 @dataclass(frozen=True)
@@ -561,7 +565,7 @@ def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float
     return reference
 
 
-def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> ResultTable:
+def _tabulate_expected(metric: str, law: Law, here: CauseValues) -> ResultTable:
     """Tabulate the expected score here, at half and twice the size, and at half and
     twice the data."""
     places = [("here", here)] + [
@@ -571,7 +575,7 @@ def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> Resu
         for factor, times in ((0.5, "half"), (2.0, "twice"))
     ]
 
-    def change(at: Mapping[str, float]) -> str:
+    def change(at: CauseValues) -> str:
         found = law.change(here, at)
         decimals = 1 if abs(found.value) >= 0.001 else 2
         value, low, high = (
@@ -614,7 +618,7 @@ def _figure(
     found: SearchReport,
     law: Law,
     cause: str,
-    held: Mapping[str, float],
+    held: CauseValues,
     points: Points,
 ) -> Figure:
     """Draw a law along one cause, with all others fixed."""
@@ -632,7 +636,7 @@ def _figure(
 
 
 def _draw(
-    curve: tuple[str, Law, str, Mapping[str, float], Points],
+    curve: tuple[str, Law, str, CauseValues, Points],
     key: str,
     width: float,
 ) -> Markup:

@@ -24,6 +24,9 @@ from compress.exporters.rewrite.graph import (
     set_attribute,
 )
 
+TurnedNames = dict[str, str]
+"""Name of a tensor -> name of the same with other axes."""
+
 
 def tokens_first(graph: Graph) -> int:
     """Transpose everything after the last tensor on which the whole first attention
@@ -40,8 +43,8 @@ def tokens_first(graph: Graph) -> int:
         return 0
     nodes = list(graph.nodes)
     before = _find_sources(graph, start)
-    turned: dict[str, str] = {}
-    back: dict[str, str] = {}
+    turned: TurnedNames = {}
+    back: TurnedNames = {}
     _turn_tensor(graph, start, turned)
     for node in nodes:
         read = graph.varying(node)
@@ -76,7 +79,7 @@ def tokens_first(graph: Graph) -> int:
     return sum(attribute(node, "tokens_first") for node in attentions)
 
 
-def _turn_tensor(graph: Graph, name: str, turned: dict[str, str]) -> None:
+def _turn_tensor(graph: Graph, name: str, turned: TurnedNames) -> None:
     if name not in turned:
         turned[name] = graph.add(
             "Transpose", [name], f"{name}/tokens_first", perm=TURNED
@@ -98,7 +101,7 @@ def _find_sources(graph: Graph, start: str) -> set[str]:
     return found
 
 
-def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
+def _rename(graph: Graph, node: NodeProto, turned: TurnedNames) -> None:
     before = node.output[0]
     turned[before] = graph.rename_output(node, f"{before}.tokens_first")
 
@@ -107,7 +110,7 @@ def _gathers_tokens(node: NodeProto) -> bool:
     return node.op_type == "Gather" and attribute(node, "axis", 0) == 1
 
 
-def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
+def _takes_tokens(graph: Graph, node: NodeProto, turned: TurnedNames) -> bool:
     """Change a node that gathers tokens, or drops their axis, to the first axis; return
     False for any other node."""
     # of a Gather or Squeeze
