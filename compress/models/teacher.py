@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.arrays import Array
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError
 from compress.models.checkpoints import describe_origin
@@ -58,7 +58,7 @@ class Teacher:
     answers_any_rows: ClassVar[bool] = True
     """Whether the model can be asked about rows that it has not answered yet."""
 
-    def known_answers(self, split: Dataset) -> NDArray[Any] | None:
+    def known_answers(self, split: Dataset) -> Array | None:
         """Return the logits or vectors of a split if they are known without computing
         them."""
         return None
@@ -85,7 +85,7 @@ class Teacher:
         self,
         name: str,
         digest: str,
-        answers: Mapping[str, NDArray[Any]],
+        answers: Mapping[str, Array],
         *,
         files: Mapping[str, str] | None = None,
         parameters: int | None = None,
@@ -117,13 +117,13 @@ class RecordedTeacher(Teacher):
     parameters  the size of the model, if known
     """
 
-    answers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    answers: Mapping[str, Array] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     parameters: int | None = None
 
     answers_any_rows: ClassVar[bool] = False
 
-    def known_answers(self, split: Dataset) -> NDArray[Any]:
+    def known_answers(self, split: Dataset) -> Array:
         return self.answers[split._fingerprint]
 
     def with_first_answers(self, split: Dataset, count: int) -> Teacher:

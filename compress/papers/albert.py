@@ -21,7 +21,7 @@ Deviations
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -33,6 +33,7 @@ from compress.data.corpus import Document
 from compress.data.masking import Frame, Words
 from compress.models.to_albert import from_bert  # noqa: F401 recipes call it albert.from_bert
 from compress.papers import bert
+from compress.tensors import TensorDict, Tensors
 from compress.training.reads import reads
 
 
@@ -70,13 +71,13 @@ def sentence_order(
 
 
 def mask(
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     words: Words,
     *,
     rate: float = 0.15,
     longest: int = 3,
     max_predictions: int | None = None,
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Mask n-grams of whole words (Sec. 4.1), p(n) = (1/n) / sum_k (1/k), until `rate`
     of each row's tokens are chosen.
 

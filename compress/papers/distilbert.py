@@ -18,7 +18,6 @@ leave out those of 11 tokens or fewer, and those that are half unknown tokens; o
 not."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from compress.data.masking import Words
 from compress.errors import DataError
 from compress.papers.bert import conceal, predictable
 from compress.papers.hinton import kl_divergence, mean_over
+from compress.tensors import TensorDict, Tensors
 from compress.training.reads import Temperature, reads
 
 
@@ -65,12 +65,12 @@ def cosine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
 
 
 def mask(
-    batch: Mapping[str, Tensor],
+    batch: Tensors,
     words: Words,
     *,
     rate: float = 0.15,
     smoothing: float = 0.7,
-) -> dict[str, Tensor]:
+) -> TensorDict:
     """Mask ceil(`rate` * tokens of the batch) positions, 80/10/10, rare tokens more
     often. Needs words.counts_V.
 

@@ -18,19 +18,19 @@ Deviations:
   document, as in run_clm.py of transformers: every prompt begins with them. GPT-2's
   tokenizer has none."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Document
 from compress.data.masking import Frame, Words
 from compress.errors import DataError
+from compress.tensors import TensorDict, Tensors
 
 
-def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
+def next_tokens(batch: Tensors, words: Words) -> TensorDict:
     """Return the batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where
     the next token is not a real one.
 

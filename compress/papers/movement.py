@@ -18,7 +18,6 @@ Deviations
 """
 
 import copy
-from collections.abc import Mapping
 
 import torch
 from accelerate import PartialState
@@ -30,6 +29,7 @@ from compress.errors import PruneError
 from compress.pruning.importance import Batches, Targets
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance
+from compress.tensors import Tensors
 
 
 def movement(
@@ -77,7 +77,7 @@ def movement(
     }
 
 
-def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
+def _scores(weights: Tensors, plan: SlicePlan) -> dict[Group, Tensor]:
     """Compute -W * dL/dW of one step, (U,) for each group; tied weights count once."""
     found: dict[Group, Tensor] = {}
 

@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.arrays import Floats
 from compress.data.collate import Collate
 from compress.data.constants import IGNORE_INDEX
 from compress.data.encoder import encoder_of
@@ -108,7 +108,7 @@ def answers(
     name: str = "",
     batch: int = 32,
     bf16: bool = False,
-) -> NDArray[np.float32]:
+) -> Floats:
     """Compute each class's log-likelihood (rows, C), or decode the number (rows, 1); in
     the split's order.
 

@@ -25,19 +25,18 @@ Deviations
   from each other; we do not.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.papers.bert import predictable
+from compress.tensors import TensorDict, Tensors
 
 
 def permute(
-    batch: Mapping[str, Tensor], words: Words, *, context: int = 6, longest: int = 5
-) -> dict[str, Tensor]:
+    batch: Tensors, words: Words, *, context: int = 6, longest: int = 5
+) -> TensorDict:
     """Draw spans of targets and a random order of them (Sec. 2.3, 3.1); a row has at
     least one target.
 

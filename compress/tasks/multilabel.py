@@ -7,8 +7,8 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Longs
 from compress.data.answers import AnswerColumns, Prediction, label_columns
 from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
@@ -46,7 +46,7 @@ class Multilabel(Task):
     def describe_label(self, label: Any) -> str:
         return "the same labels"
 
-    def count_classes(self, split: Dataset) -> NDArray[np.int64]:
+    def count_classes(self, split: Dataset) -> Longs:
         lists = split.data.table[self.label_column].combine_chunks()
         flags = lists.flatten().to_numpy().reshape(len(split), len(self.labels))
         return np.asarray(flags.sum(axis=0, dtype=np.float64), np.int64)

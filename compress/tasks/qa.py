@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Doubles, Ints
 from compress.data.answers import Answer, Outcome, check_finite
 from compress.data.constants import MASKED
 from compress.data.task import Task, TaskData, UnsavedTask
@@ -279,9 +279,7 @@ class Qa(Task):
         )
 
 
-def _log_softmax(
-    values_T2: NDArray[np.float64], starts: NDArray[np.integer]
-) -> NDArray[np.float64]:
+def _log_softmax(values_T2: Doubles, starts: Ints) -> Doubles:
     """Compute log softmax of each column, over the segments of tokens that begin at
     `starts`."""
     sizes = np.diff(starts, append=len(values_T2))

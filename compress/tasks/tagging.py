@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.arrays import Longs
 from compress.data.answers import Mark, Marked, Outcome, check_finite
 from compress.data.conll import OUTSIDE, entities, standard_labels
 from compress.data.task import Examples, Task, TaskData, Thresholds, UnsavedTask
@@ -97,7 +97,7 @@ class Tagging(Task):
         task = cls(cls.kind, ("words",), "tags", names, metric)
         return load.unsaved(annotated.name, task, tables, notes)
 
-    def count_classes(self, split: Dataset) -> NDArray[np.int64]:
+    def count_classes(self, split: Dataset) -> Longs:
         tags = split.data.table[self.label_column].combine_chunks().flatten()
         return np.bincount(tags.to_numpy(), minlength=len(self.labels))
 

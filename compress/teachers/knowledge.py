@@ -14,13 +14,13 @@ token sees all facts, and any pre-trained encoder can be the teacher.
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 
+from compress.arrays import Array
 from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
 from compress.data import cache
@@ -63,7 +63,7 @@ class InformedTeacher(Teacher):
 
     answers_any_rows: ClassVar[bool] = False
 
-    def known_answers(self, split: Dataset) -> NDArray[Any]:
+    def known_answers(self, split: Dataset) -> Array:
         """Return the logits of a split, from the cache if they were computed before."""
         encoder = encoder_of(self.tokenizer)
         informed = add_facts(
@@ -91,7 +91,7 @@ class InformedTeacher(Teacher):
             np.save(folder / "logits.npy", logits)
 
         entry = cache.load_or_create(cache.home() / "teacher-outputs" / key, write)
-        found: NDArray[Any] = np.load(entry / "logits.npy")
+        found: Array = np.load(entry / "logits.npy")
         return found
 
     def origin(self, base: Teacher) -> dict[str, str]:
@@ -205,7 +205,7 @@ class TeachFacts(Phase[Job]):
         sizes = {data.train._fingerprint: self.count_read(job.models)}
         for split in filter(None, (data.validation, data.test)):
             sizes[split._fingerprint] = len(split)
-        answers = dict[str, NDArray[Any]]()
+        answers = dict[str, Array]()
         for key, size in sizes.items():
             answers[key] = np.zeros((size, data.task.outputs), np.float32)
         count = sum(sizes.values())

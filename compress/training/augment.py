@@ -38,10 +38,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress import io
+from compress.arrays import Array
 from compress.config.recipe import Recipe
 from compress.config.reference import Call, OptionGroup
 from compress.config.stages import AnyStage, Prune
@@ -298,7 +298,7 @@ def _read_texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
     }
 
 
-def _read_slots(candidates: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
+def _read_slots(candidates: pa.Table, places: Array) -> Iterator[Slots]:
     table = candidates.take(pa.array(places.astype(np.int64)))
     for columns in zip(
         *(table[name].to_pylist() for name in ("starts", "ends", "candidates")),

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
+from compress.arrays import Longs
 from compress.data.masking import count_tokens
 
 WORTH_IT = 0.7
@@ -29,7 +29,7 @@ class _InUse(nn.Module):
     """An embedding whose parameter has only the (U, D) rows in use; in eval mode it
     embeds every token."""
 
-    def __init__(self, whole: nn.Embedding, used: NDArray[np.int64]) -> None:
+    def __init__(self, whole: nn.Embedding, used: Longs) -> None:
         super().__init__()
         self._whole = [whole]  # in a list, so that it is neither trained nor saved
         self.used: Tensor

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, set_seed
 
 from compress import io
+from compress.arrays import Floats
 from compress.config.stages import Head, Stage
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
@@ -278,7 +278,7 @@ class TeacherCheck:
 
     scores: dict[str, float]
     majority: dict[str, float]
-    logits: NDArray[np.float32]
+    logits: Floats
     notes: tuple[str, ...]
 
 
@@ -304,7 +304,7 @@ def check_teacher(
 
 def check_logits(
     name: str,
-    logits: NDArray[np.float32],
+    logits: Floats,
     data: TaskData,
     *,
     rows: Dataset | None = None,

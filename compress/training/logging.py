@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from compress.io import flush, name_disk_errors, write_text
-from compress.progress import Progress
+from compress.progress import Progress, Say
 from compress.training.schedule import AutoLength
 
 
-def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+def mend(log: Path, warn: Say) -> list[dict[str, Any]]:
     """Remove invalid lines from a log, with a warning unless only the last is
     incomplete; return its entries."""
     if not log.is_file():
@@ -47,7 +47,7 @@ def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     return [entry for entry in entries.values() if entry is not None]
 
 
-def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) -> None:
+def forget_after(log: Path, stage: str, step: int, warn: Say) -> None:
     """Remove the entries of `stage` after `step`, which the resumed stage logs
     again."""
     entries = mend(log, warn)

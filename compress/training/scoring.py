@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from compress.arrays import whole_numbers
+from compress.arrays import Floats, whole_numbers
 from compress.config.reference import find
 from compress.config.stages import Stage
 from compress.data.corpus import iterate_documents
@@ -281,7 +280,7 @@ def score_documents(
 def scorer(
     context: TrainingContext,
     evaluator: Evaluator,
-    teacher_logits: NDArray[np.float32] | None,
+    teacher_logits: Floats | None,
 ) -> Score:
     """Return student -> every metric on the evaluator's rows, the task's own as
     `score`.

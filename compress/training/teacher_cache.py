@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.arrays import whole_numbers
+from compress.arrays import Array, Longs, whole_numbers
 from compress.data.cache import load_or_create, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
@@ -42,6 +41,7 @@ from compress.models.signals import (
 )
 from compress.progress import Progress
 from compress.slicing.shape import Shape
+from compress.tensors import Tensors
 
 OUTPUTS_ENCODING = "3"
 """Part of every cache key: raise it when the files of the same rows change."""
@@ -68,16 +68,16 @@ class TeacherCache:
               attention heads
     """
 
-    lengths: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    logits: tuple[NDArray[Any], ...]
-    hidden: Mapping[int, tuple[NDArray[Any], ...]]
+    lengths: Longs
+    starts: Longs
+    logits: tuple[Array, ...]
+    hidden: Mapping[int, tuple[Array, ...]]
     states: int
-    scores: Mapping[int, tuple[NDArray[Any], ...]] = field(default_factory=dict)
+    scores: Mapping[int, tuple[Array, ...]] = field(default_factory=dict)
     heads: int = 0
 
     @cached_property
-    def squares(self) -> NDArray[np.int64]:
+    def squares(self) -> Longs:
         """Offsets of each row's pairs of tokens within its shard."""
         return _starts(self.lengths**2)
 
@@ -88,14 +88,14 @@ class TeacherCache:
         rows = min(SHARD, len(self.lengths))
         return bool(self.logits) and len(self.logits[0]) != rows
 
-    def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
+    def signals(self, batch: Tensors, wants: frozenset[str]) -> Signals:
         """Return the teacher's signals for this batch, which are zero at padding."""
         index = batch["index"].tolist()
         device = batch["index"].device
         mask_BL = batch["attention_mask"]
         real_BL = mask_BL.bool().cpu().numpy()
 
-        def spread(shards: Sequence[NDArray[Any]]) -> Tensor:
+        def spread(shards: Sequence[Array]) -> Tensor:
             """Pad values per token to (B, L, width), float32."""
             out_BLD = np.zeros(
                 (*mask_BL.shape, shards[0].shape[1]), dtype=shards[0].dtype
@@ -107,7 +107,7 @@ class TeacherCache:
                 ]
             return _as_tensor(out_BLD).to(device).float()
 
-        def spread_pairs(shards: Sequence[NDArray[Any]]) -> Tensor:
+        def spread_pairs(shards: Sequence[Array]) -> Tensor:
             """Pad scores to (B, H, L, L), in the type in which they are stored."""
             longest = mask_BL.shape[1]
             out_BHLL = np.zeros(
@@ -146,7 +146,7 @@ class TeacherCache:
         return Signals(mask_BL, logits, tuple(hidden), tuple(attention))
 
 
-def cache_logits(logits_NV: NDArray[Any], rows: Dataset) -> TeacherCache:
+def cache_logits(logits_NV: Array, rows: Dataset) -> TeacherCache:
     """Make a cache of known logits, one row for each of `rows` in order."""
     lengths = whole_numbers(rows, "length")
     assert len(lengths) == len(logits_NV), "there is one row of logits for each row"
@@ -154,16 +154,14 @@ def cache_logits(logits_NV: NDArray[Any], rows: Dataset) -> TeacherCache:
     return TeacherCache(lengths, _starts(lengths), shards, {}, states=1)
 
 
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _starts(lengths: Longs) -> Longs:
     """Return the offset of each row within its shard."""
     begin = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     first = np.arange(len(lengths)) // SHARD * SHARD
     return begin - begin[first]
 
 
-def _make_progress(
-    lengths: NDArray[np.int64], first: int, order: NDArray[np.int64]
-) -> Progress:
+def _make_progress(lengths: Longs, first: int, order: Longs) -> Progress:
     """Make the progress bar for rows in this order, from `first` on. All tokens are
     assumed to take the same time."""
     tokens = lengths[:first].sum() + np.append(0, np.cumsum(lengths[order]))
@@ -288,7 +286,7 @@ def teacher_cache(
     for shard in [*own, *(other for other in shards if other not in own)]:
         load_or_create(folder / f"{shard:05d}", partial(write, shard))
 
-    def load(name: str) -> tuple[NDArray[Any], ...]:
+    def load(name: str) -> tuple[Array, ...]:
         return tuple(
             np.load(folder / f"{shard:05d}" / f"{name}.npy", mmap_mode="r")
             for shard in shards
@@ -313,15 +311,15 @@ def _scores_of_all(signals: Signals, layer: int) -> Tensor:
     return signals.scores[layer]
 
 
-def _as_tensor(array: NDArray[Any]) -> Tensor:
+def _as_tensor(array: Array) -> Tensor:
     """Undo `_as_numpy`."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
 
 
-def _as_numpy(tensor: Tensor, bf16: bool) -> NDArray[Any]:
+def _as_numpy(tensor: Tensor, bf16: bool) -> Array:
     """Convert to float32, or with `bf16` to the bits of bfloat16 as int16, as NumPy has
     no bfloat16."""
     converted = tensor.to(torch.bfloat16).view(torch.int16) if bf16 else tensor.float()
-    array: NDArray[Any] = converted.cpu().numpy()
+    array: Array = converted.cpu().numpy()
     return array

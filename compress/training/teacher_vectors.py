@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from compress.arrays import spaced
+from compress.arrays import Array, Floats, spaced
 from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import GROUP_SCHEMA
@@ -150,7 +150,7 @@ def with_vectors(
     return data, start.record(source.name, source.digest, answers)
 
 
-def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) -> None:
+def _fit_projection(start: Teacher, split: Dataset, vectors_NE: Array) -> None:
     """Fit the linear map after an encoder's pooling to these vectors by ridge
     regression."""
     model = cast(SentenceEncoder, start.model)
@@ -174,7 +174,7 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
 
 def _encode_texts(
     teacher: Teacher, split: Dataset, max_length: int, preparation: TextPreparation
-) -> NDArray[np.float32]:
+) -> Floats:
     rows = encode(
         split,
         teacher.tokenizer,
@@ -195,7 +195,7 @@ def _most_tokens(teacher: Teacher) -> int:
 
 
 def _with_similarities(
-    data: TaskData, digest: str, vectors: Callable[[Dataset], NDArray[Any]]
+    data: TaskData, digest: str, vectors: Callable[[Dataset], Array]
 ) -> TaskData:
     compared = {
         role: _compare_texts(split, digest, vectors)
@@ -210,7 +210,7 @@ def _with_similarities(
 
 
 def _compare_texts(
-    split: Dataset, digest: str, vectors: Callable[[Dataset], NDArray[Any]]
+    split: Dataset, digest: str, vectors: Callable[[Dataset], Array]
 ) -> Dataset:
     def batches() -> Iterator[pa.RecordBatch]:
         vectors_NE = unit(vectors(split))

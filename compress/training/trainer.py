@@ -52,6 +52,7 @@ from compress.io import (
     verify,
 )
 from compress.models.heads import output_layer
+from compress.progress import Say
 from compress.tensors import TensorDict, Tensors
 from compress.training.optimizer import (
     choose_optimizer,
@@ -185,7 +186,7 @@ def list_checkpoints(stage: Path) -> list[Path]:
     )
 
 
-def find_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
+def find_checkpoint(stage: Path, warn: Say) -> Path | None:
     """Find the newest intact checkpoint in a stage's folder; damaged ones are removed,
     with a warning."""
     damaged: list[DamagedError] = []
