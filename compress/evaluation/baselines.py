@@ -104,7 +104,7 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
 def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
     """Score giving every word its most frequent tag in the training set, ignoring case;
     words that the training set does not have get the most frequent tag of all."""
-    counts: dict[str, Counter[int]] = {}
+    counts = dict[str, Counter[int]]()
     for words, tags in zip(data.train["words"], data.train["tags"], strict=True):
         for word, tag in zip(words, tags, strict=True):
             counts.setdefault(word.lower(), Counter())[tag] += 1

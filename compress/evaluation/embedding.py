@@ -209,7 +209,7 @@ def subsample(split: Dataset, count: int) -> Array:
         return np.arange(len(split))
     related = split["related"][:]
     queries = np.flatnonzero([len(others) > 0 for others in related])
-    chosen: set[int] = set()
+    chosen = set[int]()
     for query in queries[spaced(len(queries), count)]:
         group = {int(query), *related[query]}
         if len(chosen | group) > count and chosen:

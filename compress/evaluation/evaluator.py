@@ -370,7 +370,7 @@ class EvaluationBatches:
     def answers(self, logits: Sequence[Tensor]) -> Array:
         """Join the batches' logits in the order of the rows: (rows, outputs), or
         (tokens, outputs)."""
-        parts: list[Array] = []
+        parts = list[Array]()
         for values, inputs in zip(logits, self.batches, strict=True):
             parts += metrics.split_rows(values.numpy(), inputs["attention_mask"])
         return np.concatenate([parts[n] for n in np.argsort(self.order_R)])

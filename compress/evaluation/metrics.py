@@ -102,7 +102,7 @@ def logits(
     accepted = inspect.signature(model.forward).parameters.keys() - {"labels"}
     device = input_device(model)
     rows_only = encoded.remove_columns("length")
-    parts: list[Array] = []
+    parts = list[Array]()
     tokens = np.append(0, np.cumsum(lengths[order]))
     bar = Progress(
         "scoring",

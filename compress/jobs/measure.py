@@ -322,7 +322,7 @@ def make_row(
     row."""
     evaluator = scored.evaluator
     agreement = None if teacher is None else measure_agreement(scored, teacher)
-    measured: dict[str, Any] = {}
+    measured = dict[str, Any]()
     if scored.file is not None and scored.model is not None:
         own = [time for time in times if time.name == scored.name]
         measured = {

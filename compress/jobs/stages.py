@@ -280,7 +280,7 @@ class StageModels:
         TeacherError if the teacher lacks a head, ObjectiveError for losses that cannot
         compare the two.
         """
-        configs: dict[str, PreTrainedConfig] = {}
+        configs = dict[str, PreTrainedConfig]()
         config = self.base_teacher.model.config
         notes = list[str]()
         if self.recipe.pruning:

@@ -711,7 +711,7 @@ def read_tensor_infos(weights: WeightFiles) -> dict[str, TensorInfo]:
     """
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, TensorInfo] = {}
+    found = dict[str, TensorInfo]()
     for file in weights.files:
         try:
             with safe_open(file, framework="numpy") as tensors:

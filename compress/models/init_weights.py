@@ -237,7 +237,7 @@ def _copy_by_name(
 
 def _count_layers(names: Tensors) -> dict[str, int]:
     """Count the layers of each stack."""
-    depths: dict[str, int] = {}
+    depths = dict[str, int]()
     for found in filter(None, map(_LAYER_PATTERN.fullmatch, names)):
         depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
     return depths

@@ -17,7 +17,7 @@ class JsonKeys:
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
         self.path = path
         self.left = dict(content)
-        self.taken: list[str] = []
+        self.taken = list[str]()
 
     def take(
         self,

@@ -257,7 +257,7 @@ def load_model(
     source = ModelFolder(folder)
     saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
     number_format = saved.dtype if dtype is None else dtype
-    placement: dict[str, Any] = {}
+    placement = dict[str, Any]()
     if frozen and not saved.weights.pickled:
         placement = plan_placement(saved.count * number_format.itemsize)
     with explain_load_errors(folder):

@@ -92,7 +92,7 @@ def _class_names(auto: str, config: PreTrainedConfig) -> set[str]:
     """List the classes of an Auto class, of any family of transformers, and ours for
     this config."""
     auto_class = getattr(transformers, auto)
-    names: set[str] = set()
+    names = set[str]()
     # by the names of configs, since importing the classes takes seconds
     for each in auto_class._model_mapping._model_mapping.values():
         names.update([each] if isinstance(each, str) else each)
@@ -103,8 +103,8 @@ def _class_names(auto: str, config: PreTrainedConfig) -> set[str]:
 def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHead:
     """Find the class of the family whose tensors the files have exactly: all of them,
     and no others."""
-    found: dict[str, str] = {}
-    misfits: dict[str, int] = {}
+    found = dict[str, str]()
+    misfits = dict[str, int]()
     tasks = _task_classes()
     for auto in ("AutoModel", *tasks, *_language_classes(config)):
         model_class = heads.find_class(getattr(transformers, auto), config)

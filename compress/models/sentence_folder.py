@@ -281,7 +281,7 @@ def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
             folder / ENCODER_FILES[0],
             {"max_seq_length": settings.max_length, "do_lower_case": False},
         )
-    model: dict[str, Any] = {}
+    model = dict[str, Any]()
     if settings.preparation.prompts or settings.preparation.default is not None:
         model["prompts"] = dict(settings.preparation.prompts)
         model["default_prompt_name"] = settings.preparation.default

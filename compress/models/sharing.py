@@ -69,7 +69,7 @@ def share(
             f"student.share: expected one of {families.names('has_roles')}, found "
             f"{family.name}{hint}"
         )
-    first: dict[tuple[str, str, int], nn.Parameter] = {}
+    first = dict[tuple[str, str, int], nn.Parameter]()
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         weight = weight_of(name, family)
         for block, groups in wanted.items():
@@ -99,7 +99,7 @@ def share_again(model: PreTrainedModel) -> None:
 def _copy_per_layer(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Give every layer its own copy, because safetensors refuses two names for one
     tensor."""
-    seen: set[int] = set()
+    seen = set[int]()
     for name in [name for name in state if name.startswith(prefix)]:
         weight = weight_of(
             name.removeprefix(prefix), families.find(model.config.model_type)

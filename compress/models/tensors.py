@@ -134,9 +134,9 @@ def compare(model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> TensorFi
     by_pattern = {
         pattern: each for each in converters for pattern in each.source_patterns
     }
-    targets: dict[str, tuple[str, ...]] = {}
+    targets = dict[str, tuple[str, ...]]()
     sources: dict[str, list[str]] = defaultdict(list)
-    converted: set[str] = set()
+    converted = set[str]()
     for name in sorted(infos, key=_natural):
         renamed, pattern = rename_source_key(
             name, renamings, converters, model.base_model_prefix, state
@@ -191,7 +191,7 @@ def _find_missing(
 ) -> Iterable[str]:
     """Find the tensors that are in no file, are not tied to one that is, and cannot be
     computed from the config."""
-    tied: dict[str, set[str]] = {}
+    tied = dict[str, set[str]]()
     for target, source in model.all_tied_weights_keys.items():
         group = tied.setdefault(source, {source})
         group.add(target)

@@ -217,7 +217,7 @@ class Shapes:
 
     def _as_choice(self, rows: Sequence[tuple[SettingValue, ...]]) -> ShapeChoice:
         """Write every size as a count, so that equal students have equal choices."""
-        values: dict[str, SettingValue] = {}
+        values = dict[str, SettingValue]()
         for block, row in zip(self.blocks, rows, strict=True):
             values |= zip(block.names, row, strict=True)
         return self._resolve(values)
@@ -275,7 +275,7 @@ def _count_sizes(
     whole = Sizes.from_config(teacher)
     problems = []
     own = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
-    axes: dict[str, tuple[SettingValue, ...]] = {}
+    axes = dict[str, tuple[SettingValue, ...]]()
     for name, values in space.axes.items():
         if name not in SIZES:
             axes[name] = values

@@ -179,7 +179,7 @@ def _score_rungs(
     ends elsewhere."""
     objectives = study.user_attrs["identity"]["objectives"]
     costs = costs_of(trial.user_attrs, objectives)
-    scores: list[float] = []
+    scores = list[float]()
     for rung in range(evaluator.rungs):
         score = float(evaluator.score(choice, rung))
         if not math.isfinite(score):

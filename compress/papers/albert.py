@@ -120,7 +120,7 @@ def _ngrams(runs: list[list[list[int]]], wanted: int, longest: int) -> list[int]
     up_to_N = list(accumulate(1 / n for n in range(1, longest + 1)))
     order = torch.randperm(len(places)).tolist()
     sizes = torch.rand(len(places)).tolist()
-    chosen: set[int] = set()
+    chosen = set[int]()
     for number in order:
         if len(chosen) >= wanted:
             break

@@ -249,7 +249,7 @@ def _join(sentences: list[list[int]]) -> list[int]:
 def _random_segment(
     document: Document, target: int, rng: np.random.Generator
 ) -> list[int]:
-    segment: list[int] = []
+    segment = list[int]()
     for sentence in document.sentences[int(rng.integers(len(document.sentences))) :]:
         segment += sentence
         if len(segment) >= target:

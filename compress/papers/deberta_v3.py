@@ -205,7 +205,7 @@ def _share_tables(
     by table."""
     of_student: Any = student.embeddings
     of_generator: Any = generator.deberta.embeddings
-    shared: dict[str, Disentangled] = {}
+    shared = dict[str, Disentangled]()
     for name in SHARED_TABLES:
         table = getattr(of_student, name)
         if table is None:

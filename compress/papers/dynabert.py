@@ -245,7 +245,7 @@ class Sandwich(WrappedStep):
         items = batch.pop("items", None)
         teacher = self.distillation.read_teacher(batch)
         lookup = self.supernet.lookup(batch)
-        losses: list[Tensor] = []
+        losses = list[Tensor]()
         logged: TensorDict = {}
         subnets = self.subnets()
         for name, sizes in subnets:
@@ -288,9 +288,9 @@ def _resolve_sizes(
     Raises PruneError if all combinations of a requested size are impossible, or if
     `strict` for the first impossible one.
     """
-    possible: dict[Sizes, None] = {}
-    problems: dict[tuple[str, float], PruneError] = {}
-    used: set[tuple[str, float]] = set()
+    possible = dict[Sizes, None]()
+    problems = dict[tuple[str, float], PruneError]()
+    used = set[tuple[str, float]]()
     for request in requests:
         for axis in request:
             if axis not in SIZES:

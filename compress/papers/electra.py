@@ -302,7 +302,7 @@ class FineTuning(WrappedStep):
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Group the parameters by depth, 0 for the embeddings."""
         names = {id(each): name for name, each in self.student.named_parameters()}
-        grouped: dict[str, list[nn.Parameter]] = {}
+        grouped = dict[str, list[nn.Parameter]]()
         for parameter in self.parameters():
             if parameter.requires_grad:
                 depth = self.depths.get(names.get(id(parameter), ""), self.top)

@@ -68,7 +68,7 @@ def blocks(
         )
     end = [frame.end]
     begin = frame.alone.ids[0]
-    block: list[int] = []
+    block = list[int]()
     for document in documents:
         for tokens in [begin, *document.sentences, end]:
             block += tokens

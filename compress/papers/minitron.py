@@ -55,7 +55,7 @@ def activation(
     depth: rank layers by block influence, or by the increase of the loss of `targets`
     without each, for which every batch is computed once per layer.
     """
-    total: dict[Group, Tensor] = {}
+    total = dict[Group, Tensor]()
     with torch.no_grad(), evaluating(student):
         for batch in batches:
             with batches.computing():

@@ -49,7 +49,7 @@ def movement(
     """
     moved = copy.deepcopy(student).eval().requires_grad_(True)
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, weight_decay=0.0)
-    found: dict[Group, Tensor] = {}
+    found = dict[Group, Tensor]()
     for batch in batches.turns(steps):
         with batches.computing():
             loss = batches.loss(moved, batch, targets) / batches.size
@@ -79,7 +79,7 @@ def movement(
 
 def _scores(weights: Tensors, plan: SlicePlan) -> dict[Group, Tensor]:
     """Compute -W * dL/dW of one step, (U,) for each group; tied weights count once."""
-    found: dict[Group, Tensor] = {}
+    found = dict[Group, Tensor]()
 
     def add(group: Group, of_U: Tensor) -> None:
         found[group] = found[group] + of_U if group in found else of_U

@@ -155,7 +155,7 @@ def _pack(
 ) -> Iterator[list[int]]:
     """Join as many sentences as fit into each row, with `separator` between documents
     but not at the ends of rows."""
-    row: list[int] = []
+    row = list[int]()
     for document in documents:
         between = separator
         for ids in _pieces(document, room):

@@ -233,8 +233,8 @@ def _spans(
     if noise < 1:
         return tokens, [sentinel]
     count = min(max(round(noise / span), 1), len(tokens) - noise)
-    source: list[int] = []
-    target: list[int] = []
+    source = list[int]()
+    target = list[int]()
     at = 0
     for number, (kept, gone) in enumerate(
         zip(_cut(len(tokens) - noise, count), _cut(noise, count), strict=True)

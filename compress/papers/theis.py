@@ -35,7 +35,7 @@ def fisher(
 ) -> Importance:
     """Sum (dL/dg_u)^2 of the gate g_u of every unit and layer, over the examples of
     these batches."""
-    found: dict[Group, Tensor] = {}
+    found = dict[Group, Tensor]()
     for of_batch in gradients(student, batches, plan, targets=targets):
         for group, gradient_BU in of_batch.items():
             found[group] = found.get(group, 0) + gradient_BU.square().sum(0)

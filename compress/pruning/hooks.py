@@ -82,7 +82,7 @@ def watching(
 ) -> Iterator[None]:
     """Call `see` with every tap and its activation as soon as it is computed, in each
     forward pass while open."""
-    called: set[str] = set()
+    called = set[str]()
 
     def show(tap: Tap, tensor: Tensor) -> None:
         # DeBERTa's projections run again, over positions
@@ -144,7 +144,7 @@ def _after_layers(
 ) -> Iterator[None]:
     """Call `react` with every layer's number, its input and its output; what it returns
     replaces the output."""
-    numbers: list[int] = []
+    numbers = list[int]()
 
     def after(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any

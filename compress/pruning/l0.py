@@ -113,7 +113,7 @@ class TargetSizes:
 
     def kept(self, active: Active) -> Kept:
         """Choose the units that stay, exactly as many as in `sizes`."""
-        importance: dict[Group, Tensor] = {}
+        importance = dict[Group, Tensor]()
         for name, of in active.items():
             if name in ("hidden", "layers"):
                 importance[HIDDEN if name == "hidden" else LAYERS] = of.detach().cpu()

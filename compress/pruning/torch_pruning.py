@@ -238,7 +238,7 @@ def _find_attention(
 def _find_classifier(model: PreTrainedModel, inputs: Tensors) -> list[nn.Module]:
     """Find the layer that computes the logits: its outputs are classes, which stay."""
     # tensors are kept, as another could take the memory of one freed
-    outputs: list[tuple[nn.Module, Tensor]] = []
+    outputs = list[tuple[nn.Module, Tensor]]()
     hooks = [
         module.register_forward_hook(
             lambda module, _, out: outputs.append((module, out))

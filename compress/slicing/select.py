@@ -64,7 +64,7 @@ def choose(
         chosen = select_layers(layers or "even", sizes.layers, plan.sizes.layers)
     check_layers(plan.family, chosen)
     wanted = counts(plan, sizes) | dict.fromkeys(plan.heads.values(), sizes.heads)
-    indices: dict[Group, Tensor] = {}
+    indices = dict[Group, Tensor]()
     for group, count in wanted.items():
         if count < plan.groups[group]:
             indices[group] = (
@@ -238,7 +238,7 @@ def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importan
     """
     plan = plan or SlicePlan.from_model(model)
     weights = parameters_of(model)
-    found: dict[Group, Tensor] = {}
+    found = dict[Group, Tensor]()
     for group in plan.groups:
         if group.axis in _WRITE and group not in plan.heads.values():
             writes = _WRITE[group.axis]

@@ -76,7 +76,7 @@ class Sizes:
             "bottleneck": bottleneck,
         }
         request = {name: value for name, value in wanted.items() if value is not None}
-        counts: dict[str, Any] = {}
+        counts = dict[str, Any]()
         for name, value in request.items():
             if (own := getattr(whole, name)) is None:
                 raise PruneError(

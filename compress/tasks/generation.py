@@ -81,7 +81,7 @@ def _read(split: Table) -> Examples | None:
     import pyarrow as pa
 
     names = _text_columns(split)
-    numbers: dict[tuple[str, ...], int] = {}
+    numbers = dict[tuple[str, ...], int]()
     rows = []
     groups = []
     left_out = 0

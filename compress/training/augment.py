@@ -227,7 +227,7 @@ def _pair_anew(
     words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+").fit(
         chain(*columns.values())
     )
-    similar: dict[str, dict[str, list[str]]] = {}
+    similar = dict[str, dict[str, list[str]]]()
     for name, column in columns.items():
         texts = list(dict.fromkeys(column))
         vectors = words.transform(texts)

@@ -43,7 +43,7 @@ def compile_layers(step: Step, steps: int) -> Iterator[None]:
     not read attention: reading it records each layer's inputs in a list, for which
     every layer would be compiled again.
     """
-    models: list[object] = []
+    models = list[object]()
     if isinstance(step, Distillation) and steps >= LEAST_COMPILED and can_compile():
         reads_attention = (
             step.objective.student_wants | step.objective.teacher_wants

@@ -79,7 +79,7 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 def curves(log: Path) -> dict[str, list[dict[str, float]]]:
     """Return stage name -> logged points in order."""
-    stages: dict[str, list[dict[str, float]]] = {}
+    stages = dict[str, list[dict[str, float]]]()
     for line in (
         log.read_text(encoding="utf-8", errors="replace").split("\n")
         if log.is_file()
@@ -112,7 +112,7 @@ class Journal(TrainerCallback):
         self.seconds = math.inf if seconds is None else seconds
         self.scalars = _Scalars(tensorboard / stage)
         self.bar: Progress | None = None
-        self.facts: dict[str, str] = {}
+        self.facts = dict[str, str]()
 
     def on_train_begin(
         self,

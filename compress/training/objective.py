@@ -195,7 +195,7 @@ def check_terms(
 
     absent: skip the user's own functions that have not been imported.
     """
-    problems: list[str] = []
+    problems = list[str]()
     for i, term in enumerate(terms):
         place = f"{where}.objective[{i}]".lstrip(".")
         if absent and term.unresolved:
@@ -289,7 +289,7 @@ class Objective(nn.Module):
             raise ObjectiveError(
                 f"{', '.join(self.names)}: needs a teacher, none was given"
             )
-        self.pairs: list[list[tuple[int, int]]] = []
+        self.pairs = list[list[tuple[int, int]]]()
         self.projections = nn.ModuleDict()
         self.maps = [  # the name that terms share, or the term's own
             (term.project if isinstance(term.project, str) else name).replace(".", "_")

@@ -80,7 +80,7 @@ def nearest(
             if len(ids) > 1
         ]
     vectors_PD = normalize(vectors_PD, dim=-1)
-    near: dict[str, list[str]] = {}
+    near = dict[str, list[str]]()
     for start in range(0, len(queries), WORDS_PER_BATCH):
         batch = queries[start : start + WORDS_PER_BATCH]
         cosine_WP = vectors_PD[[place[word] for word in batch]] @ vectors_PD.T
@@ -294,7 +294,7 @@ def _find(
                 for each in words
             ]
             filled = masks.fill(ids, tokens) if masks else {}
-            rows: list[list[tuple[int, int, list[str]]]] = []
+            rows = list[list[tuple[int, int, list[str]]]]()
             for at, (text, each) in enumerate(zip(chunk, words, strict=True)):
                 rows.append([])
                 for word in each:
@@ -328,7 +328,7 @@ def _words(
         max_length=room,
         return_offsets_mapping=True,
     )
-    words: list[list[ReplacedWord]] = []
+    words = list[list[ReplacedWord]]()
     for text, spans in zip(texts, encoded["offset_mapping"], strict=True):
         # sentencepiece includes the space before a word
         exact = {
@@ -409,7 +409,7 @@ class _Masks:
             for first in range(stride)
         ]
         passes.sort(key=lambda each: -len(texts[each[0]]))  # the longest first
-        found: dict[tuple[int, int], list[str]] = {}
+        found = dict[tuple[int, int], list[str]]()
         remaining = iter(passes)
         beside = self.options.beside
         for first in remaining:

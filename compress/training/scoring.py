@@ -174,7 +174,7 @@ def objective_scorer(
             torch.autocast(device.type, torch.bfloat16, enabled=context.bf16),
         ):
             torch.manual_seed(SEED)
-            batches: list[dict[str, Any]] = []
+            batches = list[dict[str, Any]]()
             for numbers in chosen:
                 inputs = context.collate([rows[int(row)] for row in numbers])
                 moved = {name: tensor.to(device) for name, tensor in inputs.items()}

@@ -305,7 +305,7 @@ class WrappedStep(Step):
 
 def _tied(step: nn.Module, prefix: str) -> dict[str, str]:
     """Map further names of tied parameters in a state dict to their first one."""
-    first: dict[int, str] = {}
+    first = dict[int, str]()
     named = step.named_parameters(prefix.rstrip("."), remove_duplicate=False)
     return {
         name: other

@@ -231,7 +231,7 @@ def teacher_cache(
         first = shard * SHARD
         last = min((shard + 1) * SHARD, len(rows))
         order = first + np.argsort(lengths[first:last], kind="stable")
-        files: dict[str, Any] = {}
+        files = dict[str, Any]()
         with ExitStack() as unfinished:
             bar = unfinished.enter_context(_make_progress(lengths, first, order))
             for at in range(0, len(order), batch):

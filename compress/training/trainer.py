@@ -189,7 +189,7 @@ def list_checkpoints(stage: Path) -> list[Path]:
 def find_checkpoint(stage: Path, warn: Say) -> Path | None:
     """Find the newest intact checkpoint in a stage's folder; damaged ones are removed,
     with a warning."""
-    damaged: list[DamagedError] = []
+    damaged = list[DamagedError]()
     intact: Path | None = None
     for checkpoint in list_checkpoints(stage):
         try:
