@@ -15,6 +15,7 @@ from compress.arrays import Array
 from compress.data.retrieval import WordIndex
 from compress.errors import DataError
 from compress.evaluation import metrics, qa
+from compress.evaluation.metrics import Scores
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,7 +32,7 @@ EXAMPLES = 2000
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
-def of_labels(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+def of_labels(data: TaskData, split: Dataset) -> dict[str, Scores]:
     """Score the constant prediction, and the bag of words if the training texts have
     labels."""
     found = {"majority": data.task.majority(data, split)}
@@ -73,7 +74,7 @@ def lead_over_majority(
     )
 
 
-def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
+def bag_of_words(data: TaskData, split: Dataset) -> Scores:
     """Score linear models on the TF-IDF weights of words and pairs of words.
 
     Logistic regression (one against the rest) for classes and labels, ridge regression
@@ -101,7 +102,7 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
     return data.task.score_rows(logits, _labels(split))
 
 
-def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
+def tag_of_each_word(data: TaskData, split: Dataset) -> Scores:
     """Score giving every word its most frequent tag in the training set, ignoring case;
     words that the training set does not have get the most frequent tag of all."""
     counts = dict[str, Counter[int]]()
@@ -122,7 +123,7 @@ def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
 
 def tag_scores(
     data: TaskData, predicted: Sequence[Sequence[int]], split: Dataset
-) -> dict[str, float]:
+) -> Scores:
     """Score a tag for every word of a split, by its number."""
     names = data.task.labels
     return metrics.entity_scores(
@@ -133,7 +134,7 @@ def tag_scores(
     )
 
 
-def nearest_sentence(split: Dataset) -> dict[str, float]:
+def nearest_sentence(split: Dataset) -> Scores:
     """Score answering with the sentence of the context that shares the most words with
     the question, each weighted by its rarity among the sentences of the context; ties
     go to the first."""

@@ -13,7 +13,7 @@ import numpy as np
 from compress.arrays import Array, spaced
 from compress.data.vector_index import VECTOR_TYPES, pack, unpack
 from compress.errors import CompressError, DataError
-from compress.evaluation.metrics import check_finite
+from compress.evaluation.metrics import Scores, check_finite
 from compress.evaluation.ranking import query_scores
 from compress.records.run_report import VectorForm
 
@@ -35,7 +35,7 @@ def unit(vectors_NE: Array) -> Array:
 
 def scores(
     split: Dataset, vectors_NE: Array, *, queries_NE: Array | None = None
-) -> dict[str, float]:
+) -> Scores:
     """Compute spearman and pearson for a split with pairs; ndcg@10, mrr@10, map,
     recall@10 and recall@100 for one with passages.
 
@@ -106,7 +106,7 @@ def count_examples(split: Dataset) -> int:
     return sum(map(bool, judged)) if len(_find_passages(split)) else sum(judged)
 
 
-def word_scores(split: Dataset) -> dict[str, float]:
+def word_scores(split: Dataset) -> Scores:
     """Score words instead of vectors: BM25 of a split with passages, else the cosine of
     TF-IDF weights.
 
@@ -144,7 +144,7 @@ def word_scores(split: Dataset) -> dict[str, float]:
     return mean({"cosine": cosine, "relevance": relevance}, np.arange(len(asks)))
 
 
-def mean(values: dict[str, Array], drawn: Array) -> dict[str, float]:
+def mean(values: dict[str, Array], drawn: Array) -> Scores:
     """Compute the metrics of the drawn examples, which may repeat."""
     if "cosine" not in values:
         return {name: float(column[drawn].mean()) for name, column in values.items()}

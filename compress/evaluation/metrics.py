@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 TagRows = Sequence[Sequence[str]]
 """The tag of each word, by sentence."""
 
+Scores = dict[str, float]
+"""Results, by the name of the metric."""
+
 CollateFunction = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
@@ -201,7 +204,7 @@ def scores_by_label(
 def entity_scores(
     predicted: TagRows,
     truth: TagRows,
-) -> dict[str, float]:
+) -> Scores:
     """Compute f1, precision and recall over the entities of all sentences, and accuracy
     over their words; 0.0 if there are none.
 
@@ -225,7 +228,7 @@ def count_entities(
     return np.array(counts)
 
 
-def score_counts(counts_N5: Array) -> dict[str, float]:
+def score_counts(counts_N5: Array) -> Scores:
     """Compute the metrics of `entity_scores` from the counts of `count_entities`."""
     right, found, true, same, words = counts_N5.sum(axis=0).tolist()
     return {

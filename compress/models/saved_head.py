@@ -17,6 +17,7 @@ from compress.models import heads
 from compress.models.folder import ModelFolder, explain_load_errors
 from compress.models.tensors import (
     SavedTensors,
+    ShapePair,
     TensorFit,
     build_on_meta,
     compare,
@@ -271,9 +272,7 @@ def explain_unknown_head(source: ModelFolder, head: SavedHead) -> str:
     )
 
 
-def explain_outputs(
-    folder: Path, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
-) -> str:
+def explain_outputs(folder: Path, wrong: Mapping[str, ShapePair]) -> str:
     shapes = write_names(map(write_shapes, wrong.items()))
     return (
         f"{folder}: the head in its files has other outputs than its config.json "
@@ -293,7 +292,7 @@ def suggest_class(folder: Path, model: PreTrainedModel, saved: SavedTensors) -> 
     )
 
 
-def write_shapes(item: tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+def write_shapes(item: tuple[str, ShapePair]) -> str:
     name, (found, expected) = item
     return f"{name} {found}, expected {expected}"
 

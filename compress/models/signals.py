@@ -41,6 +41,8 @@ SIGNAL_NAMES = (
     "keys",
     "values",
 )
+LayerTensors = tuple[Tensor, ...]
+"""A tensor of each layer."""
 ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 
@@ -121,10 +123,10 @@ class Signals:
 
     mask_BL: Tensor
     logits: Tensor | None = None
-    hidden: tuple[Tensor, ...] = ()
+    hidden: LayerTensors = ()
     attention: tuple[LayerAttention, ...] = ()
     pair: Tensor | None = None
-    encoder_hidden: tuple[Tensor, ...] = ()
+    encoder_hidden: LayerTensors = ()
     two_stacks: bool = False
 
     @property
@@ -133,30 +135,30 @@ class Signals:
         return self.hidden[0]
 
     @property
-    def layers(self) -> tuple[Tensor, ...]:
+    def layers(self) -> LayerTensors:
         """Return the outputs of layers 1..N: (B, L, D) each."""
         return self.hidden[1:]
 
     @property
-    def encoder_layers(self) -> tuple[Tensor, ...]:
+    def encoder_layers(self) -> LayerTensors:
         """Return the outputs of layers 1..N of an encoder-decoder's encoder: (B, L, D)
         each."""
         return self.encoder_hidden[1:]
 
     @property
-    def queries(self) -> tuple[Tensor, ...]:
+    def queries(self) -> LayerTensors:
         return tuple(layer.query_BHLK for layer in self.attention)
 
     @property
-    def keys(self) -> tuple[Tensor, ...]:
+    def keys(self) -> LayerTensors:
         return tuple(layer.key_BHLK for layer in self.attention)
 
     @property
-    def values(self) -> tuple[Tensor, ...]:
+    def values(self) -> LayerTensors:
         return tuple(layer.value_BHLK for layer in self.attention)
 
     @cached_property
-    def scores(self) -> tuple[Tensor, ...]:
+    def scores(self) -> LayerTensors:
         """Return the scores that each layer takes the softmax of, before mask and
         dropout: (B, H, L, L) each.
 

@@ -103,6 +103,10 @@ class SavedTensors:
         return FLOATS[formats.pop()] if len(formats) == 1 else torch.float32
 
 
+ShapePair = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shape of a tensor in the files, and in the model."""
+
+
 @dataclass(frozen=True)
 class TensorFit:
     """The result of comparing the tensors of files with those of a model.
@@ -119,7 +123,7 @@ class TensorFit:
 
     targets: Mapping[str, tuple[str, ...]]
     missing: frozenset[str]
-    mismatched: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    mismatched: Mapping[str, ShapePair]
     unexpected: frozenset[str]
     doubled: Mapping[str, tuple[str, ...]]
 

@@ -44,6 +44,7 @@ from compress.records.search_report import ObjectiveName
 SettingValue = int | float | str | bool
 """A value of an axis. For sizes, an int is a count and a float a share of the
 teacher's."""
+SettingValues = tuple[SettingValue, ...]
 
 SLICED = (*SIZES, "precision")
 """The axes along which the subnets of a supernet can differ."""
@@ -56,7 +57,7 @@ COST_ROUNDING = 1e-6
 written with ten digits."""
 
 
-def _parse_values(value: Any) -> tuple[SettingValue, ...]:
+def _parse_values(value: Any) -> SettingValues:
     """Parse a list, a single value, or {from, to, step} into distinct values. Raises
     ValueError."""
     if isinstance(value, Mapping):
@@ -129,9 +130,9 @@ class Space(Frozen):
             lambda value: {"family": value} if isinstance(value, str) else value
         ),
     ] = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
-    axes: dict[
-        str, Annotated[tuple[SettingValue, ...], BeforeValidator(_parse_values)]
-    ] = Field(min_length=1)
+    axes: dict[str, Annotated[SettingValues, BeforeValidator(_parse_values)]] = Field(
+        min_length=1
+    )
     tied: tuple[tuple[str, ...], ...] = ()
     teacher: Stage
     supernet: Stage | None = None

@@ -21,7 +21,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
 from compress.jobs.job import Job
-from compress.jobs.phase import Phase, estimate_phases, run_phases
+from compress.jobs.phase import Estimated, Phase, estimate_phases, run_phases
 from compress.jobs.shipping import Ship
 from compress.jobs.stages import StageModels
 from compress.jobs.train import RunStages
@@ -107,7 +107,7 @@ class PrepareTeacher(Phase[SearchJob]):
         names = (job.teacher.models.recipe.teacher.name,)
         return TimeLimit(began + TEACHER_SHARE * total, names, total / 60, began)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
+    def estimate(self, job: SearchJob) -> Estimated[SearchJob]:
         teacher, found = estimate_phases(self.phases, job.teacher)
         return replace(job, teacher=teacher), found
 
@@ -163,7 +163,7 @@ class MeasureShapes(Phase[SearchJob]):
         )
         return replace(job, found=context)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
+    def estimate(self, job: SearchJob) -> Estimated[SearchJob]:
         assert job.device is not None, "it is open"
         segments = makes_segments(job.teacher.teacher.tokenizer)
         found, per_file, unreachable = _measure(
@@ -186,7 +186,7 @@ class MakeEvaluator(Phase[SearchJob]):
             write_inputs(job.study, context)
         return replace(job, found=context)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
+    def estimate(self, job: SearchJob) -> Estimated[SearchJob]:
         if job.search.space.mode != "supernet":
             return job, []
         found, net = _try_supernet(job)
@@ -231,7 +231,7 @@ class ScoreTrials(Phase[SearchJob]):
             record.write_report(report, context.run.path)
         return replace(job, report=report)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
+    def estimate(self, job: SearchJob) -> Estimated[SearchJob]:
         ends = job.drawn[0], job.drawn[-1]
         if job.net is not None:
             trial = _try_scoring(job.unmeasured, ends, job.net, job.teacher.models)
@@ -253,7 +253,7 @@ class DistillFinalists(Phase[SearchJob]):
                 distill_briefly(job.context, points)
         return replace(job, points=points)
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
+    def estimate(self, job: SearchJob) -> Estimated[SearchJob]:
         space = job.search.space
         shapes = job.shapes
         models = job.teacher.models
@@ -286,7 +286,7 @@ class TimeFinalists(Phase[SearchJob]):
             teacher_ms = time_finalists(job.context, job.points, job.device)
         return update_report(replace(job, teacher_ms=teacher_ms))
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
+    def estimate(self, job: SearchJob) -> Estimated[SearchJob]:
         least, most = (2 * (1 + job.options.finalists) * each for each in job.per_file)
         return job, [
             PhaseEstimate("timing finalists", seconds=(least, most), likely=TIMED)
@@ -322,7 +322,7 @@ class ShipWinners(Phase[SearchJob]):
         context.say(f"page: {context.run.path / record.PAGE}")
         return job
 
-    def estimate(self, job: SearchJob) -> tuple[SearchJob, list[PhaseEstimate]]:
+    def estimate(self, job: SearchJob) -> Estimated[SearchJob]:
         tried = job.teacher
         left = max(0, job.options.winners - job.done.shipped)
         space = job.search.space

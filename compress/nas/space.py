@@ -25,7 +25,7 @@ from compress.errors import PruneError, SearchError, StudentError
 from compress.models import heads
 from compress.models.sharing import share
 from compress.models.student import config_for
-from compress.nas.config import SettingValue, Space
+from compress.nas.config import SettingValue, SettingValues, Space
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, resize_config
 
@@ -61,9 +61,9 @@ class AxisGroup:
     """Axes that are chosen together, and the possible combinations of their values."""
 
     names: tuple[str, ...]
-    rows: tuple[tuple[SettingValue, ...], ...]
+    rows: tuple[SettingValues, ...]
 
-    def suggest(self, trial: "optuna.Trial") -> tuple[SettingValue, ...]:
+    def suggest(self, trial: "optuna.Trial") -> SettingValues:
         """Let the sampler draw a combination: evenly spaced numbers and words as they
         are, others by their index."""
         if len(self.names) == 1:
@@ -106,7 +106,7 @@ class Shapes:
         blocks = list[AxisGroup]()
         dropped = list[str]()
         for group in _group_axes(space, axes):
-            rows = list[tuple[SettingValue, ...]]()
+            rows = list[SettingValues]()
             reasons = list[str]()
             for row in group.rows:
                 try:
@@ -215,7 +215,7 @@ class Shapes:
                 dotted[group][setting] = value
         return StudentSpec.model_validate(student.plain() | sizes | dotted)
 
-    def _as_choice(self, rows: Sequence[tuple[SettingValue, ...]]) -> ShapeChoice:
+    def _as_choice(self, rows: Sequence[SettingValues]) -> ShapeChoice:
         """Write every size as a count, so that equal students have equal choices."""
         values = dict[str, SettingValue]()
         for block, row in zip(self.blocks, rows, strict=True):
@@ -269,13 +269,13 @@ class Shapes:
 def _count_sizes(
     space: Space,
     teacher: PreTrainedConfig,
-) -> dict[str, tuple[SettingValue, ...]]:
+) -> dict[str, SettingValues]:
     """Turn shares of the teacher's sizes into counts. Raises SearchError with every
     problem."""
     whole = Sizes.from_config(teacher)
     problems = []
     own = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
-    axes = dict[str, tuple[SettingValue, ...]]()
+    axes = dict[str, SettingValues]()
     for name, values in space.axes.items():
         if name not in SIZES:
             axes[name] = values
@@ -319,7 +319,7 @@ def _count_sizes(
 
 def _group_axes(
     space: Space,
-    axes: Mapping[str, tuple[SettingValue, ...]],
+    axes: Mapping[str, SettingValues],
 ) -> Iterator[AxisGroup]:
     """Group the axes whose values can exclude each other, with every combination,
     possible or not."""

@@ -38,7 +38,7 @@ from compress.pruning.hooks import (
 )
 from compress.pruning.importance import Batches, Targets, answer_signal
 from compress.slicing.plan import LAYERS, Group, SlicePlan
-from compress.slicing.select import Importance
+from compress.slicing.select import GroupTensors, Importance
 
 
 def activation(
@@ -55,7 +55,7 @@ def activation(
     depth: rank layers by block influence, or by the increase of the loss of `targets`
     without each, for which every batch is computed once per layer.
     """
-    total = dict[Group, Tensor]()
+    total = GroupTensors()
     with torch.no_grad(), evaluating(student):
         for batch in batches:
             with batches.computing():
@@ -76,10 +76,10 @@ def activation(
 
 def _sum_activations(
     student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan
-) -> dict[Group, Tensor]:
+) -> GroupTensors:
     """Sum over one batch, (U,) of each group."""
     mask_BL = batch["attention_mask"]
-    sums_BU = dict[Group, Tensor]()
+    sums_BU = GroupTensors()
 
     def add(group: Group, of_BU: Tensor) -> None:
         sums_BU[group] = sums_BU[group] + of_BU if group in sums_BU else of_BU

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from compress.errors import PruneError
 from compress.pruning.importance import Batches, Targets
 from compress.slicing.plan import LAYERS, Group, SlicePlan
-from compress.slicing.select import Importance
+from compress.slicing.select import GroupTensors, Importance
 from compress.tensors import Tensors
 
 
@@ -49,7 +49,7 @@ def movement(
     """
     moved = copy.deepcopy(student).eval().requires_grad_(True)
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, weight_decay=0.0)
-    found = dict[Group, Tensor]()
+    found = GroupTensors()
     for batch in batches.turns(steps):
         with batches.computing():
             loss = batches.loss(moved, batch, targets) / batches.size
@@ -77,9 +77,9 @@ def movement(
     }
 
 
-def _scores(weights: Tensors, plan: SlicePlan) -> dict[Group, Tensor]:
+def _scores(weights: Tensors, plan: SlicePlan) -> GroupTensors:
     """Compute -W * dL/dW of one step, (U,) for each group; tied weights count once."""
-    found = dict[Group, Tensor]()
+    found = GroupTensors()
 
     def add(group: Group, of_U: Tensor) -> None:
         found[group] = found[group] + of_U if group in found else of_U

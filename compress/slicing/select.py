@@ -18,6 +18,7 @@ from compress.slicing.sizes import Sizes, select_layers
 Importance = Mapping[Group, Tensor]
 """A number for each unit of a group; higher is more important. For `query` and `value`,
 a number for each row."""
+GroupTensors = dict[Group, Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def choose(
         chosen = select_layers(layers or "even", sizes.layers, plan.sizes.layers)
     check_layers(plan.family, chosen)
     wanted = counts(plan, sizes) | dict.fromkeys(plan.heads.values(), sizes.heads)
-    indices = dict[Group, Tensor]()
+    indices = GroupTensors()
     for group, count in wanted.items():
         if count < plan.groups[group]:
             indices[group] = (
@@ -166,7 +167,7 @@ def _choose_rows(
     sizes: Sizes,
     indices: Mapping[Group, Tensor],
     importance: Importance | None,
-) -> dict[Group, Tensor]:
+) -> GroupTensors:
     """Choose rows of queries and values: the rows of the kept heads, and the best (or
     first) of them if heads get smaller."""
     if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
@@ -238,7 +239,7 @@ def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importan
     """
     plan = plan or SlicePlan.from_model(model)
     weights = parameters_of(model)
-    found = dict[Group, Tensor]()
+    found = GroupTensors()
     for group in plan.groups:
         if group.axis in _WRITE and group not in plan.heads.values():
             writes = _WRITE[group.axis]

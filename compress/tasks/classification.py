@@ -84,7 +84,7 @@ class Classification(Task):
         best = [self.labels[number] for number in scores.argmax(axis=1).tolist()]
         return label_columns(best, scores, self.labels)
 
-    def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
+    def score_rows(self, logits: Array, labels: Array) -> metrics.Scores:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         labels = np.asarray(labels)
@@ -154,7 +154,7 @@ class Classification(Task):
             f"{matched:.3f}. Correct id2label in its config.json"
         )
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
         from compress.evaluation import baselines
 
         return baselines.of_labels(data, split)

@@ -11,6 +11,7 @@ import numpy as np
 from compress.data.answers import AnswerColumns, Outcome, Vector
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import embedding
+from compress.evaluation.metrics import Scores
 from compress.evaluation.ranking import MEASURES
 
 if TYPE_CHECKING:
@@ -157,9 +158,7 @@ class Embedding(Task):
     def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:
         return embedding.select(exam.split, examples), examples
 
-    def scores(
-        self, exam: Evaluator, logits: Array, threshold: float | None
-    ) -> dict[str, float]:
+    def scores(self, exam: Evaluator, logits: Array, threshold: float | None) -> Scores:
         return embedding.scores(exam.split, logits)
 
     def agreement(
@@ -189,12 +188,12 @@ class Embedding(Task):
 
         return score, len(next(iter(values.values())))
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, Scores]:
         """Score words instead of vectors."""
         name = "BM25" if any(split["passage"][:]) else "shared words"
         return {name: embedding.word_scores(split)}
 
-    def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
+    def majority(self, data: TaskData, split: Dataset) -> Scores:
         """Score the same vector for all texts."""
         return dict.fromkeys(self.metrics, 0.0)
 

@@ -74,7 +74,7 @@ class Multilabel(Task):
         ]
         return label_columns(likely, scores, self.labels)
 
-    def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
+    def score_rows(self, logits: Array, labels: Array) -> metrics.Scores:
         from sklearn.metrics import f1_score
 
         predicted, true = self._compare(logits, labels)
@@ -132,7 +132,7 @@ class Multilabel(Task):
 
         return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
         from compress.evaluation import baselines
 
         return baselines.of_labels(data, split)

@@ -13,6 +13,7 @@ from compress.data.constants import MASKED
 from compress.data.task import Task, TaskData, UnsavedTask
 from compress.data.windows import LONGEST_QUESTION
 from compress.evaluation import qa
+from compress.evaluation.metrics import Scores
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -217,9 +218,7 @@ class Qa(Task):
     def distributions(cls, logits: Tensor, mask_BL: Tensor) -> Tensor:
         return cls.spread(logits, mask_BL)
 
-    def scores(
-        self, exam: Evaluator, logits: Array, threshold: float | None
-    ) -> dict[str, float]:
+    def scores(self, exam: Evaluator, logits: Array, threshold: float | None) -> Scores:
         spans = exam.spans(logits)
         contexts = exam.split["context"][:]
         answers = exam.split["answers"][:]
@@ -264,7 +263,7 @@ class Qa(Task):
     def choose_threshold(self, exam: Evaluator, logits: Array) -> float:
         return exam.best_threshold(exam.spans(logits))
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, Scores]:
         from compress.evaluation.baselines import nearest_sentence
 
         return {
@@ -272,7 +271,7 @@ class Qa(Task):
             "nearest sentence": nearest_sentence(split),
         }
 
-    def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
+    def majority(self, data: TaskData, split: Dataset) -> Scores:
         """Score answering no question."""
         return qa.answer_scores(
             [""] * len(split), split["answers"][:], split["context"][:]

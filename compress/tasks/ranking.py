@@ -117,7 +117,7 @@ class Ranking(Task):
 
     def scores(
         self, exam: Evaluator, logits: Array, threshold: float | None
-    ) -> dict[str, float]:
+    ) -> metrics.Scores:
         values = self._query_scores(exam, logits)
         return {name: float(column.mean()) for name, column in values.items()}
 
@@ -152,7 +152,7 @@ class Ranking(Task):
     ) -> Array:
         return self._query_scores(exam, logits)[self.metric]
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
         from compress.evaluation.baselines import best_matches
 
         return {
@@ -160,11 +160,11 @@ class Ranking(Task):
             "BM25": _score(split, best_matches(split)),
         }
 
-    def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
+    def majority(self, data: TaskData, split: Dataset) -> metrics.Scores:
         """Score passages in random order."""
         return _score(split, np.zeros(len(split)))  # ties are broken at random
 
 
-def _score(split: Dataset, score_R: Array) -> dict[str, float]:
+def _score(split: Dataset, score_R: Array) -> metrics.Scores:
     values = Candidates.from_split(split).scores(score_R)
     return {name: float(column.mean()) for name, column in values.items()}

@@ -49,7 +49,7 @@ class Regression(Task):
         label = "score" if names[0].startswith("LABEL_") else names[0]
         return cls(cls.kind, text, label, (), cls.metrics[0])
 
-    def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
+    def score_rows(self, logits: Array, labels: Array) -> metrics.Scores:
         from scipy.stats import rankdata
 
         labels = np.asarray(labels)
@@ -67,7 +67,7 @@ class Regression(Task):
         """Compute Pearson's r, 0.0 where either is constant."""
         return metrics.pearson(student[:, 0], teacher[:, 0])
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
         from compress.evaluation import baselines
 
         return baselines.of_labels(data, split)

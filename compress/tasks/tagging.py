@@ -207,7 +207,7 @@ class Tagging(Task):
 
     def scores(
         self, exam: Evaluator, logits: Array, threshold: float | None
-    ) -> dict[str, float]:
+    ) -> metrics.Scores:
         return metrics.entity_scores(exam.tags(logits), exam.true_tags)
 
     def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
@@ -245,7 +245,7 @@ class Tagging(Task):
 
         return score, len(exam)
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
         from compress.evaluation.baselines import tag_of_each_word
 
         return {
@@ -253,7 +253,7 @@ class Tagging(Task):
             "tag of each word": tag_of_each_word(data, split),
         }
 
-    def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
+    def majority(self, data: TaskData, split: Dataset) -> metrics.Scores:
         """Score giving every word the most frequent tag."""
         from compress.evaluation.baselines import tag_scores
 

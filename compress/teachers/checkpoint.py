@@ -18,7 +18,7 @@ from compress.models.memory import to_device
 from compress.models.teacher import Teacher, with_scores
 from compress.prompting.labels import starting_checkpoint
 from compress.teachers.recorded import RecordedScores
-from compress.teachers.source import TeacherSource
+from compress.teachers.source import Taught, TeacherSource
 from compress.training.finetune import check_teacher, is_ready, with_head
 from compress.training.processes import node_first
 from compress.training.teacher_vectors import with_similarities, with_teacher
@@ -86,9 +86,7 @@ class CheckpointTeacher(TeacherSource):
 
     tuned = True
 
-    def teach(
-        self, data: TaskData, start: Teacher, *, bf16: bool
-    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+    def teach(self, data: TaskData, start: Teacher, *, bf16: bool) -> Taught:
         return with_teacher(data, start.model.config), start, {"teacher": start.digest}
 
     def compare(self, data: TaskData, teacher: Teacher, max_length: int) -> TaskData:

@@ -10,6 +10,7 @@ from compress.jobs.checks import reads_scores
 from compress.models import checkpoints
 from compress.models.teacher import Teacher, is_reranker
 from compress.teachers.checkpoint import CheckpointTeacher
+from compress.teachers.source import Taught
 from compress.teachers.vectors import cut_out_of
 from compress.training.processes import node_first
 from compress.training.reranker import load_reranker, score_passages
@@ -30,9 +31,7 @@ class CrossEncoder(CheckpointTeacher):
     def resolve(self, recipe: Recipe) -> Recipe:
         return cut_out_of(self.start, recipe)
 
-    def teach(
-        self, data: TaskData, start: Teacher, *, bf16: bool
-    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+    def teach(self, data: TaskData, start: Teacher, *, bf16: bool) -> Taught:
         data, start, _ = super().teach(data, start, bf16=bf16)
         folder = checkpoints.resolve(self.name, allow_pickle=self.allow_pickle)
         scorer = load_reranker(folder, allow_pickle=self.allow_pickle)

@@ -39,7 +39,7 @@ from compress.prompting.labels import starting_checkpoint
 from compress.records.forecast import PhaseEstimate, time_call
 from compress.slicing.shape import positions
 from compress.teachers.checkpoint import CheckpointTeacher, FineTune
-from compress.teachers.source import TeacherSource
+from compress.teachers.source import Taught, TeacherSource
 from compress.training.finetune import check_logits
 from compress.training.stage import stage_seed
 
@@ -261,9 +261,7 @@ class KnowingCheckpoint(CheckpointTeacher):
         starting_checkpoint(_without_texts(recipe), default=name)
         return KnowingCheckpoint(name, name, allow_pickle, load_knowledge(Path(path)))
 
-    def teach(
-        self, data: TaskData, start: Teacher, *, bf16: bool
-    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+    def teach(self, data: TaskData, start: Teacher, *, bf16: bool) -> Taught:
         columns = data.train.column_names
         if data.task.vectors or "text" not in columns:
             raise DataError(

@@ -34,7 +34,7 @@ from compress.prompting.labels import (
 from compress.prompting.prompt import AnyPrompt, Prompt
 from compress.prompting.votes import prompted_teacher
 from compress.records.forecast import PhaseEstimate, size_mb
-from compress.teachers.source import TeacherSource
+from compress.teachers.source import Taught, TeacherSource
 from compress.training.finetune import TeacherCheck, check_logits
 from compress.training.processes import from_first
 
@@ -167,9 +167,7 @@ class PromptedModel(TeacherSource):
 
     unlabelled = True
 
-    def teach(
-        self, data: TaskData, start: Teacher, *, bf16: bool
-    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+    def teach(self, data: TaskData, start: Teacher, *, bf16: bool) -> Taught:
         return data, start, {"student": start.digest}
 
     def phases(self, options: RunOptions) -> list[Phase[Job]]:

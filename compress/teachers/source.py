@@ -17,6 +17,8 @@ from compress.models.teacher import Teacher
 MINILM = "minilm"
 """The checkpoint that students are cut out of if the teacher is not a checkpoint and
 the recipe names none."""
+Taught = tuple[TaskData, Teacher, dict[str, str]]
+"""The data, the teacher, and the digests of teacher and start."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,7 @@ class TeacherSource:
         """Let a student whose `init` is the start be cut out of it."""
         return recipe
 
-    def teach(
-        self, data: TaskData, start: Teacher, *, bf16: bool
-    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+    def teach(self, data: TaskData, start: Teacher, *, bf16: bool) -> Taught:
         """Add to the data what the teacher knows about them.
 
         Return the data, the teacher, and the digests of teacher and start, as a run

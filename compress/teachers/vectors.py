@@ -17,7 +17,7 @@ from compress.models.teacher import Teacher
 from compress.prompting.vectors import CachedVectors, VectorFile
 from compress.records.forecast import PhaseEstimate
 from compress.teachers.recorded import CheckAnswers
-from compress.teachers.source import TeacherSource
+from compress.teachers.source import Taught, TeacherSource
 from compress.training.teacher_vectors import with_vectors
 
 
@@ -103,9 +103,7 @@ class VectorTeacher(TeacherSource):
     def resolve(self, recipe: Recipe) -> Recipe:
         return cut_out_of(self.start, recipe)
 
-    def teach(
-        self, data: TaskData, start: Teacher, *, bf16: bool
-    ) -> tuple[TaskData, Teacher, dict[str, str]]:
+    def teach(self, data: TaskData, start: Teacher, *, bf16: bool) -> Taught:
         digest = start.digest
         data, teacher = with_vectors(data, self.source, start)
         return data, teacher, {"student": digest, "teacher": self.source.digest}

@@ -45,6 +45,8 @@ class Loss:
         )
 
 
+LayerPair = tuple[int, int]
+"""A layer of the student, and the teacher's layer that it is compared with."""
 _MASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "labels": ("labels",),
@@ -108,8 +110,8 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
 
 
 def pairs_of_subnet(
-    pairs: Sequence[tuple[int, int]], layers: Sequence[int]
-) -> list[tuple[int, int]]:
+    pairs: Sequence[LayerPair], layers: Sequence[int]
+) -> list[LayerPair]:
     """Return the (student layer, teacher layer) pairs of a subnet of these layers,
     numbered within the subnet.
 
@@ -289,7 +291,7 @@ class Objective(nn.Module):
             raise ObjectiveError(
                 f"{', '.join(self.names)}: needs a teacher, none was given"
             )
-        self.pairs = list[list[tuple[int, int]]]()
+        self.pairs = list[list[LayerPair]]()
         self.projections = nn.ModuleDict()
         self.maps = [  # the name that terms share, or the term's own
             (term.project if isinstance(term.project, str) else name).replace(".", "_")
@@ -323,7 +325,7 @@ class Objective(nn.Module):
         teacher: Signals | None,
         targets: Tensors | None = None,
         items: Tensors | None = None,
-        pairs: Sequence[Sequence[tuple[int, int]]] | None = None,
+        pairs: Sequence[Sequence[LayerPair]] | None = None,
     ) -> TensorDict:
         """Return {term name: weighted loss, ..., "total": their sum}, float32 scalars.
 
@@ -389,7 +391,7 @@ class Objective(nn.Module):
         student: Signals,
         teacher: Signals | None,
         targets: Tensors,
-        pairs: Sequence[tuple[int, int]],
+        pairs: Sequence[LayerPair],
     ) -> Tensor:
         term = self.terms[i]
         loss = self.losses[i]
@@ -460,7 +462,7 @@ class Objective(nn.Module):
         return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
 
     def _check_layers(
-        self, i: int, student: int, teacher: int, pairs: Sequence[tuple[int, int]]
+        self, i: int, student: int, teacher: int, pairs: Sequence[LayerPair]
     ) -> None:
         """Raise ObjectiveError if a layer has not recorded the signal that the term
         reads, such as a layer without attention."""
@@ -484,7 +486,7 @@ class Objective(nn.Module):
         student: Signals,
         teacher: Signals | None,
         mask_BL: Tensor,
-        pair: tuple[int, int],
+        pair: LayerPair,
     ) -> Tensor:
         """Return the mask of real tokens or, if a layer has local or causal attention,
         of the pairs of tokens that both layers see."""
