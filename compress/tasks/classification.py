@@ -10,6 +10,7 @@ import numpy as np
 from compress.data.answers import AnswerColumns, Prediction, label_columns
 from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
+from compress.evaluation.metrics import Scores
 from compress.kinds import find
 from compress.records.class_scores import ClassScore
 
@@ -84,7 +85,7 @@ class Classification(Task):
         best = [self.labels[number] for number in scores.argmax(axis=1).tolist()]
         return label_columns(best, scores, self.labels)
 
-    def score_rows(self, logits: Array, labels: Array) -> metrics.Scores:
+    def score_rows(self, logits: Array, labels: Array) -> Scores:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         labels = np.asarray(labels)
@@ -154,7 +155,7 @@ class Classification(Task):
             f"{matched:.3f}. Correct id2label in its config.json"
         )
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, Scores]:
         from compress.evaluation import baselines
 
         return baselines.of_labels(data, split)

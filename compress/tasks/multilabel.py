@@ -12,6 +12,7 @@ from compress.arrays import Longs
 from compress.data.answers import AnswerColumns, Prediction, label_columns
 from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
+from compress.evaluation.metrics import Scores
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Multilabel(Task):
         ]
         return label_columns(likely, scores, self.labels)
 
-    def score_rows(self, logits: Array, labels: Array) -> metrics.Scores:
+    def score_rows(self, logits: Array, labels: Array) -> Scores:
         from sklearn.metrics import f1_score
 
         predicted, true = self._compare(logits, labels)
@@ -132,7 +133,7 @@ class Multilabel(Task):
 
         return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, Scores]:
         from compress.evaluation import baselines
 
         return baselines.of_labels(data, split)

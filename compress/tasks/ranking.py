@@ -9,6 +9,7 @@ import numpy as np
 from compress.arrays import spaced
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import metrics
+from compress.evaluation.metrics import Scores
 from compress.evaluation.ranking import Candidates
 
 if TYPE_CHECKING:
@@ -115,9 +116,7 @@ class Ranking(Task):
         rows = exam.rows_of(examples)
         return exam.split.select(rows), rows
 
-    def scores(
-        self, exam: Evaluator, logits: Array, threshold: float | None
-    ) -> metrics.Scores:
+    def scores(self, exam: Evaluator, logits: Array, threshold: float | None) -> Scores:
         values = self._query_scores(exam, logits)
         return {name: float(column.mean()) for name, column in values.items()}
 
@@ -152,7 +151,7 @@ class Ranking(Task):
     ) -> Array:
         return self._query_scores(exam, logits)[self.metric]
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, Scores]:
         from compress.evaluation.baselines import best_matches
 
         return {
@@ -160,11 +159,11 @@ class Ranking(Task):
             "BM25": _score(split, best_matches(split)),
         }
 
-    def majority(self, data: TaskData, split: Dataset) -> metrics.Scores:
+    def majority(self, data: TaskData, split: Dataset) -> Scores:
         """Score passages in random order."""
         return _score(split, np.zeros(len(split)))  # ties are broken at random
 
 
-def _score(split: Dataset, score_R: Array) -> metrics.Scores:
+def _score(split: Dataset, score_R: Array) -> Scores:
     values = Candidates.from_split(split).scores(score_R)
     return {name: float(column.mean()) for name, column in values.items()}

@@ -9,6 +9,7 @@ import numpy as np
 from compress.data.task import Task, TaskData, Thresholds
 from compress.errors import ExportError
 from compress.evaluation import metrics
+from compress.evaluation.metrics import Scores
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -49,7 +50,7 @@ class Regression(Task):
         label = "score" if names[0].startswith("LABEL_") else names[0]
         return cls(cls.kind, text, label, (), cls.metrics[0])
 
-    def score_rows(self, logits: Array, labels: Array) -> metrics.Scores:
+    def score_rows(self, logits: Array, labels: Array) -> Scores:
         from scipy.stats import rankdata
 
         labels = np.asarray(labels)
@@ -67,7 +68,7 @@ class Regression(Task):
         """Compute Pearson's r, 0.0 where either is constant."""
         return metrics.pearson(student[:, 0], teacher[:, 0])
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, Scores]:
         from compress.evaluation import baselines
 
         return baselines.of_labels(data, split)

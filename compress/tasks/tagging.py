@@ -14,6 +14,7 @@ from compress.data.conll import OUTSIDE, entities, standard_labels
 from compress.data.task import Examples, Task, TaskData, Thresholds, UnsavedTask
 from compress.data.windows import WORD_PATTERN, Window
 from compress.evaluation import metrics
+from compress.evaluation.metrics import Scores
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
@@ -205,9 +206,7 @@ class Tagging(Task):
     def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
         return standard_labels(names, place)
 
-    def scores(
-        self, exam: Evaluator, logits: Array, threshold: float | None
-    ) -> metrics.Scores:
+    def scores(self, exam: Evaluator, logits: Array, threshold: float | None) -> Scores:
         return metrics.entity_scores(exam.tags(logits), exam.true_tags)
 
     def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
@@ -245,7 +244,7 @@ class Tagging(Task):
 
         return score, len(exam)
 
-    def baselines(self, data: TaskData, split: Dataset) -> dict[str, metrics.Scores]:
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, Scores]:
         from compress.evaluation.baselines import tag_of_each_word
 
         return {
@@ -253,7 +252,7 @@ class Tagging(Task):
             "tag of each word": tag_of_each_word(data, split),
         }
 
-    def majority(self, data: TaskData, split: Dataset) -> metrics.Scores:
+    def majority(self, data: TaskData, split: Dataset) -> Scores:
         """Score giving every word the most frequent tag."""
         from compress.evaluation.baselines import tag_scores
 
