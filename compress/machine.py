@@ -31,7 +31,7 @@ def check_meeting() -> None:
 
 
 def _read_variable(name: str, pattern: str = r"\d+", default: str = "") -> str:
-    value = os.environ.get(name, default)
+    value = os.environ.get(name) or default
     if not re.fullmatch(pattern, value):
         raise RunError(
             f"{name}={value}: expected what torchrun or accelerate launch set for each "

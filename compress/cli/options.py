@@ -410,7 +410,7 @@ def is_first() -> bool:
 
 def _place() -> str:
     """Name this process, if its command has several; '' if it has one."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if (os.environ.get("WORLD_SIZE") or "1") == "1":
         return ""
     return f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}: "
 
@@ -441,7 +441,7 @@ def _continuation(hint: str | Path) -> str:
         return "Nothing was written. Run the same command again."
     from compress.provenance import command_line, resume_command
 
-    processes = os.environ.get("WORLD_SIZE", "1")
+    processes = os.environ.get("WORLD_SIZE") or "1"
     launched = "" if processes == "1" else f", launched as {processes} processes"
     return f"Continue with{launched}: {resume_command(hint, command_line())}"
 
