@@ -27,8 +27,11 @@ def test_exit_codes(interrupt: type[BaseException], code: int, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_an_interrupted_run_asks_for(begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_interrupted_run_asks_for(
+    begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run of which nothing is there yet cannot be resumed."""
+    monkeypatch.setattr("sys.argv", ["compress", "distill"])
     for error in (KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")):
         with pytest.raises(typer.Exit), user_errors(hint=tmp_path):
             if begun:
