@@ -49,7 +49,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 WORKING = (
     *("beit", "camembert", "data2vec-text", "flaubert", "layoutlm", "megatron-bert", "rembert"),
-    *("roberta-prelayernorm", "vit", "vit_msn", "xlm-roberta-xl", "xmod", "yoso"),
+    *("roberta-prelayernorm", "vit", "vit_msn", "xlm", "xlm-roberta-xl", "xmod", "yoso"),
 )
 REFUSED = (
     *("deberta", "fnet", "ibert", "squeezebert", "convbert", "longformer", "big_bird", "canine"),

@@ -19,7 +19,7 @@ from compress.config.reference import Call
 from compress.config.term import Term
 from compress.data.masking import Words
 from compress.kinds import Kind, find
-from compress.papers import deberta, deberta_v3, electra, gkd, minillm
+from compress.papers import deberta, deberta_v3, electra, gkd, gpt2, minillm
 from compress.papers.cofi import Matched, MatchOptions
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective, count_items, find_loss
@@ -234,7 +234,7 @@ def test_the_corpus_of_minillm_is_the_same_in_unequal_parts() -> None:
     student, teacher = (tiny.model("llama", head=AutoModelForCausalLM, seed=seed) for seed in (1, 2))
     terms = objective(student, teacher, Term("bert.masked_lm"))
     step = minillm.PolicyGradient(student, teacher, terms, words=WORDS, prompt=2, new_tokens=3)
-    batch = masked_batch(some)
+    batch = gpt2.next_tokens(masked_batch(some), WORDS)
     whole = step(**batch)["bert.masked_lm"]
     parts = divide(batch, (3, 1))
     items = means_of(step, parts)
