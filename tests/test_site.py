@@ -186,7 +186,7 @@ def test_what_can_be_searched(site: Path) -> None:
 @pytest.fixture
 def tab(site: Path, tmp_path: Path) -> Iterator[Any]:
     with chromium.open_tab(tmp_path / "profile", (site / "keep.html").as_uri()) as one:
-        one.wait("!!document.getElementById('query')")
+        one.wait("document.readyState === 'complete' && !!document.getElementById('query')")
         yield one
 
 
