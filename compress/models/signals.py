@@ -370,7 +370,7 @@ def read(
     # they show how many layers the encoder has
     if reads_states or (two_stacks and wants & ATTENTION):
         inputs["output_hidden_states"] = True
-    if wants & ATTENTION and torch.is_grad_enabled():
+    if wants & ATTENTION and model.training:
         _check_checkpointing(model)
     with _head_at(model, at_BL if "logits" in wants else None):
         if not wants & ATTENTION:
@@ -580,12 +580,12 @@ def _check_checkpointing(model: nn.Module) -> None:
     """Raise ObjectiveError for reentrant gradient checkpointing, which silently loses
     the gradients of attention."""
     for module in model.modules():
-        keywords = getattr(
-            getattr(module, "_gradient_checkpointing_func", None), "keywords", {}
-        )
-        if getattr(module, "gradient_checkpointing", False) and keywords.get(
-            "use_reentrant", False
-        ):
+        # no getattr: it searches each module, in every step
+        own = vars(module)
+        if not own.get("gradient_checkpointing"):
+            continue
+        function = own.get("_gradient_checkpointing_func")
+        if getattr(function, "keywords", {}).get("use_reentrant"):
             raise ObjectiveError(
                 "reentrant gradient checkpointing loses the gradient of attention "
                 "signals; use model.gradient_checkpointing_enable({'use_reentrant': "
