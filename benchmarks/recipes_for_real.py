@@ -65,6 +65,7 @@ from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.cache import home
 from compress.data.corpus import load_corpus
+from compress.errors import CompressError
 from compress.io import atomic_folder
 from compress.prompting.labels import label_names
 from compress.prompting.prompt import Prompt
@@ -326,14 +327,28 @@ def run_control(recipe: Recipe, proof: Proof, trial: Trial, corpus: str | None, 
     control = make_control(recipe, proof)
     text = corpus if reads_text(control) else None
     if control.stages[-1].head == "task":
-        found = [run(each, trial, text)["recipe"] for each in (control, *longer_controls(control, proof))]
-        return max(found, key=lambda each: float(*each[0]["validated"]))
+        return best_of((control, *longer_controls(control, proof)), trial, text)
     took = ours[0]
     equal = run(with_steps(control, lambda stage: took["steps_of"][stage.name]), trial, text)["recipe"]
     longer = took["seconds"] / equal[0]["seconds"]
     if longer <= 1:
         return equal
     return run(with_steps(control, lambda stage: round(took["steps_of"][stage.name] * longer)), trial, text)["recipe"]
+
+
+def best_of(controls: Sequence[Recipe], trial: Trial, corpus: str | None) -> Scored:
+    """Return the one with the best validation score; one whose training fails, as its loss is no number, has lost, and
+    what it said stands with the result."""
+    found, lost = list[Scored](), list[str]()
+    for control in controls:
+        try:
+            found.append(run(control, trial, corpus)["recipe"])
+        except CompressError as error:
+            lost.append(str(error))
+    if not found:
+        raise CompressError(f"no control ended: {'; '.join(lost)}")
+    best, wrong = max(found, key=lambda each: float(*each[0]["validated"]))
+    return best | ({"lost": lost} if lost else {}), wrong
 
 
 def longer_controls(control: Recipe, proof: Proof) -> list[Recipe]:

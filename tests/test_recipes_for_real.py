@@ -18,6 +18,7 @@ from benchmarks import recipes_for_real as real
 from benchmarks.trial_scores import SPAN, NGram, TwoViews
 from compress.config import loader
 from compress.config.recipe import Recipe
+from compress.errors import CompressError
 from compress.training import schedule
 from tests import generative, marked, tiny
 
@@ -112,6 +113,26 @@ def test_the_better_of_two_lengths_is_the_control(monkeypatch: pytest.MonkeyPatc
         ("quick", "auto"),
         ("normal", None),
     ]
+
+
+def test_a_control_that_diverges_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one counts, with what the lost one said; if both diverge there is no verdict."""
+
+    def run(recipe: Recipe, trial: Any, corpus: Any) -> dict[str, Any]:
+        if recipe.training[0].effort in diverge:
+            raise CompressError("the loss is nan at step 420")
+        return {"recipe": ({"validated": [0.8]}, 1)}
+
+    monkeypatch.setattr(real, "run", run)
+    _, control = recipe_and_control("mobilebert-task")
+    controls = (control, *real.longer_controls(control, real.PROOFS["mobilebert-task"]))
+    trial: Any = None
+    diverge = {"normal"}
+    lost = ["the loss is nan at step 420"]
+    assert real.best_of(controls, trial, None) == ({"validated": [0.8], "lost": lost}, 1)
+    diverge = {"normal", "quick"}
+    with pytest.raises(CompressError, match="no control ended: the loss is nan"):
+        real.best_of(controls, trial, None)
 
 
 def test_sentences_that_answer_a_question() -> None:
