@@ -111,12 +111,10 @@ def quantize_dynamic(
                 "file"
             ) from error
         small = onnx.load_model(partial)
-        if not keep and not any(
-            node.op_type == "MatMulInteger" for node in small.graph.node
-        ):
+        if not keep and len(small.graph.node) == len(file.graph.node):
             raise ExportError(
-                f"{source}: no matrix product with constant weights was found to "
-                "quantise; expected the fp32 file that to_onnx writes"
+                f"{source}: no matrix product or table of constant weights was found "
+                "to quantise; expected the fp32 file that to_onnx writes"
             )
         if not full_range:
             _fit_neighbours(small.graph, file.graph, per_channel=per_channel)

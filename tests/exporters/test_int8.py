@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+import torch
 
 from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
+from compress.models.static import StaticConfig, StaticModel
 from tests import tiny
 
 
@@ -54,6 +57,20 @@ def test_per_channel_is_the_callers_choice(tmp_path: Path) -> None:
         ]
         scales[per_channel] = sorted({tuple(dims) for dims in found})
     assert scales == {True: [(32,), (36,), (64,)], False: [()]}, "queries and keys hold the mask"
+
+
+def test_a_table_alone_is_rounded(tmp_path: Path) -> None:
+    """Word vectors of the teacher's own width have no matrix product: rows are looked up, and that is all."""
+    torch.manual_seed(0)
+    config = StaticConfig(vocab_size=50, hidden_size=16, pad_token_id=0)
+    to_onnx(StaticModel(config).eval(), tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    feeds = {"input_ids": np.array([[3, 7, 9]])}
+    exact, small = (
+        onnxruntime.InferenceSession(tmp_path / name).run(None, feeds)[0] for name in ("model.onnx", "small.onnx")
+    )
+    assert exact == pytest.approx(small, abs=0.01)
+    assert (tmp_path / "small.onnx").stat().st_size < (tmp_path / "model.onnx").stat().st_size
 
 
 def test_files_that_cannot_be_quantised_are_refused(tmp_path: Path) -> None:
