@@ -2,6 +2,7 @@
 functions are imported."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,12 +282,21 @@ def check_scores(recipe: Recipe, data: "TaskData") -> None:
         )
 
 
-def describe_unread(recipe: Recipe, data: "TaskData", corpus: str | None) -> str:
-    """Return a warning if no stage reads the corpus, else ''."""
-    if corpus is None or reads_corpus(recipe):
-        return ""
-    remedy = "; add these texts to --data" if data.task.vectors else ""
-    return f"no stage of {recipe.name} reads --corpus{remedy}"
+def describe_unread(
+    recipe: Recipe, corpus: str | None, effort: str | None
+) -> Iterator[str]:
+    """Describe each of these options that no stage reads."""
+    if corpus is not None and not reads_corpus(recipe):
+        yield (
+            f"no stage of {recipe.name} reads --corpus; vectors learn from the texts "
+            "of --data"
+        )
+    open_ended = recipe.pruning or any(stage.open_ended for stage in recipe.training)
+    if effort and not open_ended:
+        yield (
+            f"no stage of {recipe.name} reads --effort (for epochs: auto); only a "
+            "teacher that is fine-tuned does"
+        )
 
 
 def reads_scores(recipe: Recipe) -> bool:

@@ -200,16 +200,15 @@ def open_job(
         )
         if inputs.source.note:
             print_note(console, inputs.source.note)
-        notes = describe_cuts(recipe, lengths)
-        if unread := describe_unread(recipe, inputs.data, request.corpus):
-            warn(console, unread)
+        effort = request.length.effort
+        unread = describe_unread(recipe, request.corpus, effort)
         untrained = inputs.source.untrained(inputs.teacher, recipe)
         stages = (*untrained, *recipe.training)
         context = limit_time(
             context, stages, run, minutes=request.length.minutes, began=request.began
         )
         models = StageModels(recipe, inputs.teacher, None, context, run)
-        notes = [*models.check(), *notes]
+        notes = [*models.check(), *describe_cuts(recipe, lengths), *unread]
         if sharding is not None and not untrained:
             notes.append(
                 "--use_fsdp only splits a teacher that is fine-tuned, and none is"

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 import compress
+from compress.config.options import LengthOptions
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.config.reference import check as check_call
@@ -646,7 +647,7 @@ def test_only_a_stage_with_a_teacher_of_the_task_reads_texts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_a_corpus_is_read_or_a_warning_printed(
+def test_corpus_and_effort_are_read_or_a_warning_printed(
     read: bool, tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[str]()
@@ -656,7 +657,13 @@ def test_a_corpus_is_read_or_a_warning_printed(
     data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
     with pytest.raises(Trained):
         compress.distill(
-            teacher=teacher, recipe=recipe, data=data, out=tmp_path / "run", corpus=str(tmp_path / "texts.txt")
+            teacher=teacher,
+            recipe=recipe,
+            data=data,
+            out=tmp_path / "run",
+            corpus=str(tmp_path / "texts.txt"),
+            length=LengthOptions(effort="quick"),
         )
     assert (tmp_path / "run" / "stages" / "answers-augmented" / "model").is_dir() == read
-    assert [message for message in seen if "--corpus" in message] == ["no stage of tiny reads --corpus"][read:]
+    unread = [message for message in seen if message.startswith("no stage of tiny reads")]
+    assert [message.split()[5].rstrip(";") for message in unread] == ([] if read else ["--corpus", "--effort"])
