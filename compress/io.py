@@ -379,8 +379,7 @@ def hash_files(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in sorted(paths, key=lambda path: (path.name, path)):
         total.update(path.name.encode())
-        with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
+        total.update(bytes.fromhex(sha256(path)))
     return total.hexdigest()
 
 

@@ -3,7 +3,6 @@ Android phone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from compress.config.options import DeviceOptions
 from compress.errors import did_you_mean
 from compress.io import sha256
 from compress.progress import Say
-from compress.provenance import command_line
+from compress.provenance import command_line, timestamp
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Setting
 
@@ -182,7 +181,7 @@ def measure(
     return BenchResult(
         device=device.name,
         machine=device.facts(),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=timestamp(),
         command=command_line(),
         latencies=tuple(latencies),
         sustained=tuple(sustained),

@@ -34,7 +34,7 @@ from compress.config.options import (
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.data.objects import data_path, teacher_path
-from compress.data.table_files import SUFFIXES
+from compress.data.table_files import SUFFIXES, is_table_file
 from compress.errors import (
     BundleError,
     CompressError,
@@ -258,7 +258,7 @@ def check_knowledge(request: DistillRequest) -> None:
             ]
         )
     table = Path(path)
-    if not table.is_file() or table.suffix.lower() not in SUFFIXES:
+    if not table.is_file() or not is_table_file(table):
         raise DataError(
             f"--knowledge {path}: expected a file of triples, {', '.join(SUFFIXES)}."
         )

@@ -36,7 +36,7 @@ from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS, find_passages
 from compress.data.retrieval import Retrieval
 from compress.data.sentences import split_sentences
 from compress.data.sources import Role
-from compress.data.table_files import SUFFIXES, open_table
+from compress.data.table_files import is_table_file, open_table
 from compress.data.tables import Table
 from compress.data.task import Task, UnsavedTask
 from compress.errors import DataError, did_you_mean
@@ -328,10 +328,10 @@ def _read(
     if folder is not None and folder.is_dir():
         if sources.is_beir(folder):
             return name, _read_beir(retrieval.read_beir(folder), source), ()
-        if not any(path.suffix.lower() in SUFFIXES for path in files.get("train", ())):
+        if not any(map(is_table_file, files.get("train", ()))):
             return name, {"train": _read_corpus(load_corpus(source))}, ()
         files = {
-            role: [path for path in paths if path.suffix.lower() in SUFFIXES]
+            role: [path for path in paths if is_table_file(path)]
             for role, paths in files.items()
         }
     chosen, notes = sources.choose_files(name, files)
@@ -347,7 +347,7 @@ def _read_files(
 ) -> EmbeddingTexts:
     """Read the shards of a split."""
     first = paths[0]
-    if first.suffix.lower() not in SUFFIXES:
+    if not is_table_file(first):
         return _join(_read_corpus(load_corpus(str(path))) for path in paths)
     if first.suffix.lower() == ".json" and squad.is_squad(first):
         return _join(map(_read_squad, paths))

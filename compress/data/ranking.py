@@ -45,7 +45,7 @@ from compress.data.retrieval import (
 )
 from compress.data.schema import number, plain
 from compress.data.sources import Role
-from compress.data.table_files import SUFFIXES, open_table
+from compress.data.table_files import is_table_file, open_table
 from compress.data.tables import Table
 from compress.data.task import Examples, join_examples
 from compress.errors import DataError
@@ -234,11 +234,7 @@ def are_scorable(table: pa.Table) -> Flags:
 def _is_table(path: Path) -> bool:
     """Check the columns of a table: query and positive, and no label; or a query, a
     passage and its relevance or a teacher's score."""
-    if (
-        path.suffix.lower() not in SUFFIXES
-        or path.suffix.lower() == ".json"
-        or path.is_dir()
-    ):
+    if not is_table_file(path) or path.suffix.lower() == ".json" or path.is_dir():
         return False
     try:
         known = {plain(name) for name in open_table(path).columns}

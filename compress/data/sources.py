@@ -36,7 +36,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from compress.data import documents
 from compress.data.schema import plain, refuse_unknown, split_names
-from compress.data.table_files import SUFFIXES, class_folders, open_tables
+from compress.data.table_files import (
+    SUFFIXES,
+    class_folders,
+    is_table_file,
+    open_tables,
+)
 from compress.data.tables import Table
 from compress.data.text_files import reading, refuse_special
 from compress.errors import DataError, did_you_mean
@@ -95,7 +100,7 @@ def check(
         if "train" not in files:
             raise _no_training_split(name, _list_entries(folder))
         for path in files["train"]:
-            if not is_folder or path.suffix.lower() in SUFFIXES:
+            if not is_folder or is_table_file(path):
                 _refuse_empty(path)
     check_columns(source, text, label)
 
@@ -191,9 +196,7 @@ def local_files(source: str) -> tuple[str, SplitFiles] | None:
             return path.name, {"train": [path]}
     path = Path(source)
     looks_like_path = (
-        source.startswith((".", "~"))
-        or source.endswith("/")
-        or path.suffix.lower() in SUFFIXES
+        source.startswith((".", "~")) or source.endswith("/") or is_table_file(path)
     )
     has_local_parent = len(path.parts) > 2 or (
         len(path.parts) == 2 and path.parent.is_dir()
@@ -208,12 +211,8 @@ def local_files(source: str) -> tuple[str, SplitFiles] | None:
 def _below(folder: Path) -> SplitFiles:
     """Find the splits of a folder whose own files name no split, by the rules above;
     empty without a training split."""
-    below = [
-        file
-        for file in sorted(folder.glob("[!.]*/[!.]*"))
-        if file.suffix.lower() in SUFFIXES
-    ]
-    own = [entry for entry in _entries(folder) if entry.suffix.lower() in SUFFIXES]
+    below = [file for file in sorted(folder.glob("[!.]*/[!.]*")) if is_table_file(file)]
+    own = [entry for entry in _entries(folder) if is_table_file(entry)]
     for named in (
         ((entry.name, entry) for entry in _entries(folder) if class_folders(entry)),
         (
@@ -306,7 +305,9 @@ def find(source: str, columns: Sequence[str]) -> Source:
         description = ""
         if local(source).is_dir():
             named = chain(*files.values())
-            unread = [path for path in named if not _is_read(path)]
+            unread = [
+                path for path in named if not (path.is_dir() or is_table_file(path))
+            ]
             notes = tuple(
                 f"skipped {path.name}: its name does not end in {', '.join(SUFFIXES)}"
                 for path in unread
@@ -317,7 +318,7 @@ def find(source: str, columns: Sequence[str]) -> Source:
             }
             description = _list_entries(local(source))
         every = list(chain(*files.values()))
-        if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:
+        if len(every) == 1 and not is_table_file(every[0]):
             raise DataError(
                 f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}."
             )
@@ -336,10 +337,6 @@ def find(source: str, columns: Sequence[str]) -> Source:
     return Source(
         name, train[0], splits.get("validation", []), splits.get("test", []), notes
     )
-
-
-def _is_read(path: Path) -> bool:
-    return path.is_dir() or path.suffix.lower() in SUFFIXES
 
 
 def group_shards(paths: Iterable[Path]) -> list[list[Path]]:

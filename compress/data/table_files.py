@@ -44,6 +44,11 @@ LARGEST_LIST: Final = 64 * 2**20
 as much memory."""
 
 
+def is_table_file(path: Path) -> bool:
+    """Check whether the name of a file ends like that of a table."""
+    return path.suffix.lower() in SUFFIXES
+
+
 class NumberedRecord(NamedTuple):
     """Hold an object of a file and its number, or the error that says why it cannot be
     read."""

@@ -21,7 +21,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -47,7 +46,7 @@ from compress.exporters import manifest as manifests
 from compress.exporters.manifest import BUNDLE_FILES, Manifest, Precision, Stamp
 from compress.io import atomic_file, atomic_folder, hash_files
 from compress.outputs import check_output_folder
-from compress.provenance import option_of
+from compress.provenance import option_of, timestamp
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
 from compress.values import LikeCheck, NumberCheck, PathCheck, RowsCheck
@@ -550,7 +549,7 @@ class Bundle:
             split_rows=0,
             rows=(),
             command="",
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            date=timestamp(),
             versions=dict(self.manifest.versions),
         )
 

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from compress.exporters.writers.context import (
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin
 from compress.outputs import check_output_folder
-from compress.provenance import find_missing, install_command, versions
+from compress.provenance import find_missing, install_command, timestamp, versions
 
 NAME = "export.json"
 OPSETS = range(12, 24)
@@ -252,7 +251,7 @@ def _as_record(
         "source": Path(context.name).name or context.name,
         "model_type": context.bundle.manifest.model_type,
         "max_length": context.bundle.manifest.max_length,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": timestamp(),
         "command": context.options.command,
         "versions": versions(("compress", "torch", "transformers", *result.packages)),
         **asdict(result.interface or context.interface()),

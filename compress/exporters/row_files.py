@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from compress.data import schema
 from compress.data.answers import AnswerColumns
 from compress.data.encoder import Text
-from compress.data.table_files import SUFFIXES, open_table
+from compress.data.table_files import SUFFIXES, is_table_file, open_table
 from compress.data.tables import (
     BATCH_CHARACTERS,
     NotPlainError,
@@ -433,7 +433,7 @@ def read_texts(source: Path, task: Task) -> list[NamedText]:
     Raises DataError for files that cannot be read, tables without such a column, and
     rows that cannot be read.
     """
-    if source.suffix.lower() not in SUFFIXES:
+    if not is_table_file(source):
         lines = enumerate(stripped_lines(source), 1)
         return [NamedText(f"line {number}", line) for number, line in lines]
     table, chosen = _open(

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any, Final, Literal, NamedTuple
 
 from compress.errors import CompressError, TeacherError
-from compress.io import CHECKSUMS
+from compress.io import CHECKSUMS, sha256
 from compress.models.json_keys import JsonKeys
 
 FolderKind = Literal["transformers", "sentence_encoder", "cross_encoder"]
@@ -697,8 +697,7 @@ def identify(folder: Path) -> str:
     total = hashlib.sha256()
     for path in ModelFolder(folder).files():
         total.update(path.relative_to(folder).as_posix().encode() + b"\0")
-        with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
+        total.update(bytes.fromhex(sha256(path)))
     return total.hexdigest()
 
 

@@ -24,7 +24,7 @@ from compress.nas.context import SearchContext, load_student_state
 from compress.nas.storage import quiet
 from compress.nas.supernet import BACKWARD, load_ladder
 from compress.nas.trial import outcome
-from compress.provenance import command_line, versions
+from compress.provenance import command_line, timestamp, versions
 from compress.records.run_report import finite
 from compress.records.search_report import (
     SEARCH_RECORD,
@@ -85,7 +85,7 @@ def build_report(
         objectives=tuple(study.user_attrs["identity"]["objectives"]),
         points=points,
         command=command_line(),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        date=timestamp(),
         winner=winner,
         teacher_ms=teacher_ms or (teacher_file.ms if teacher_file else None),
         teacher_parameters=costs.teacher().parameters,

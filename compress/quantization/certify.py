@@ -5,7 +5,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from compress.exporters.predictor import open_predictor
 from compress.exporters.rewrite.saturation import list_saturating
 from compress.exporters.session import read_model, save_certified
 from compress.io import sha256
+from compress.provenance import timestamp
 from compress.quantization.saturation import saturate
 from compress.records.certificate import Certificate, Saturation, Sensitivity
 from compress.records.class_scores import (
@@ -322,7 +322,7 @@ def judge(
         runtime=runtime,
         certified=is_certified,
         reason=reason,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=timestamp(),
         kept=claim.kept,
         classes=outcome.classes,
         chose=claim.split == "validation",

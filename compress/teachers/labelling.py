@@ -19,7 +19,7 @@ from compress.data import load_task, schema, sources
 from compress.data.cache import home
 from compress.data.corpus import load_corpus
 from compress.data.objects import data_path
-from compress.data.table_files import SUFFIXES
+from compress.data.table_files import is_table_file
 from compress.data.task import Task, TaskData
 from compress.data.text_files import reading
 from compress.errors import DataError, TeacherError
@@ -352,10 +352,9 @@ def _is_corpus(source: str, path: Path) -> bool:
         return True
     if path.is_dir():
         return not any(
-            "train" in entry.name and entry.suffix.lower() in SUFFIXES
-            for entry in path.iterdir()
+            "train" in entry.name and is_table_file(entry) for entry in path.iterdir()
         )
-    return path.is_file() and path.suffix.lower() not in SUFFIXES
+    return path.is_file() and not is_table_file(path)
 
 
 def _rows(texts: Sequence[list[str]]) -> Dataset:

@@ -20,7 +20,6 @@ moment.
 A stage is done when its `model/` exists and is intact; there is no other cursor.
 """
 
-import datetime
 import errno
 import os
 import shlex
@@ -46,7 +45,7 @@ from compress.io import (
     write_text,
 )
 from compress.outputs import check_name
-from compress.provenance import resume_command
+from compress.provenance import resume_command, timestamp
 from compress.training.processes import from_first
 
 if TYPE_CHECKING:
@@ -280,7 +279,7 @@ class Run:
     def finish(self) -> None:
         """Record that the run is finished, and remove what only an unfinished run
         needs."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        now = timestamp()
         write_json(
             self.path / _FACTS,
             {**load_json(self.path / _FACTS, _NO_FACTS), "finished": now},
