@@ -54,7 +54,7 @@ gigabyte."""
 LARGEST_FLOAT: Final = float(np.finfo(np.float32).max)
 LARGEST_EXACT: Final = 2.0**53
 """Larger whole numbers are not exact as floats, and are kept as strings."""
-MISSING_WORDS: Final = frozenset({"nan", "na", "n/a", "none", "null"})
+MISSING_WORDS: Final = frozenset({"nan", "na", "n/a", "none", "null", "-"})
 """Classes by these names are noted, since they may have been meant as missing
 labels."""
 
@@ -252,15 +252,11 @@ def label_column(
         cells = pc.if_else(pc.equal(trimmed[0], ""), None, trimmed[0])
         return LabelColumn(split.place, cells, split.first, typed)
     trimmed = [pc.fill_null(pc.utf8_lower(column), "") for column in trimmed]
-    blank = np.all(
-        [np.asarray(pc.is_in(column, value_set=_BLANK)) for column in trimmed], axis=0
-    )
-    flags = np.stack(
-        [np.asarray(pc.is_in(column, value_set=_TRUE)) for column in trimmed], axis=1
-    )
+    blank = np.all([_is_in(column, _BLANK) for column in trimmed], axis=0)
+    flags = np.stack([_is_in(column, _TRUE) for column in trimmed], axis=1)
     labels = LabelColumn(split.place, _name_flags(flags, names, blank), split.first)
     for name, column in zip(names, trimmed, strict=True):
-        invalid = ~np.asarray(pc.is_in(column, value_set=_FLAG_VALUES)) & ~blank
+        invalid = ~_is_in(column, _FLAG_VALUES) & ~blank
         if invalid.any():
             value = column[int(invalid.argmax())].as_py()
             raise DataError(
@@ -268,6 +264,11 @@ def label_column(
                 "expected 0 or 1, as it is one of several label columns."
             )
     return labels
+
+
+def _is_in(column: pa.ChunkedArray, values: pa.Array) -> Flags:
+    """Check for each cell whether it is one of these values."""
+    return np.asarray(pc.is_in(column, value_set=values))
 
 
 def _name_flags(
@@ -393,7 +394,7 @@ def _read_flags(labels: LabelColumn, names: Sequence[str]) -> LabelColumn:
         pc.fill_null(pc.list_value_length(labels.cells), len(names))
     ) != len(names)
     flat = pc.fill_null(pc.list_flatten(labels.cells), "")
-    valid = np.asarray(pc.is_in(flat, value_set=_FLAG_VALUES))
+    valid = _is_in(flat, _FLAG_VALUES)
     if not valid.all() and not wrong.any():
         wrong[np.asarray(pc.list_parent_indices(labels.cells))[~valid]] = True
     if wrong.any():
@@ -402,9 +403,7 @@ def _read_flags(labels: LabelColumn, names: Sequence[str]) -> LabelColumn:
             f"{len(names)} numbers, 0 or 1 for each."
         )
     flags = np.zeros((len(missing), len(names)), bool)
-    flags[~missing] = np.asarray(pc.is_in(flat, value_set=_TRUE)).reshape(
-        -1, len(names)
-    )
+    flags[~missing] = _is_in(flat, _TRUE).reshape(-1, len(names))
     return replace(labels, cells=_name_flags(flags, names, missing), typed=None)
 
 

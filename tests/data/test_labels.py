@@ -182,6 +182,13 @@ def test_names_in_text_files_are_kept_as_written(folder: Folder, labels: list[st
         assert [names[n] for n in data.train["label"]] == labels
 
 
+def test_a_class_that_may_mean_a_missing_label_is_noted(folder: Folder) -> None:
+    """SNLI's gold_label is - where its annotators disagree."""
+    data = table(folder, ["-", "neutral", "entailment"])
+    assert data.task.labels == ("-", "entailment", "neutral")
+    assert any("'-' is read as a class" in note for note in data.notes)
+
+
 @pytest.mark.parametrize("labels", [["0110", "110"], ["1e3", "1000"], ["1", "1.0"], ["0.5", "1.5"]])
 def test_strings_stay_strings(folder: Folder, labels: list[str]) -> None:
     data = loaded(folder, labels * 2)
