@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,11 +69,9 @@ def is_conll(path: Path) -> bool:
     them tags of entities."""
     tags = set[str]()
     words = list[str]()
-    beginning = head(path)
-    first = beginning.splitlines()
-    for line in (
-        first[:-1] if len(first) > 1 and not beginning.endswith("\n") else first
-    ):
+    # str.splitlines would also split at marks that belong to a word, such as U+0085
+    first = list(StringIO(head(path), newline=None))
+    for line in first[:-1] if len(first) > 1 and first[-1][-1] != "\n" else first:
         columns = _columns(line)
         if not columns or columns[0] == DOCSTART or _is_comment(columns):
             continue
@@ -355,7 +354,7 @@ def _columns(line: str) -> list[str]:
     if not line.strip():
         return []
     return (
-        [cell.strip() for cell in line.rstrip("\r\n").split("\t")]
+        [cell.strip(" ") for cell in line.rstrip("\r\n").split("\t")]
         if "\t" in line
         else re.split(" +", line.strip(" \r\n"))
     )

@@ -34,10 +34,10 @@ from compress.progress import Progress
 if TYPE_CHECKING:
     from datasets import Dataset
 
-DETECTED: Final = ("ranking", "embedding", "qa", "tagging", "generation")
+DETECTED: Final = ("ranking", "tagging", "embedding", "qa", "generation")
 """The kinds that the files of a source show, in the order in which they are tried;
 other kinds show in the labels."""
-TABLE_SUFFIXES: Final = (".jsonl", ".ndjson", ".parquet")
+TABLE_SUFFIXES: Final = (".csv", ".jsonl", ".ndjson", ".parquet")
 """Files that are always tables."""
 
 
@@ -135,11 +135,9 @@ def _read_detected(request: DataRequest) -> UnsavedTask | None:
     offered = [find(kind) for kind in DETECTED]
     if request.kind is not None:
         offered = [find(request.kind)]
-    for each in offered:
-        if (unsaved := each.read_files(request)) is not None:
-            return cast("UnsavedTask", unsaved)
-    for each in offered:
-        if (unsaved := each.read_tables(request)) is not None:
+    readers = [each.read_files for each in offered]
+    for read in [*readers, *(each.read_tables for each in offered)]:
+        if (unsaved := read(request)) is not None:
             return cast("UnsavedTask", unsaved)
     return None
 

@@ -53,6 +53,17 @@ def test_conll_variants(ending: str, folder: Folder) -> None:
     assert data.train["tags"][:] == [[1, 2], [0, 3]]
 
 
+def test_a_single_file_separated_by_spaces_is_no_list_of_texts(folder: Folder) -> None:
+    data = load_task(folder({"train.txt": CONLL + "\n" + CONLL}))
+    assert (data.task.kind, data.task.labels) == ("tagging", ("O", "B-ORG", "I-ORG", "B-PER", "I-PER"))
+
+
+def test_marks_that_may_end_a_line_and_spaces_that_do_not_break_are_words(folder: Folder) -> None:
+    text = "a\x85b\tB-x\n\u2028\tI-x\n\u00a0\tO\nend\tO\n"
+    data = load_task(folder({"train.txt": text, "dev.txt": text}))
+    assert data.train["words"][:] == [["a\x85b", "\u2028", "\u00a0", "end"]]
+
+
 def test_hashtags_and_spaces_that_do_not_break_belong_to_words(folder: Folder) -> None:
     text = "# sent_id = 1\n#begin document\n#Text=so #x\n#nlp HT\n#ai HT\nrocks VERB\n\n10\u00a0000 NUM\n"
     data = load_task(folder({"train.conll": text, "dev.conll": text}), kind="tagging", metric="accuracy")
@@ -151,6 +162,14 @@ def test_lists_of_words_and_of_tags_of_a_table() -> None:
     assert data.test is not None
     parts = load_task({"train": tagged(), "validation": tagged()}, label="pos_tags")
     assert parts.task.labels == ("PROPN", "PUNCT", "VERB")
+
+
+@pytest.mark.parametrize("kind", [None, "tagging"])
+def test_lists_in_csv_whether_or_not_the_kind_is_named(kind: Any, folder: Folder) -> None:
+    row = "\"['Peter', 'left']\",\"['B-PER', 'O']\"\n"
+    text = f"tokens,ner_tags\n{row * 4}"
+    data = load_task(folder({"train.csv": text, "dev.csv": text}), kind=kind)
+    assert (data.train["words"][0], data.train["tags"][0]) == (["Peter", "left"], [1, 0])
 
 
 def test_lists_in_json_lines(tmp_path: Path) -> None:
