@@ -7,7 +7,8 @@ answers.text and answers.answer_start (lists).
          "answers": [{"text": ..., "answer_start": 159}]}]}]}]}
 
 Rules. A question marked as impossible has no answer, whatever else it lists; nor
-has a question without answers in a file where others have some. A file in which none
+has a question without answers, or with empty ones, in a file where others have some. A
+file in which none
 has an answer, and none is marked, is unlabelled. An answer that is not at its stated
 position is searched in its context, the nearest match counts; a question none of whose
 answers is found is left out, with a note."""
@@ -80,13 +81,13 @@ def is_squad(path: Path) -> bool:
 
 class _Question(NamedTuple):
     """Hold a question; answers: the stated texts, with their stated positions in the
-    context."""
+    context; impossible: the value of is_impossible."""
 
     id: str | None
     question: str
     context: str
     answers: Sequence[tuple[str, int]]
-    impossible: bool
+    impossible: object
     article: object
     paragraph: object
 
@@ -113,7 +114,6 @@ def _read_json(data: _AnswerPlace) -> Iterator[_Question]:
                     )
                     for answer in (qa.items("answers") if "answers" in qa.value else ())
                 ]
-                impossible = qa.value.get("is_impossible") is True
                 name = qa.value.get("id")
                 question = qa.get("question", str).value
                 yield _Question(
@@ -121,7 +121,7 @@ def _read_json(data: _AnswerPlace) -> Iterator[_Question]:
                     question,
                     context,
                     answers,
-                    impossible,
+                    qa.value.get("is_impossible"),
                     number,
                     (number, at),
                 )
@@ -149,8 +149,8 @@ def _read_rows(split: Table) -> Iterator[_Question]:
     for place, cells in split.cells(names):
         row = dict(zip(names, cells, strict=True))
         question, context, texts, starts = cells[: len(COLUMNS)]
-        texts = texts or []
-        starts = starts or []
+        texts = _items(texts)
+        starts = _items(starts)
         whole_numbers = all(
             start is not None and start.removeprefix("-").isdigit() for start in starts
         )
@@ -167,11 +167,16 @@ def _read_rows(split: Table) -> Iterator[_Question]:
                 f"{str(row)[:200]}. Correct or remove the row."
             )
         answers = list(zip(texts, map(int, starts), strict=True))
-        impossible = row.get("is_impossible") == "true"
+        marked = row.get("is_impossible")
         article = row.get("title") or context
         yield _Question(
-            row.get("id"), question, context, answers, impossible, article, context
+            row.get("id"), question, context, answers, marked, article, context
         )
+
+
+def _items(cell: Any) -> list[Any]:
+    """Return the items of a cell; a single answer may stand outside of a list."""
+    return cell if isinstance(cell, list) else list(filter(None, [cell]))
 
 
 def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples | None:
@@ -181,9 +186,11 @@ def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples
     any_marked = False
     lost = 0
     for each in questions:
-        any_marked |= each.impossible
-        answers = [] if each.impossible else _find_answers(each)
-        if each.answers and not each.impossible and not answers:
+        impossible = str(each.impossible).lower() in ("true", "1", "1.0")
+        any_marked |= impossible
+        stated = [] if impossible else [one for one in each.answers if one[0].strip()]
+        answers = _find_answers(each.context, stated)
+        if stated and not answers:
             lost += 1
             continue
         rows.append(
@@ -215,16 +222,14 @@ def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples
     )
 
 
-def _find_answers(question: _Question) -> list[tuple[str, int]]:
+def _find_answers(
+    context: str, stated: Sequence[tuple[str, int]]
+) -> list[tuple[str, int]]:
     """Return the distinct answers that are in the context, with their positions."""
     found: list[tuple[str, int]] = []
-    for text, start in question.answers:
+    for text, start in stated:
         plain = text.strip()
-        at = (
-            _nearest(question.context, plain, start + len(text) - len(text.lstrip()))
-            if plain
-            else -1
-        )
+        at = _nearest(context, plain, start + len(text) - len(text.lstrip()))
         if at >= 0 and (plain, at) not in found:
             found.append((plain, at))
     return found

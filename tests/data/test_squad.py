@@ -78,6 +78,37 @@ def test_lost_answers(folder: Folder) -> None:
     assert data.notes[:1] == ("train.json: left out 1 questions, whose answers are not in their contexts",)
 
 
+@pytest.mark.parametrize(
+    "none",
+    [
+        {"answers": [answer("", -1)]},
+        {"answers": [answer(" ", 0)], "is_impossible": False},
+        {"answers": [answer("in", 7)], "is_impossible": "true"},
+        {"answers": [answer("in", 7)], "is_impossible": 1},
+    ],
+)
+def test_empty_answers_and_marks_written_otherwise_mean_no_answer(none: Mapping[str, Any], folder: Folder) -> None:
+    asks = asked("Café 🙂 in Paris.", {"answers": [answer("Paris", 10)]}, none)
+    data = loaded(folder, {"train.json": squad(asks), "dev.json": squad(YES)})
+    assert (data.task.unanswerable, data.train["answers"][:]) == (True, [["Paris"], []])
+    assert not any("left out" in note for note in data.notes)
+
+
+def test_single_answers_outside_of_a_list(folder: Folder) -> None:
+    row = {"question": "q?", "context": "so 12 in 1234", "answers": {"text": "12", "answer_start": 3}}
+    lines = json.dumps(row) + "\n" + json.dumps(row | {"answers": {"text": "34", "answer_start": 11}})
+    data = loaded(folder, {"train.jsonl": lines, "dev.jsonl": lines})
+    assert (data.train["answers"][:], data.train["starts"][:]) == ([["12"], ["34"]], [[3], [11]])
+
+
+@pytest.mark.parametrize("kind", [None, "qa"])
+def test_questions_in_csv_whether_or_not_the_kind_is_named(kind: Any, folder: Folder) -> None:
+    text = "question,context,answers.text,answers.answer_start,is_impossible\n"
+    text += "q?,in Paris,['Paris'],[3],False\nq2?,in Rome,['Rome'],[3],True\n"
+    data = loaded(folder, {"train.csv": text, "dev.csv": text}, kind=kind)
+    assert data.train["answers"][:] == [["Paris"], []]
+
+
 def test_test_split_without_answers(folder: Folder) -> None:
     blank = asked("Hidden.", {"answers": []}, {})
     data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES), "test.json": squad(blank)})
