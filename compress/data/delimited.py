@@ -154,7 +154,10 @@ def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header |
         return Header(fixed, own=False) if fixed else None
     first = look.rows[0]
     names = tuple(cell.strip() for cell in first)
-    if set(named) & set(names):
+    by_number = bool(named) and all(name.isdigit() for name in named)
+    # one number may also be the label of a first row without a header
+    required = all if by_number else any
+    if required(name in names for name in named):
         return Header(names, own=True)
     if len(first) > 2 and names[0] and not any(names[1:]):
         raise DataError(
@@ -165,7 +168,6 @@ def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header |
     rest = [row for row in look.rows[1:] if row != first or len(first) == 1]
     below = [[row[n] for row in rest if n < len(row)] for n in range(len(first))]
     fresh = [cell not in column for cell, column in zip(first, below, strict=True)]
-    by_number = bool(named) and all(name.isdigit() for name in named)
     if by_number or any(len(cell) > HEADER_CELL for cell in first):
         return None
     same = all(fresh) and any(

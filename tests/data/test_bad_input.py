@@ -83,6 +83,14 @@ def test_named_columns_must_exist(folder: Folder) -> None:
         load_task(source, text=["text", "label", "more"])
 
 
+def test_a_label_that_is_a_number_does_not_make_a_header(folder: Folder) -> None:
+    rows = "".join(f"{n % 2 + 1}\ta film, row {n}\n" for n in range(20))
+    data = load_task(folder({"train.tsv": rows}), text=["2"], label="1")
+    assert (len(data.train) + len(data.validation), data.task.labels) == (20, ("1", "2"))
+    titled = load_task(folder({"train.tsv": "1\t2\n" + rows}), text=["2"], label="1")
+    assert len(titled.train) + len(titled.validation) == 20
+
+
 def test_a_first_row_that_may_be_a_header_is_asked_about(folder: Folder) -> None:
     """A title that is unknown stands above labels that recur."""
     rows = "".join(f"a fine film {n}\t{'pos' if n % 2 else 'neg'}\n" for n in range(8))
