@@ -17,6 +17,7 @@ from compress.config import catalog, choices, loader
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
+from compress.data.objects import data_path
 from compress.errors import (
     ArgumentError,
     BundleError,
@@ -630,7 +631,7 @@ def _starts(name: str, *, text_alone: bool) -> bool:
 
 def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
     """Load a task's splits, describe them, and try a teacher's tokenizer on them."""
-    sources.check(name, columns.text, columns.label)
+    sources.check(data_path(name), columns.text, columns.label)
     if teacher is not None:
         checkpoints.find_place(teacher)
     from compress.data import audit, load_task  # datasets and pyarrow

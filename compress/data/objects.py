@@ -15,6 +15,7 @@ from compress import io
 from compress.arguments import DataLike, TeacherLike, name_of
 from compress.data import sources
 from compress.data.cache import home, load_or_create, scratch
+from compress.data.text_files import reading
 from compress.errors import DataError
 
 
@@ -29,10 +30,16 @@ def teacher_path(teacher: TeacherLike) -> str:
 
 
 def data_path(data: DataLike) -> str:
-    """Return the name or path of a data set; tables are written to one file per split.
-    Raises DataError."""
+    """Return the name or path of a data set; tables, and those in a folder that
+    `save_to_disk` of `datasets` wrote, are written to one file per split. Raises
+    DataError."""
     if isinstance(data, str | os.PathLike):
-        return os.fspath(data)
+        place = os.fspath(data)
+        marks = ("dataset_dict.json", "state.json")  # of several splits, and of one
+        with reading(place):
+            if not any(Path(place, mark).is_file() for mark in marks):
+                return place
+        data = _load_saved(place)
     splits: dict[str, Any] = (
         dict(data) if isinstance(data, Mapping) else {"train": data}
     )
@@ -50,6 +57,22 @@ def data_path(data: DataLike) -> str:
         {f"{name}.parquet": partial(_write, table) for name, table in splits.items()},
         f"{kind}-",
     )
+
+
+def _load_saved(folder: str) -> dict[str, Any]:
+    """Load the splits of a folder by their names, without those that have no role."""
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        loaded = load_from_disk(folder)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{folder}: cannot be read as a data set that save_to_disk wrote: {error}. "
+            "Save it again, or write each split as parquet."
+        ) from error
+    if not isinstance(loaded, DatasetDict):
+        return {"train": loaded}
+    return {name: loaded[name] for name in loaded if sources.split_word(name)}
 
 
 def _write(table: Any, path: Path) -> None:

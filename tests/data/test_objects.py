@@ -57,6 +57,21 @@ def test_splits_are_those_of_a_dictionary() -> None:
     assert (len(found.train), len(found.validation), found.test and len(found.test)) == (40, 8, 20)
 
 
+def test_folders_that_save_to_disk_wrote(tmp_path: Path) -> None:
+    extra = Dataset.from_dict({"text": ["a film"]})
+    DatasetDict({"train": classes(), "test": classes().select(range(20)), "unsupervised": extra}).save_to_disk(
+        tmp_path / "splits"
+    )
+    classes().save_to_disk(tmp_path / "one")
+    found = load_task(tmp_path / "splits")
+    assert (found.task.labels, len(found.train) + len(found.validation)) == (("no", "yes"), 40)
+    assert found.test is not None
+    assert len(load_task(tmp_path / "one").train) == 36
+    next((tmp_path / "one").glob("*.arrow")).unlink()
+    with pytest.raises(DataError, match="one: cannot be read as a data set that save_to_disk wrote"):
+        load_task(tmp_path / "one")
+
+
 @pytest.mark.parametrize("teacher", [tiny.bert(), (tiny.bert(),), (tiny.bert(), "minilm"), None, 3])
 def test_invalid_teachers(teacher: Any) -> None:
     with pytest.raises(ArgumentError, match=r"with its tokenizer, \(model, tokenizer\)") as refused:
