@@ -23,7 +23,7 @@ from compress.exporters.session import (
     weights_elsewhere,
 )
 from compress.exporters.tokenizer.text_model import read_proof
-from compress.io import JsonObject
+from compress.io import JsonObject, parse_json
 from compress.records.latency import WARM_UP, DeviceError, Setting
 
 SIDECAR = ".session.json"
@@ -182,7 +182,7 @@ def _read_properties(path: Path) -> dict[str, str]:
     if not sidecar.is_file():
         return {}
     try:
-        properties = json.loads(sidecar.read_text(encoding="utf-8"))
+        properties = parse_json(sidecar)
     except json.JSONDecodeError as error:
         raise ExportError(f"{sidecar}: not JSON ({error})") from None
     if not isinstance(properties, dict):

@@ -185,8 +185,7 @@ def digest(*parts: str | Path) -> str:
     total = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, Path):
-            with part.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+            total.update(bytes.fromhex(io.sha256(part)))
         else:
             total.update(hashlib.sha256(part.encode()).digest())
     return total.hexdigest()

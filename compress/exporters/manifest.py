@@ -1,7 +1,6 @@
 """Read and write `manifest.json`: what a bundle holds, how it was made, and the hash of
 every other file in it."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError
-from compress.io import atomic_file
+from compress.io import atomic_file, sha256
 from compress.kinds import Kind, find, is_kind, is_own, names
 from compress.provenance import versions
 
@@ -49,10 +48,7 @@ class Stamp:
     @classmethod
     def of(cls, path: Path) -> "Stamp":
         """Compute the stamp of a file."""
-        with path.open("rb") as file:
-            return cls(
-                path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-            )
+        return cls(path.stat().st_size, sha256(path))
 
 
 @dataclass(frozen=True, kw_only=True)

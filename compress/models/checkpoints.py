@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
+from compress.io import parse_json
 from compress.models import gguf_file
 from compress.models.folder import CONFIG, ModelFolder
 
@@ -306,7 +307,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         getattr(model, "encoder_class", model).forward
     ).parameters
     path = folder / TOKENIZER_CONFIG
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = parse_json(path)
     config |= TokenizerSettings.from_tokenizer(tokenizer).to_config()
     config["model_input_names"] = [
         name for name in tokenizer.model_input_names if name in accepted

@@ -8,7 +8,6 @@ allowed) the same two of pytorch_model.bin. Other weight files in the folder
 """
 
 import hashlib
-import json
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any, Final, Literal, NamedTuple
 
 from compress.errors import CompressError, TeacherError
-from compress.io import CHECKSUMS, sha256
+from compress.io import CHECKSUMS, parse_json, sha256
 from compress.models.json_keys import JsonKeys
 
 FolderKind = Literal["transformers", "sentence_encoder", "cross_encoder"]
@@ -280,7 +279,7 @@ def open_keys(path: Path) -> JsonKeys:
 
 def _parse(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path)
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise TeacherError(

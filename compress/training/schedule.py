@@ -8,7 +8,6 @@ on the evaluations, which checkpoints contain: a resumed stage decides like an
 uninterrupted one.
 """
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from transformers import (
 from compress.config.reference import Call
 from compress.config.stages import Stage
 from compress.errors import CompressError
-from compress.io import make_folder, write_json
+from compress.io import make_folder, parse_json, write_json
 from compress.training.processes import from_first
 
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
@@ -297,9 +296,7 @@ class AutoLength(TrainerCallback):
         """Read the step that an earlier process saved; None if there is no readable
         record."""
         try:
-            return max(
-                1, int(json.loads(self.record.read_text(encoding="utf-8"))["start"])
-            )
+            return max(1, int(parse_json(self.record)["start"]))
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
 

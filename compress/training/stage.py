@@ -123,11 +123,7 @@ class Trained:
     @staticmethod
     def read(folder: Path) -> "Trained":
         """Read the record in a finished stage's folder."""
-        return Trained(
-            **json.loads((folder / "training.json").read_text(encoding="utf-8"))[
-                "trained"
-            ]
-        )
+        return Trained(**io.parse_json(folder / "training.json")["trained"])
 
     def write(self, folder: Path) -> None:
         """Write the record next to the stage's model."""
