@@ -560,18 +560,16 @@ def _number_or_class(labels: LabelColumn, values: Sequence[str]) -> tuple[Kind, 
         for value in values
         if (parsed := number(value)) is None or not math.isfinite(parsed)
     ]
-    if labels.typed == "number":
-        fractions = not all(
-            _is_whole(value) or value in {"true", "false"} for value in values
-        )
-        return "regression" if fractions else "classification", ()
     if plain and words:
         raise DataError(
             f"{labels.place}: labels are numbers in some rows and words in others "
             f"({labels.list_rows_of(words)}: {words[0]!r}). Write them the same way, "
             "or request the kind classification if each is a class."
         )
-    if not plain or len(plain) < len(values):
+    if labels.typed == "number":
+        fractions = plain and not all(map(_is_whole, values))
+        return "regression" if fractions else "classification", ()
+    if len(plain) < len(values):
         return "classification", ()
     spellings: dict[Decimal, str] = {}
     for value in values:

@@ -83,7 +83,7 @@ class _Question(NamedTuple):
     """Hold a question; answers: the stated texts, with their stated positions in the
     context; impossible: the value of is_impossible."""
 
-    id: str | None
+    id: object
     question: str
     context: str
     answers: Sequence[tuple[str, int]]
@@ -114,10 +114,9 @@ def _read_json(data: _AnswerPlace) -> Iterator[_Question]:
                     )
                     for answer in (qa.items("answers") if "answers" in qa.value else ())
                 ]
-                name = qa.value.get("id")
                 question = qa.get("question", str).value
                 yield _Question(
-                    name and str(name),
+                    qa.value.get("id"),
                     question,
                     context,
                     answers,
@@ -151,9 +150,7 @@ def _read_rows(split: Table) -> Iterator[_Question]:
         question, context, texts, starts = cells[: len(COLUMNS)]
         texts = _items(texts)
         starts = _items(starts)
-        whole_numbers = all(
-            start is not None and start.removeprefix("-").isdigit() for start in starts
-        )
+        whole_numbers = all(str(start).removeprefix("-").isdigit() for start in starts)
         if (
             not question
             or not context
@@ -195,7 +192,7 @@ def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples
             continue
         rows.append(
             {
-                "id": each.id or str(len(rows)),
+                "id": str(each.id or len(rows)),
                 "question": each.question,
                 "context": each.context,
                 "answers": [text for text, _ in answers],
