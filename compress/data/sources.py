@@ -384,10 +384,10 @@ def join_shards(files: Mapping[Path, Table]) -> list[Table]:
         first = tables[0]
         others = tables[1:]
         for other in others:
-            if other.columns != first.columns:
+            if _has_lists(other) != _has_lists(first):
                 raise DataError(
-                    f"{other.place}: its columns differ from those of {first.place}, "
-                    "another shard."
+                    f"{other.place}: its columns, or which of them have lists, differ "
+                    f"from those of {first.place}, another shard."
                 )
         joined.append(
             replace(first, batches=partial(_read_all, (first, *others)))
@@ -395,6 +395,11 @@ def join_shards(files: Mapping[Path, Table]) -> list[Table]:
             else first
         )
     return joined
+
+
+def _has_lists(table: Table) -> dict[str, bool]:
+    """Return of each column whether it has lists."""
+    return {name: table.has_lists(name) for name in table.columns}
 
 
 def _read_all(parts: Sequence[Table], columns: Sequence[str]) -> Iterator[RecordBatch]:

@@ -80,3 +80,13 @@ def test_two_training_splits_are_refused(kind: str, text: str, folder: Folder) -
     ending = "conll" if kind == "tagging" else "json"
     with pytest.raises(DataError, match=r"several training splits, .*train-a\.\w+ and .*train-b\.\w+\. Keep one"):
         load_task(folder({f"train-a.{ending}": text, f"train-b.{ending}": text}), kind=kind)
+
+
+def test_shards_are_read_by_name(folder: Folder) -> None:
+    first = "".join(json.dumps({"text": f"film {n}", "label": "ab"[n % 2]}) + "\n" for n in range(20))
+    other = "".join(json.dumps({"label": "ab"[n % 2], "text": f"story {n}"}) + "\n" for n in range(20))
+    data = load_task(folder({"train-0.jsonl": first, "train-1.jsonl": other}))
+    assert len(data.train) + len(data.validation) == 40
+    lists = other.replace('"a"', '["a"]').replace('"b"', '["b"]')
+    with pytest.raises(DataError, match=r"train-1.jsonl: its columns, or which of them have lists, differ"):
+        load_task(folder({"train-0.jsonl": first, "train-1.jsonl": lists}))
