@@ -54,7 +54,7 @@ gigabyte."""
 LARGEST_FLOAT: Final = float(np.finfo(np.float32).max)
 LARGEST_EXACT: Final = 2.0**53
 """Larger whole numbers are not exact as floats, and are kept as strings."""
-MISSING_WORDS: Final = frozenset({"nan", "na", "n/a", "none", "null", "-"})
+MISSING_WORDS: Final = frozenset({"nan", "na", "n/a", "none", "null", "-", "?", "#n/a"})
 """Classes by these names are noted, since they may have been meant as missing
 labels."""
 

@@ -236,24 +236,22 @@ def choose_text(
         if first in columns and second in columns:
             return (columns[first], columns[second]), ()
     singles = [columns[name] for name in SINGLES if name in columns]
+    texts = [
+        name
+        for name in split.columns
+        if name not in labels and _is_text(split.sample[name])
+    ]
     if singles:
-        others = ", ".join(map(repr, singles[1:]))
-        return (singles[0],), (
-            f"took {singles[0]!r} as the text, not {others}",
-        ) if others else ()
+        others = [*dict.fromkeys([*singles, *texts])][1:]
+        note = f"took {singles[0]!r} as the text, not {', '.join(map(repr, others))}"
+        return (singles[0],), (note,) if others else ()
     if not by_content:
         return (), ()
-    texts = _prefer_top_level(
-        [
-            name
-            for name in split.columns
-            if name not in labels and _is_text(split.sample[name])
-        ]
-    )
-    if not 1 <= len(texts) <= 2:
+    chosen = _prefer_top_level(texts)
+    if not 1 <= len(chosen) <= 2:
         raise _ambiguous(split, "which column is the text")
-    return texts, (
-        f"took {' and '.join(map(repr, texts))} as the text, by the contents",
+    return chosen, (
+        f"took {' and '.join(map(repr, chosen))} as the text, by the contents",
     )
 
 
