@@ -83,6 +83,23 @@ def test_named_columns_must_exist(folder: Folder) -> None:
         load_task(source, text=["text", "label", "more"])
 
 
+def test_texts_that_are_not_taken_are_noted(folder: Folder) -> None:
+    """WikiQA's answers are texts, without a usual name."""
+    rows = "".join(f"who is it {n},it is a fine film {n},{n % 2}\n" for n in range(20))
+    data = load_task(folder({"train.csv": f"question,answer,label\n{rows}"}))
+    assert data.task.text == ("question",)
+    assert "took 'question' as the text, not 'answer'" in data.notes
+
+
+@pytest.mark.parametrize(
+    "start", [b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", b"PK\x03\x04", b"\x1f\x8b"]
+)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "txt", "jsonl", "json"])
+def test_files_that_are_packed_or_pointers(suffix: str, start: bytes, folder: Folder) -> None:
+    with pytest.raises(DataError, match=rf"train.{suffix}: is compressed, a workbook, or a pointer of git-lfs"):
+        load_task(folder({f"train.{suffix}": start + b"\x14\0\x06\0 xyz"}))
+
+
 def test_a_label_that_is_a_number_does_not_make_a_header(folder: Folder) -> None:
     rows = "".join(f"{n % 2 + 1}\ta film, row {n}\n" for n in range(20))
     data = load_task(folder({"train.tsv": rows}), text=["2"], label="1")
