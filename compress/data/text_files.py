@@ -43,7 +43,7 @@ _MARKS: Final = (  # longer ones first, as UTF-16's begins UTF-32's
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_PACKED: Final = re.compile(rb"PK\x03\x04|\x1f\x8b|version https://git-lfs")
+_NO_TEXT: Final = re.compile(rb"PK\x03\x04|\x1f\x8b|version https://git-lfs")
 """The first bytes of zip, of gzip, and of what git-lfs has in place of a file."""
 _HEAD: Final = 1 << 16
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -157,7 +157,7 @@ def decode_lines(
     `checked`.
     """
     start = stream.peek(_HEAD)
-    if _PACKED.match(start):
+    if _NO_TEXT.match(start):
         raise DataError(
             f"{place}: is compressed, a workbook, or a pointer of git-lfs, not a text "
             "file. Unpack it, save it as csv, or fetch it: git lfs pull"
