@@ -21,6 +21,7 @@ from compress.data.text_preparation import (
     count_prompt_tokens,
     prompts_of_rows,
 )
+from compress.data.windows import cover
 from compress.errors import DataError
 from compress.progress import Progress
 
@@ -307,17 +308,15 @@ def _questions(
     example = 0
     for part in split.iter(ROWS_PER_WRITE):
         all_windows = encoder.questions(part["question"], part["context"], max_length)
-        columns = (part["context"], part["answers"], part["starts"])
-        for of_question, context, answers, starts in zip(
-            all_windows, *columns, strict=True
-        ):
+        columns = (part["answers"], part["starts"])
+        for of_question, answers, starts in zip(all_windows, *columns, strict=True):
+            answer = (0, 0)  # no characters, which no token covers
+            if answers:
+                end = starts[0] + len(answers[0])
+                answer = cover(of_question, starts[0], end)
             for window in of_question:
-                labels = [window.null, window.null]
-                if answers:
-                    assert context.startswith(answers[0], starts[0])
-                    labels = window.span(starts[0], starts[0] + len(answers[0]))
                 yield encoder.row(window.row) | {
-                    "labels": labels,
+                    "labels": window.span(*answer),
                     "example": example,
                     "starts": window.starts,
                     "ends": window.ends,

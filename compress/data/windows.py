@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from compress.errors import DataError
@@ -86,6 +87,16 @@ class WordWindow:
 
     row: Window
     word: list[int]
+
+
+def cover(windows: Sequence[QuestionWindow], start: int, end: int) -> tuple[int, int]:
+    """Narrow the characters `start` to `end` of a context to those that tokens cover: a
+    tokenizer may drop an accent or a zero-width space at either end."""
+    places = np.concatenate([[each.starts, each.ends] for each in windows], axis=1)
+    starts, ends = places.clip(start, end)
+    inside = starts < ends
+    first = int(starts[inside].min(initial=end))
+    return first, int(ends[inside].max(initial=start))
 
 
 def read_questions(

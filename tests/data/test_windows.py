@@ -97,6 +97,23 @@ def test_answer_at_the_end() -> None:
     assert first == last == len(found[-1].row.ids) - 2
 
 
+@pytest.mark.parametrize("answer", ["cafe\u0301", "\u200bgood", "good\u00ad", "good\u0301 \u0301film\u200b"])
+@pytest.mark.parametrize("before", ["", "film "])
+@pytest.mark.parametrize("after", ["", " film"])
+def test_marks_without_a_token_do_not_lose_an_answer(answer: str, before: str, after: str) -> None:
+    """BERT's uncased tokenizers drop accents, and all of them zero-width characters."""
+    row = {
+        "question": ["is it ?"],
+        "context": [before + answer + after],
+        "answers": [[answer]],
+        "starts": [[len(before)]],
+    }
+    (encoded,) = encode(Dataset.from_dict({"id": ["0"]} | row), tiny.tokenizer(), 24)
+    first, last = encoded["labels"]
+    assert first != encoded["null"]
+    assert (row["context"][0][encoded["starts"][first] : encoded["ends"][last]]).strip("\u0301\u200b\u00ad") in answer
+
+
 def test_answer_cut_by_a_window() -> None:
     context = " ".join(["film"] * 12 + ["good", "great"] + ["film"] * 12)
     start = context.index("good")
