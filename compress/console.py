@@ -62,6 +62,11 @@ class Screen(Console):
             )
 
 
+def plain_printer(console: Console) -> Callable[..., None]:
+    """Return a function that prints lines of any origin, without breaking them."""
+    return partial(console.print, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_note(console: Console, text: str) -> None:
     """Print a note, without interpreting markup in it."""
     console.print(Text.assemble(("note", "yellow"), " ", text))

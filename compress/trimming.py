@@ -154,9 +154,14 @@ def find_needed(config: TokenizerJson, used: Iterable[int]) -> list[int]:
     return sorted(kept)
 
 
+def _new_ids(kept: Sequence[int]) -> dict[int, int]:
+    """Map the ids of the kept tokens to their new ones."""
+    return {old: index for index, old in enumerate(kept)}
+
+
 def trim_config(config: TokenizerJson, kept: Sequence[int]) -> JsonObject:
     """Reduce the content of tokenizer.json to these ids, renumbered in their order."""
-    new = {old: index for index, old in enumerate(kept)}
+    new = _new_ids(kept)
     model = dict(config["model"])
     if model["type"] == "Unigram":
         model["vocab"] = [
@@ -363,7 +368,7 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
     None for one beyond the vocabulary, as GPT-2's by default; and the tokens that rules
     of generation forbid or prefer, without removed ones and sequences that have any."""
     rows = torch.tensor(kept)
-    new = {old: index for index, old in enumerate(kept)}
+    new = _new_ids(kept)
     words = model.get_input_embeddings()
     outputs = model.get_output_embeddings()
     padding = words.padding_idx
@@ -455,7 +460,7 @@ def trim_file(source: Path, target: Path, kept: Sequence[int]) -> None:
 def _renumber_compared(graph: GraphProto, kept: Sequence[int]) -> None:
     """Renumber the ids with which a graph compares `input_ids`, such as the padding id
     of decoders that classify the last token."""
-    new = {old: index for index, old in enumerate(kept)}
+    new = _new_ids(kept)
     constants = {each.name: each for each in graph.initializer} | {
         node.output[0]: node.attribute[0].t
         for node in graph.node
@@ -488,7 +493,7 @@ def compare_files(
 ) -> None:
     """Raise CompressError if a file's logits have changed for rows whose tokens are all
     kept."""
-    new = {old: index for index, old in enumerate(kept)}
+    new = _new_ids(kept)
     encoder = TextEncoder.from_folder(before.path)
     encoded = encoder.encode(list(islice(texts, PROBED)), before.manifest.max_length)
     rows = [row for row in encoded if new.keys() >= set(row["input_ids"])]
@@ -527,7 +532,7 @@ def check_outputs(
 ) -> None:
     """Raise CompressError if outputs have changed for rows whose tokens are all kept;
     outputs over the vocabulary are compared for the kept tokens."""
-    new = {old: index for index, old in enumerate(kept)}
+    new = _new_ids(kept)
     for row, before in zip(rows, expected, strict=True):
         if not new.keys() >= set(row):
             continue

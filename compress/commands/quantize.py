@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +19,7 @@ from compress.config.options import (
     DataOptions,
     RunOptions,
 )
-from compress.console import Screen
+from compress.console import Screen, plain_printer
 from compress.data.cache import home
 from compress.data.objects import data_path
 from compress.exporters.artifact import Bundle
@@ -90,7 +89,7 @@ def forecast_quantization(arguments: ForecastQuantizeArguments) -> Forecast:
     the minimum.
     """
     console = arguments.console or Console(quiet=True)
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    say = plain_printer(console)
     arguments.check()
     source = arguments.source
     training: tuple[PhaseEstimate, ...] = ()

@@ -353,7 +353,7 @@ def _read_files(
         return _join(map(_read_squad, paths))
     if _has_lines(first):
         text = label = None
-    named = [*(text or ()), *([label] if label else [])]
+    named = schema.list_requested(text, label)
     (table,) = sources.join_shards(
         {path: open_table(path, named).check() for path in paths}
     )

@@ -153,7 +153,7 @@ def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings
                 for file in paths
             ]
             return _from_retrieval(retrieval, name, skipped)
-    opened = sources.find(source, [*(text or ()), *([label] if label else [])])
+    opened = sources.find(source, schema.list_requested(text, label))
     columns = _choose(opened.train, text, label)
     notes = list(opened.notes)
     splits = dict[Role, Examples]()
@@ -252,7 +252,7 @@ def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Col
     """Choose the requested columns of a table, or the columns with usual names. Raises
     DataError if that fails."""
     found = {plain(name): name for name in reversed(split.columns)}
-    schema.refuse_unknown(split, [*(text or ()), *([label] if label else [])])
+    schema.refuse_unknown(split, schema.list_requested(text, label))
     if text is not None and len(text) != 2:
         raise DataError(
             f"{split.place}: a ranking has two text columns, of queries and of "

@@ -120,6 +120,11 @@ def split_names(label: str | None) -> Names:
     return () if label is None else tuple(map(str.strip, label.split(",")))
 
 
+def list_requested(text: Sequence[str] | None, label: str | None) -> list[str]:
+    """List the columns of text and of labels that are named."""
+    return [*(text or ()), *([label] if label else [])]
+
+
 class ChosenColumns(NamedTuple):
     """Name the columns of a task: one or two of text, and one of labels or several of 0
     and 1. Guesses become notes."""

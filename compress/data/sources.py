@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from compress.data import documents
-from compress.data.schema import plain, refuse_unknown, split_names
+from compress.data.schema import list_requested, plain, refuse_unknown, split_names
 from compress.data.table_files import (
     SUFFIXES,
     class_folders,
@@ -108,7 +108,7 @@ def check(
 def check_columns(source: str, text: Sequence[str] | None, label: str | None) -> None:
     """Refuse columns that no table of a local source has. Other faults are reported
     when it is read."""
-    names = [*(text or ()), *([] if label is None else [label])]
+    names = list_requested(text, label)
     if not names or local_files(source) is None:
         return
     try:

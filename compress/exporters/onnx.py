@@ -43,6 +43,7 @@ from compress.exporters.session import (
     runtime_reason,
 )
 from compress.io import atomic_file
+from compress.models.flops import count_parameters
 from compress.models.memory import is_dispatched
 from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
@@ -177,9 +178,7 @@ def check_size(model: nn.Module, name: str = "") -> None:
         raise ExportError(
             f"{name or type(model).__name__}: this machine's memory cannot hold it"
         )
-    if (
-        size := 4 * sum(parameter.numel() for parameter in model.parameters())
-    ) >= PROTOBUF_LIMIT:
+    if (size := 4 * count_parameters(model)) >= PROTOBUF_LIMIT:
         name = name or type(model).__name__
         raise ExportError(
             f"{name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at "

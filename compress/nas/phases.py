@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from compress.benchmark.device import Device
 from compress.config.options import StudyOptions
 from compress.config.stages import Stage, StudentSpec
+from compress.console import plain_printer
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
@@ -123,9 +124,7 @@ class MeasureShapes(Phase[SearchJob]):
         training = models.context
         teacher = job.teacher.teacher
         task = training.data.task
-        say = partial(
-            training.console.print, markup=False, highlight=False, soft_wrap=True
-        )
+        say = plain_printer(training.console)
         file = models.run.path / LATENCIES
         table = LatencyTable.load(file)
         if table is None:

@@ -4,7 +4,6 @@ study."""
 import datetime
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import optuna
@@ -18,6 +17,7 @@ from rich.console import Console
 
 from compress.benchmark.local import machine
 from compress.config.stages import Stage
+from compress.console import plain_printer
 from compress.exporters.artifact import Bundle
 from compress.io import atomic_file
 from compress.nas.context import SearchContext, load_student_state
@@ -160,7 +160,7 @@ def write_report(report: SearchReport, folder: Path) -> None:
 
 def print_front(report: SearchReport, console: Console, *, wide: bool = False) -> None:
     """Print the front with the teacher and anchors, as `compress search show` does."""
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    say = plain_printer(console)
     if report.front:
         print_table(console, front_table(report), wide=wide)
     else:

@@ -8,7 +8,6 @@ parameters.
 
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rich.console import Console
 
 from compress import io as digest
 from compress.config import user_code
+from compress.console import plain_printer
 from compress.data import TaskData, load_task
 from compress.data.cache import home
 from compress.data.collate import Collate
@@ -139,7 +139,7 @@ def join(
     of the search."""
     join_processes()
     console = console or Console(quiet=True)
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    say = plain_printer(console)
     ends = None if minutes is None else time.monotonic() + 60 * minutes
     study = _join_when_started(storage, name, ends, say=say)
     try:

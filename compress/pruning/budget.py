@@ -21,7 +21,7 @@ from rich.table import Table
 
 from compress.benchmark.devices import open_device
 from compress.config.recipe import Recipe, Target
-from compress.console import print_note, warn
+from compress.console import plain_printer, print_note, warn
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
@@ -169,7 +169,7 @@ def device_messages(device: str, console: Console) -> Say:
     need no action by the user."""
     if runs_alone(device):
         return lambda _: None
-    return partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    return plain_printer(console)
 
 
 def budget_setting(recipe: Recipe) -> Setting:
@@ -191,7 +191,7 @@ def open_timer(recipe: Recipe, context: TrainingContext) -> Iterator[ShapeTimer]
             target.precision,
             context.kind,
             makes_segments(context.tokenizer),
-            partial(console.print, highlight=False, markup=False, soft_wrap=True),
+            plain_printer(console),
         )
 
 

@@ -39,6 +39,7 @@ from transformers.utils import logging
 from compress import families
 from compress.errors import PruneError, TeacherError
 from compress.models.checkpoints import without_progress_bars
+from compress.models.flops import count_parameters
 from compress.models.loader import load_model
 from compress.slicing.shape import find_setting, setting_name
 from compress.tensors import Tensors
@@ -168,7 +169,7 @@ def _cut(
         ]
     )
     removed = 1 - share - 1e-9  # widths are rounded down, heads up
-    before = sum(parameter.numel() for parameter in model.parameters())
+    before = count_parameters(model)
     pruner = torch_pruning.pruner.BasePruner(
         model,
         dict(inputs),
@@ -190,7 +191,7 @@ def _cut(
         out_channel_groups={},
     )
     pruner.step()
-    if sum(parameter.numel() for parameter in model.parameters()) == before:
+    if count_parameters(model) == before:
         raise PruneError(
             f"{type(model).__name__}: torch-pruning {version('torch-pruning')} found "
             "nothing to remove"
