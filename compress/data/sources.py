@@ -11,10 +11,10 @@ train; validation, valid, val or dev; test; the last such word counts. If no fil
 folder has one, its subfolders are searched, and their names count too
 (`data/train-00000.parquet`, `train/rows.csv`); a subfolder for each split with a folder
 for each class has one text per file (`train/pos/1.txt`, as in IMDb); a single file is
-the training split. Files that differ only in digits are shards of one split. Of several
-validation files the first in the order validation, valid, val, dev (then by name) is
-taken. The task is that of the training split: columns and classes are detected only
-there.
+the training split. Files that differ only in digits, or in the hub's hash, are shards
+of one split. Of several validation files the first in the order validation, valid, val,
+dev (then by name) is taken. The task is that of the training split: columns and classes
+are detected only there.
 
 This module imports no heavy library, so that `check` and `check_corpus` refuse a wrong
 name at once.
@@ -340,11 +340,11 @@ def find(source: str, columns: Sequence[str]) -> Source:
 
 
 def group_shards(paths: Iterable[Path]) -> list[list[Path]]:
-    """Group files of a folder whose names differ only in digits: each group is a
-    split."""
+    """Group files of a folder whose names differ only in digits, and in the hash before
+    the suffix that the hub used to add: each group is a split."""
     groups: dict[tuple[Path, str], list[Path]] = {}
     for path in paths:
-        key = path.parent, re.sub(r"\d+", "0", path.name)
+        key = path.parent, re.sub(r"-[0-9a-f]{16}(?=\.)|\d+", "0", path.name)
         groups.setdefault(key, []).append(path)
     return list(groups.values())
 
@@ -381,8 +381,7 @@ def join_shards(files: Mapping[Path, Table]) -> list[Table]:
     joined = []
     for group in group_shards(files):
         tables = [files[path] for path in group]
-        first = tables[0]
-        others = tables[1:]
+        first, *others = tables
         for other in others:
             if _has_lists(other) != _has_lists(first):
                 raise DataError(
@@ -390,7 +389,11 @@ def join_shards(files: Mapping[Path, Table]) -> list[Table]:
                     f"from those of {first.place}, another shard."
                 )
         joined.append(
-            replace(first, batches=partial(_read_all, (first, *others)))
+            replace(
+                first,
+                batches=partial(_read_all, tables),
+                notes=(*first.notes, f"{first.name}: read {len(tables)} files as one"),
+            )
             if others
             else first
         )

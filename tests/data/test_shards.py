@@ -82,6 +82,17 @@ def test_two_training_splits_are_refused(kind: str, text: str, folder: Folder) -
         load_task(folder({f"train-a.{ending}": text, f"train-b.{ending}": text}), kind=kind)
 
 
+def test_shards_with_the_hash_of_the_hub(tmp_path: Path) -> None:
+    hashes = {"train": ("6ef3991c06080e14", "5fd8b8ba1f5a3a4c"), "validation": ("b42a775f407cee45", "0123456789abcdef")}
+    for role, names in hashes.items():
+        for shard, name in enumerate(names):
+            rows = {"text": [f"{role} {shard} {n}" for n in range(20)], "label": ["a", "b"] * 10}
+            pq.write_table(pa.table(rows), tmp_path / f"{role}-0000{shard}-of-00002-{name}.parquet")
+    data = load_task(str(tmp_path))
+    assert (len(data.train), len(data.validation), data.test) == (40, 40, None)
+    assert "train-00000-of-00002-6ef3991c06080e14.parquet: read 2 files as one" in data.notes
+
+
 def test_shards_are_read_by_name(folder: Folder) -> None:
     first = "".join(json.dumps({"text": f"film {n}", "label": "ab"[n % 2]}) + "\n" for n in range(20))
     other = "".join(json.dumps({"label": "ab"[n % 2], "text": f"story {n}"}) + "\n" for n in range(20))
