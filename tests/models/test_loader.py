@@ -251,6 +251,16 @@ def test_a_missing_tensor_is_named(name: str, folder: Path) -> None:
         load_source(str(folder))
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_weights_of_a_wrapped_model_are_to_be_saved_without_it(prefix: str, folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {prefix + name: tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(TeacherError, match="save the model inside the wrapper"):
+        load_as_saved(folder)
+
+
 def test_all_that_is_wrong_is_in_one_message(folder: Path) -> None:
     def spoil(weights: dict[str, Tensor]) -> None:
         _relative_positions(weights)
