@@ -1,7 +1,6 @@
 """List the recipes by what they train on, for `compress recipes`. Imports neither torch
 nor transformers."""
 
-import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Final
 from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from compress.config.stages import INITS
+from compress.io import parse_json
 from compress.kinds import find
 
 PURPOSES: Final = {
@@ -49,7 +49,7 @@ def purpose(recipe: Recipe) -> str:
 def verdicts() -> dict[str, str]:
     """Read the verdict on each recipe that was tried against a control on real data:
     works, no better, or harmful."""
-    found: dict[str, str] = json.loads((folder() / "verdicts.json").read_text("utf-8"))
+    found: dict[str, str] = parse_json(folder() / "verdicts.json")
     return found
 
 

@@ -308,8 +308,9 @@ def _questions(
     example = 0
     for part in split.iter(ROWS_PER_WRITE):
         all_windows = encoder.questions(part["question"], part["context"], max_length)
-        columns = (part["answers"], part["starts"])
-        for of_question, answers, starts in zip(all_windows, *columns, strict=True):
+        for of_question, answers, starts in zip(
+            all_windows, part["answers"], part["starts"], strict=True
+        ):
             answer = (0, 0)  # no characters, which no token covers
             if answers:
                 end = starts[0] + len(answers[0])

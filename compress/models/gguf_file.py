@@ -91,6 +91,7 @@ def _write(file: Path, folder: Path) -> None:
     """Write config, weights in float32, tokenizer and licence."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
+    from compress.models.flops import count_parameters
     from compress.models.loader import load_gguf
 
     said, weights = _read(file)
@@ -110,7 +111,7 @@ def _write(file: Path, folder: Path) -> None:
     model, tokenizer = load_gguf(file)
     _check_settings(file, said, model.config)
     _check_tokenizer(file, said, tokenizer)
-    held = sum(weight.numel() for weight in model.parameters())
+    held = count_parameters(model)
     if weights != held:
         raise TeacherError(
             f"{file}: holds {weights:,} weights, and {type(model).__name__} of "
