@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from compress.benchmark.local import machine
 from compress.config.stages import Stage
-from compress.console import warn
+from compress.console import plain_printer, warn
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
@@ -143,16 +143,11 @@ class Present(Phase[Job]):
             page.write_text(render_pretraining(made), encoding="utf-8")
         for stage in made.stages:
             console.print(f"{stage.name}: {stage.about}", highlight=False)
+        say = plain_printer(console)
         for line in [] if made.scores is None else made.scores.to_lines():
-            console.print(line, highlight=False, soft_wrap=True)
-        console.print(
-            f"checkpoint: {made.checkpoint}    page: {place}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        console.print(
-            f"next: {made.following}", highlight=False, markup=False, soft_wrap=True
-        )
+            say(line)
+        say(f"checkpoint: {made.checkpoint}    page: {place}")
+        say(f"next: {made.following}")
         return job
 
 

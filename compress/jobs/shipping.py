@@ -17,7 +17,7 @@ from compress.arrays import Floats
 from compress.benchmark.devices import open_device
 from compress.benchmark.local import race
 from compress.config.options import Vocabulary
-from compress.console import print_note, warn
+from compress.console import plain_printer, print_note, warn
 from compress.data.collate import Collate
 from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.data.task import TaskData
@@ -431,12 +431,7 @@ def _present(report: Report, job: Job) -> None:
     place = folder / "bundle"
     console.print(f"bundle: {place}    page: {folder / 'report.html'}", highlight=False)
     pair = job.models.context.data.task.pair
-    console.print(
-        f"next: {predict_command(place, pair=pair)}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    plain_printer(console)(f"next: {predict_command(place, pair=pair)}")
 
 
 def _time_files(job: ShipJob) -> FileTimes:

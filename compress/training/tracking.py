@@ -23,7 +23,7 @@ from transformers.integrations.integration_utils import (
     WandbCallback,
 )
 
-from compress.console import warn
+from compress.console import plain_printer, warn
 from compress.data.sources import is_reachable
 from compress.errors import CompressError
 from compress.io import make_folder, write_text
@@ -103,12 +103,7 @@ def report_to_tracker(
     make_folder(file.parent)
     write_text(file, identity)
     trainer.add_callback(reporter)  # type: ignore[arg-type]  # has the events of a TrainerCallback
-    console.print(
-        f"{stage}: tracked by {run.track}: {where}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    plain_printer(console)(f"{stage}: tracked by {run.track}: {where}")
     succeeded = False
     try:
         yield
