@@ -103,7 +103,7 @@ def find_needed(config: TokenizerJson, used: Iterable[int]) -> list[int]:
     WordPiece, byte BPE and Unigram.
     """
     model = config["model"]
-    vocabulary = config["model"]["vocab"]
+    vocabulary = model["vocab"]
     if isinstance(vocabulary, list):
         vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
     ids = {

@@ -242,8 +242,7 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
             raise BundleError(
                 f"{place / MANIFEST_FILE}: is missing, so the bundle is incomplete; "
-                "write or "
-                "copy it again"
+                "write or copy it again"
             )
     return None
 

@@ -115,8 +115,7 @@ def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
     if not writer.packed:
         raise ExportError(
             f"{source}: no constant matrix of {SMALL_WEIGHT} numbers or more was found "
-            "to "
-            "quantise; expected the fp32 file that to_onnx writes"
+            "to quantise; expected the fp32 file that to_onnx writes"
         )
     save_changed(model, target, {PRECISION_KEY: "w8" if bits == 8 else "q4"})
 

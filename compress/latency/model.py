@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import CONFIG_MAPPING
 
 from compress import io
@@ -35,6 +34,7 @@ from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.latency.measure import Configs, Sample, choose_spread, sample
 from compress.models import heads
+from compress.models.flops import count_tables
 from compress.models.sharing import share, share_again
 from compress.progress import Say
 from compress.records import search_report
@@ -470,15 +470,10 @@ def _count_parameters(
         share_again(model)
         if shared:
             share(model, **dict(shared))
-    tables = {
-        id(each.weight): each.weight.numel()
-        for each in model.modules()
-        if isinstance(each, nn.Embedding)
-    }
     sizes = [(each.numel(), each.dim()) for each in model.parameters()]
     return (
         sum(size for size, _ in sizes),
-        sum(tables.values()),
+        count_tables(model),
         sum(size for size, axes in sizes if axes < 2),
     )
 

@@ -59,6 +59,16 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def count_tables(model: nn.Module) -> int:
+    """Count the parameters of embeddings, tied ones once."""
+    tables = {
+        id(m.weight): m.weight.numel()
+        for m in model.modules()
+        if isinstance(m, nn.Embedding)
+    }
+    return sum(tables.values())
+
+
 def _attention(
     query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any
 ) -> int:
@@ -175,11 +185,7 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
 
     shape = Shape.from_config(model.config)
     total = count_parameters(model)
-    tables = {
-        id(m.weight): m.weight.numel()
-        for m in model.modules()
-        if isinstance(m, nn.Embedding)
-    }
+    tables = count_tables(model)
     vectors = sum(
         parameter.numel() for parameter in model.parameters() if parameter.dim() < 2
     )
@@ -189,8 +195,8 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
         hidden=shape.hidden,
         heads=shape.heads,
         ffn=shape.ffn,
-        embedding_parameters=sum(tables.values()),
-        encoder_parameters=total - sum(tables.values()),
+        embedding_parameters=tables,
+        encoder_parameters=total - tables,
         # extrapolated from two layers, as all cost the same
         flops_per_token=flops(shape.layers)
         if shape.layers <= 2

@@ -388,8 +388,7 @@ def _read_features(config: JsonKeys) -> tuple[str, str]:
             raise TeacherError(
                 f"{config.path}: a module reads or writes {name!r}, which "
                 f"sentence-transformers computes itself; expected {TOKEN_FEATURE}, "
-                f"{VECTOR}, "
-                "or a name of your own"
+                f"{VECTOR}, or a name of your own"
             )
     return source, source if target is None else target
 

@@ -38,6 +38,7 @@ from compress.models.init_weights import (
     weights_by_role,
 )
 from compress.slicing.shape import Shape
+from compress.tensors import TensorDict
 
 
 @torch.no_grad()
@@ -48,21 +49,16 @@ def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     The layers stay as drawn, with the config's `initializer_range`: the authors' 0.02.
     Raises StudentError if the embeddings differ in shape.
     """
-    left_out = ("encoder.", "embeddings.LayerNorm")
-    mine = {
-        name: each
-        for name, each in strip_prefix(
-            student, dict(student.named_parameters())
-        ).items()
-        if not name.startswith(left_out)
-    }
-    theirs = {
-        name: each
-        for name, each in strip_prefix(
-            teacher, dict(teacher.named_parameters())
-        ).items()
-        if not name.startswith(left_out)
-    }
+
+    def copied(model: PreTrainedModel) -> TensorDict:
+        named = strip_prefix(model, dict(model.named_parameters()))
+        left_out = ("encoder.", "embeddings.LayerNorm")
+        return {
+            name: each for name, each in named.items() if not name.startswith(left_out)
+        }
+
+    mine = copied(student)
+    theirs = copied(teacher)
     for name in [name for name in mine if name.startswith("embeddings.")]:
         if name not in theirs or mine[name].shape != theirs[name].shape:
             found = tuple(theirs[name].shape) if name in theirs else "absent"

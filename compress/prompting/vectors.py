@@ -106,8 +106,7 @@ class VectorFile:
                 f"{self.path}: {len(broken):,} of the {len(texts):,} requested vectors "
                 f"are not finite, such as row {chosen[broken[0]] + 1:,}, of "
                 f"{one_line(texts[broken[0]], TEXT_SHOWN)!r}: compute them again, or "
-                "remove "
-                "their texts"
+                "remove their texts"
             )
         return _to_float16(vectors, str(self.path))
 

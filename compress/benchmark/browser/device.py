@@ -105,8 +105,7 @@ def load_runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Pa
             return [cache / name for name in pins]
         note(
             f"{cache}: {', '.join(changed)} is damaged or missing; fetching "
-            f"{WEB_PACKAGE} "
-            "again"
+            f"{WEB_PACKAGE} again"
         )
     with tempfile.TemporaryDirectory() as scratch:
         return _unpack(fetch_tarball(Path(scratch)), pins, cache)
@@ -118,8 +117,7 @@ def fetch_tarball(folder: Path) -> Path:
     if npm is None:
         raise DeviceError(
             f"browser: {WEB_PACKAGE} is needed, and npm, which fetches it, is not on "
-            "the "
-            f"PATH. Install Node.js. {BY_HAND}"
+            f"the PATH. Install Node.js. {BY_HAND}"
         )
     command = [
         npm,
@@ -147,8 +145,7 @@ def fetch_tarball(folder: Path) -> Path:
         output = " ".join(done.stderr.split())[:600] or "no output"
         raise DeviceError(
             f"browser: npm pack {WEB_PACKAGE} ended with code {done.returncode}: "
-            f"{output}. "
-            f"{BY_HAND}"
+            f"{output}. {BY_HAND}"
         )
     return folder / TARBALL
 
@@ -479,8 +476,7 @@ class Browser:
             if hidden:
                 raise DeviceError(
                     f"browser: {name}: after {passed:.0f} s {HIDDEN_WARNING}. Measure "
-                    "again "
-                    "with it in front."
+                    "again with it in front."
                 )
             minutes.setdefault(int(passed // 60), []).extend(measured.ms)
         medians = tuple(float(np.median(times)) for _, times in sorted(minutes.items()))

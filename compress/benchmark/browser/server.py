@@ -157,8 +157,7 @@ class PageSession:
                     raise DeviceError(
                         "browser: the page is open, but has not finished one step in "
                         f"{COMMAND_TIMEOUT / 60:.0f} minutes. Measure with fewer "
-                        "--runs, "
-                        "shorter --seq, or a smaller model."
+                        "--runs, shorter --seq, or a smaller model."
                     )
                 self._changed.wait(0.25)
             return self._answer
