@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from compress.errors import ObjectiveError, did_you_mean
+from compress.values import plain_number
 
 Function = Callable[..., Any]
 
@@ -245,7 +246,11 @@ def check_options(
         ):
             continue
         try:
-            TypeAdapter(parameter.annotation).validate_python(given[name])
+            adapter = TypeAdapter(parameter.annotation)
+            value = plain_number(given[name])
+            if isinstance(adapter.validate_python(value), int | float):
+                # what only reads as a number, such as "0.15", remains a text
+                adapter.validate_python(value, strict=True)
         except PydanticSchemaGenerationError:
             # an annotation that pydantic cannot check
             continue

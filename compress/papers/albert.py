@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from compress.data.corpus import Document
@@ -34,7 +35,7 @@ from compress.data.masking import Frame, Words
 from compress.models.to_albert import from_bert  # noqa: F401 recipes call it albert.from_bert
 from compress.papers import bert
 from compress.tensors import TensorDict, Tensors
-from compress.training.reads import reads
+from compress.training.reads import Fraction, reads
 
 
 @reads("pair", against="sentence_order", per="example")
@@ -51,7 +52,7 @@ def sentence_order(
     *,
     max_length: int,
     rng: np.random.Generator,
-    short: float = 0.1,
+    short: Fraction = 0.1,
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Build rows of two segments (Sec. 3.1); `sentence_order`: 0 in order, 1 swapped or
@@ -74,9 +75,9 @@ def mask(
     batch: Tensors,
     words: Words,
     *,
-    rate: float = 0.15,
-    longest: int = 3,
-    max_predictions: int | None = None,
+    rate: Fraction = 0.15,
+    longest: PositiveInt = 3,
+    max_predictions: PositiveInt | None = None,
 ) -> TensorDict:
     """Mask n-grams of whole words (Sec. 4.1), p(n) = (1/n) / sum_k (1/k), until `rate`
     of each row's tokens are chosen.

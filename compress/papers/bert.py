@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
@@ -41,7 +42,7 @@ from compress.data.corpus import Document
 from compress.data.masking import Frame, Words
 from compress.errors import DataError, ObjectiveError
 from compress.tensors import TensorDict, Tensors
-from compress.training.reads import reads
+from compress.training.reads import Fraction, reads
 
 
 @reads("logits", against="labels", per="label")
@@ -96,10 +97,10 @@ def mask(
     batch: Tensors,
     words: Words,
     *,
-    rate: float = 0.15,
-    max_predictions: int | None = None,
-    masked: float = 0.8,
-    random: float = 0.1,
+    rate: Fraction = 0.15,
+    max_predictions: PositiveInt | None = None,
+    masked: Fraction = 0.8,
+    random: Fraction = 0.1,
 ) -> TensorDict:
     """Mask `rate` of each row's tokens, at least one (Sec. 3.1); special tokens count
     but are never chosen. See `conceal` for `masked` and `random`.
@@ -160,7 +161,7 @@ def segment_pairs(
     *,
     max_length: int,
     rng: np.random.Generator,
-    short: float = 0.1,
+    short: Fraction = 0.1,
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Build rows of two segments (Sec. 3.1, A.2); `next_sentence`: 0 B follows A, 1 B

@@ -28,7 +28,7 @@ from compress.errors import DataError
 from compress.papers.bert import conceal, predictable
 from compress.papers.hinton import kl_divergence, mean_over
 from compress.tensors import TensorDict, Tensors
-from compress.training.reads import Temperature, reads
+from compress.training.reads import Fraction, Temperature, reads
 
 
 @reads("logits", per="token")
@@ -68,7 +68,7 @@ def mask(
     batch: Tensors,
     words: Words,
     *,
-    rate: float = 0.15,
+    rate: Fraction = 0.15,
     smoothing: float = 0.7,
 ) -> TensorDict:
     """Mask ceil(`rate` * tokens of the batch) positions, 80/10/10, rare tokens more

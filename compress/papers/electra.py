@@ -59,7 +59,7 @@ from compress.papers.hinton import bernoulli_kl, mean_over
 from compress.slicing.shape import Shape
 from compress.tensors import TensorDict, Tensors
 from compress.training.objective import Objective, weigh_part
-from compress.training.reads import Temperature, reads
+from compress.training.reads import Fraction, Temperature, reads
 from compress.training.step import Distillation, WrappedStep
 
 
@@ -67,8 +67,8 @@ def mask(
     batch: Tensors,
     words: Words,
     *,
-    rate: float = 0.15,
-    masked: float = 0.85,
+    rate: Fraction = 0.15,
+    masked: Fraction = 0.85,
 ) -> TensorDict:
     """Draw `rate` of each row's tokens with replacement; `masked` of these become
     [MASK], the others stay.

@@ -28,15 +28,16 @@ import math
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.data.masking import Words
 from compress.errors import ObjectiveError
-from compress.papers.hinton import kl_divergence, mean_over
+from compress.papers.hinton import mean_over
 from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
-from compress.training.reads import Temperature, reads
+from compress.training.reads import Fraction, Temperature, reads
 from compress.training.step import Distillation, WrappedStep
 
 
@@ -46,7 +47,7 @@ def divergence(
     teacher_BLV: Tensor,
     mask_BL: Tensor,
     *,
-    beta: float = 0.5,
+    beta: Fraction = 0.5,
     temperature: Temperature = 1.0,
 ) -> Tensor:
     """beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q, of
@@ -54,24 +55,23 @@ def divergence(
 
     Mean over the labelled positions. beta 0: KL(p || q); beta 1: KL(q || p).
     """
-    if beta == 0:
-        return (
-            mean_over(kl_divergence(student_BLV, teacher_BLV, temperature), mask_BL)
-            / temperature**2
-        )
-    if beta == 1:
-        return (
-            mean_over(kl_divergence(teacher_BLV, student_BLV, temperature), mask_BL)
-            / temperature**2
-        )
+
+    def kl(log_p_BLV: Tensor, log_q_BLV: Tensor) -> Tensor:
+        return (log_p_BLV.exp() * (log_p_BLV - log_q_BLV)).sum(-1)
+
     log_p_BLV = (teacher_BLV.float() / temperature).log_softmax(-1)
     log_q_BLV = (student_BLV.float() / temperature).log_softmax(-1)
-    log_m_BLV = torch.logaddexp(
-        log_p_BLV + math.log(beta), log_q_BLV + math.log(1 - beta)
-    )
-    from_teacher_BL = (log_p_BLV.exp() * (log_p_BLV - log_m_BLV)).sum(-1)
-    from_student_BL = (log_q_BLV.exp() * (log_q_BLV - log_m_BLV)).sum(-1)
-    return mean_over(beta * from_teacher_BL + (1 - beta) * from_student_BL, mask_BL)
+    if beta == 0:
+        values_BL = kl(log_p_BLV, log_q_BLV)
+    elif beta == 1:
+        values_BL = kl(log_q_BLV, log_p_BLV)
+    else:
+        log_m_BLV = torch.logaddexp(
+            log_p_BLV + math.log(beta), log_q_BLV + math.log(1 - beta)
+        )
+        values_BL = beta * kl(log_p_BLV, log_m_BLV)
+        values_BL = values_BL + (1 - beta) * kl(log_q_BLV, log_m_BLV)
+    return mean_over(values_BL, mask_BL)
 
 
 class OnPolicy(WrappedStep):
@@ -98,10 +98,10 @@ class OnPolicy(WrappedStep):
         objective: Objective | None,
         *,
         words: Words,
-        share: float = 0.5,
+        share: Fraction = 0.5,
         temperature: Temperature = 0.9,
-        prompt: int = 32,
-        new_tokens: int = 128,
+        prompt: PositiveInt = 32,
+        new_tokens: PositiveInt = 128,
     ) -> None:
         super().__init__()
         if objective is None or not isinstance(teacher, nn.Module):

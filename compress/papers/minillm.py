@@ -36,6 +36,7 @@ Deviations from the authors' code:
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel
 
@@ -47,7 +48,7 @@ from compress.models.key_value_cache import with_cache
 from compress.papers.hinton import kl_divergence, mean_over
 from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
-from compress.training.reads import reads
+from compress.training.reads import Fraction, reads
 from compress.training.step import Distillation, WrappedStep
 
 
@@ -177,10 +178,10 @@ class PolicyGradient(WrappedStep):
         objective: Objective | None,
         *,
         words: Words,
-        mix: float = 0.2,
+        mix: Fraction = 0.2,
         clip: float = 0.2,
-        prompt: int = 32,
-        new_tokens: int = 128,
+        prompt: PositiveInt = 32,
+        new_tokens: PositiveInt = 128,
     ) -> None:
         super().__init__()
         if objective is None or not isinstance(teacher, nn.Module):

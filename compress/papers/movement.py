@@ -22,6 +22,7 @@ import copy
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
+from pydantic import PositiveInt
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -38,7 +39,7 @@ def movement(
     plan: SlicePlan,
     *,
     targets: Targets = "labels",
-    steps: int = 100,
+    steps: PositiveInt = 100,
     lr: float = 3e-5,
 ) -> Importance:
     """Sum -W * dL/dW over each unit's weights and over `steps` of fine-tuning; L is the

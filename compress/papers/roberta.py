@@ -30,11 +30,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
 from compress.data.corpus import Document
 from compress.data.masking import Frame
 from compress.errors import DataError
 from compress.papers.bert import mask, pair_room, segment_pairs, shorten, with_others
+from compress.training.reads import Fraction
 
 Packing = Literal["segment_pairs", "sentence_pairs", "full_sentences", "doc_sentences"]
 
@@ -110,8 +112,8 @@ def static_mask(
     max_length: int,
     rng: np.random.Generator,
     rows: Packing = "full_sentences",
-    copies: int = 10,
-    rate: float = 0.15,
+    copies: PositiveInt = 10,
+    rate: Fraction = 0.15,
 ) -> Iterator[dict[str, Any]]:
     """Build rows of one of the four formats, each repeated with `copies` fixed maskings
     (Sec. 4.1).

@@ -38,6 +38,7 @@ from compress.data.masking import Words
 from compress.data.task import Task
 from compress.errors import DataError
 from compress.tensors import TensorDict, Tensors
+from compress.training.reads import Fraction
 
 ROWS_PER_TARGET = 1000
 LENGTH_GRID = 0.2
@@ -175,7 +176,7 @@ def corrupt_spans(
     batch: Tensors,
     words: Words,
     *,
-    rate: float = 0.15,
+    rate: Fraction = 0.15,
     span: float = 3.0,
     sentinel: int = 32_099,
     end: int = 1,

@@ -20,6 +20,7 @@ CountedItem = Literal["example", "token", "pair", "label", "query", "preference"
 Mask = Literal["tokens", "labels", "queries", "preferences", "answers"]
 SizeDifference = Literal["width", "heads", "head_size"]
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 LossFunction = TypeVar("LossFunction", bound=Callable[..., Any])
 USUAL_ITEMS: Mapping[str, CountedItem] = MappingProxyType(
     {"logits": "example", "pair": "example", "scores": "pair"}

@@ -297,6 +297,8 @@ def needy(student_BLD: Tensor, teacher_BLD: Tensor, *, power: float) -> Tensor:
         (Term("hinton.soft_targets", temperature=0), "temperature: Input should be greater than 0, found 0"),
         (Term("hinton.soft_targets", temperature="warm"), "temperature: "),
         (Term("minilm.value_relations", heads=0), "heads: Input should be greater than 0, found 0"),
+        (Term("hinton.soft_targets", temperature="2.0"), "temperature: Input should be a valid number, found '2.0'"),
+        (Term("gkd.divergence", beta=1.5), "beta: Input should be less than or equal to 1, found 1.5"),
         (Term(needy, reads="layers"), "needs the option 'power'"),
         (
             Term("hinton.soft_targets", options={"temprature": 2.0}),
