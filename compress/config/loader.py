@@ -131,8 +131,7 @@ def load_yaml(path: Path) -> Any:
         raise RecipeError(
             [
                 f"{path.name}: is larger than {MOST_RECIPE_BYTES:,} bytes; expected "
-                "settings, "
-                "as in our recipes"
+                "settings, as in our recipes"
             ]
         )
     return parse_yaml(content, path.name)

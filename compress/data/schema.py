@@ -345,6 +345,5 @@ def _ambiguous(split: Table, what: str) -> DataError:
     return DataError(
         f"{split.place}: cannot tell {what}. Name the columns with --text and --label; "
         f"several label columns of 0 and 1 as --label a,b. {listed}, "
-        "with an example each:\n"
-        f"{split.examples()}"
+        f"with an example each:\n{split.examples()}"
     )

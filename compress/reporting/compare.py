@@ -358,7 +358,7 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
     least = limits.min_score
     metric = comparison.task.metric
     view = comparison.view
-    if least is not None and metric != "mse" and not -1 <= least <= 1:
+    if least is not None and not -1 <= least <= 1:
         raise BundleError(
             f"--min-score {least:g}: {metric} is at most 1; expected a share, "
             f"such as {least / 100:g} for {least:g} %"

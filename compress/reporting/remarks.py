@@ -237,7 +237,7 @@ def _remark_baselines(report: Report) -> list[str]:
     remarks = []
     teacher = report.teacher_row
     if teacher and (own := report.score(teacher)) is not None:
-        little = report.metric != "mse" and own < best + BARELY * (1 - best)
+        little = own < best + BARELY * (1 - best)
         better = "barely better than" if little else ""
         remarks = _remark_baseline("The teacher", own, name, best, better)
     if remarks:
@@ -254,11 +254,7 @@ def _remark_baselines(report: Report) -> list[str]:
 def _remark_loss(report: Report) -> list[str]:
     """Say what helps a shipped student that keeps little of its teacher's score."""
     row = report.shipped
-    kept = (
-        None
-        if row is None or report.metric == "mse"
-        else over_teacher(report, row, "score")
-    )
+    kept = None if row is None else over_teacher(report, row, "score")
     if row is None or kept is None or kept >= LITTLE:
         return []
     task = find(report.kind)

@@ -46,8 +46,7 @@ compared with a bag of words, a teacher below USELESS is refused."""
 
 TRAIN_IT = (
     "Fine-tune it on this task first (pass a checkpoint without a task head, and "
-    "compress does it), or check that teacher, tokenizer and labels belong to this "
-    "data"
+    "compress does it), or check that teacher, tokenizer and labels belong to this data"
 )
 
 
