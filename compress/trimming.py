@@ -190,8 +190,7 @@ def trim_config(config: TokenizerJson, kept: Sequence[int]) -> JsonObject:
 
 
 def _find_parts(
-    model: TokenizerJson,
-    tokens: Iterable[str],
+    model: TokenizerJson, tokens: Iterable[str]
 ) -> tuple[set[str], set[tuple[str, str]]]:
     """Find the intermediate tokens and the merges with which byte-pair encoding builds
     these tokens."""
@@ -236,10 +235,7 @@ def _framing(post: TokenizerJson | None) -> list[int]:
     return [post[name][1] for name in ("cls", "sep") if name in post]
 
 
-def _renumber(
-    post: TokenizerJson | None,
-    new: Mapping[int, int],
-) -> JsonObject | None:
+def _renumber(post: TokenizerJson | None, new: Mapping[int, int]) -> JsonObject | None:
     if post is None:
         return None
     if post["type"] == "Sequence":
@@ -270,9 +266,7 @@ class TrimmedTokenizer:
 
     @classmethod
     def from_used(
-        cls,
-        config: TokenizerJson,
-        used: Iterable[int],
+        cls, config: TokenizerJson, used: Iterable[int]
     ) -> "TrimmedTokenizer":
         """Reduce the content of tokenizer.json to the `used` tokens and those that they
         need."""
@@ -339,9 +333,7 @@ def trim_tokenizer(
 
 
 def compare_encodings(
-    before: TextEncoder,
-    after: TextEncoder,
-    texts: Iterable[str],
+    before: TextEncoder, after: TextEncoder, texts: Iterable[str]
 ) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both tokenizers encode it to the same tokens."""
     old = before.backend.get_vocab(with_added_tokens=True)
@@ -704,11 +696,12 @@ def trim_checkpoint(
 
     What sentence-transformers adds to it is copied.
     """
-    from compress.models.loader import load_as_saved, load_tokenizer
+    from compress.models.loader import check_vocabulary, load_as_saved, load_tokenizer
 
     check_new_folder(out)
     model = load_as_saved(checkpoint).model
     tokenizer = load_tokenizer(checkpoint)
+    check_vocabulary(checkpoint, tokenizer, model)
     length = min(PROBED, positions(model) or PROBED)
     rows = [
         row["input_ids"]

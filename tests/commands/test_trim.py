@@ -27,7 +27,7 @@ from transformers import (
 from compress import trimming as tables
 from compress.commands.trim import trim
 from compress.data.encoder import TextEncoder, text_encoder_of
-from compress.errors import BundleError, CompressError
+from compress.errors import BundleError, CompressError, TeacherError
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.checkpoint import load_source
 from compress.exporters.fp16 import to_float16
@@ -306,6 +306,16 @@ def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
     if head is AutoModelForMaskedLM:
         assert small.get_output_embeddings().weight.shape[0] == len(result.kept)
         assert small.get_output_embeddings().weight is small.get_input_embeddings().weight, "still tied"
+
+
+def test_tokens_that_the_model_does_not_have_are_refused_at_once(tmp_path: Path) -> None:
+    tokenizer = wordpiece()
+    tiny.model("bert", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "whole")
+    tokenizer.add_tokens(["<brand>"])
+    tokenizer.save_pretrained(tmp_path / "whole")
+    with pytest.raises(TeacherError, match="do not belong together"):
+        trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
 
 
 def test_rules_of_generation_name_the_same_words(tmp_path: Path) -> None:
