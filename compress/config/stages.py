@@ -359,11 +359,11 @@ class Stage(ReadsRows):
             self.lr == "auto"
             or self.open_ended
             or self.schedule != "linear"
-            or self.lr_end > self.lr
+            or self.lr_end >= self.lr
         ):
             raise ValueError(
                 "has an `lr_end`, which needs `schedule: linear`, a length, and an "
-                "`lr` not below it"
+                "`lr` above it"
             )
         if self.cache_teacher is True and self.corrupt is not None:
             raise ValueError(

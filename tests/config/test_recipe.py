@@ -263,6 +263,7 @@ def test_set_epochs_replaces_steps(name: str, paper: bool) -> None:
         ("stages.0.lr=.inf", "mine.yaml: stages[0].lr: "),
         ("stages.0.lr=1e9", "mine.yaml: stages[0].lr: Input should be less than or equal to 10"),
         ("stages.0.lr_end=1", "mine.yaml: stages[0]: has an `lr_end`"),
+        ("stages.1.lr_end=1e-3", "a length, and an `lr` above it"),
         ("stages.0.epochs=1e9", "mine.yaml: stages[0].epochs: Input should be less than or equal to 100000"),
         ("stages.0.steps=1e30", "mine.yaml: stages[0].steps: "),
         ("stages.0.betas=[0.9, 1.5]", "mine.yaml: stages[0].betas[1]: Input should be less than 1"),
