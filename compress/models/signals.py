@@ -382,9 +382,7 @@ def read(
         else:
             layers = []
             out = head(**inputs, tap=layers)
-    mask_BL = batch.get("attention_mask")
-    if mask_BL is None:
-        mask_BL = torch.ones_like(batch["input_ids"])
+    mask_BL = mark_tokens(batch)
     encoder = _first(out, "encoder_hidden_states") or ()
     if wants & ATTENTION:
         layers = _check_attention(
@@ -404,6 +402,12 @@ def read(
         encoder if reads_states else (),
         two_stacks=two_stacks and not own_decoder,
     )
+
+
+def mark_tokens(batch: Tensors) -> Tensor:
+    """Return the mask of a batch's real tokens, (B, L); without one all are real."""
+    mask_BL = batch.get("attention_mask")
+    return torch.ones_like(batch["input_ids"]) if mask_BL is None else mask_BL
 
 
 def _check_attention(

@@ -22,7 +22,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.data.task import Task
 from compress.errors import ObjectiveError, did_you_mean
 from compress.kinds import Kind
-from compress.models.signals import ATTENTION, SIGNAL_NAMES, Signals
+from compress.models.signals import ATTENTION, SIGNAL_NAMES, Signals, mark_tokens
 from compress.slicing.shape import Shape
 from compress.tensors import TensorDict, Tensors
 from compress.training.reads import USUAL_ITEMS, Reading
@@ -365,7 +365,7 @@ class Objective(nn.Module):
     def items(self, batch: Tensors) -> TensorDict:
         """Count the items of each kind in a batch of this objective's task."""
         counts = count_items(
-            batch["attention_mask"],
+            mark_tokens(batch),
             batch.get("labels"),
             per_token=self.task.word_labels,
         )

@@ -83,6 +83,15 @@ def test_every_kind_of_item_is_tested_and_counted() -> None:
     assert counts == {"example": 4, "row": 4, "token": 17, "pair": 49 + 9 + 25 + 4, "label": 4}
 
 
+def test_without_a_mask_all_tokens_count() -> None:
+    step = Distillation(tiny.model("bert", head=AutoModelForMaskedLM), None, [Term("bert.masked_lm")])
+    ids = tiny.batch((6, 6, 6, 6))["input_ids"]
+    batch = {"input_ids": ids, "labels": some(ids)}
+    found = step.items(batch)
+    assert found == step.items(batch | {"attention_mask": torch.ones_like(ids)})
+    assert step(**batch, items=found)["loss"].item() == step(**batch)["loss"].item()
+
+
 @pytest.mark.parametrize("labels", [some, only_one])
 @pytest.mark.parametrize("cut", [(3, 1), (2, 1, 1)])
 @pytest.mark.parametrize("per", EVERY_ITEM)
@@ -284,4 +293,4 @@ def check_split(
         torch.testing.assert_close(torch.stack([out[name] for out in outs]).mean(), whole[name])
     assert split.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(split[name], gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(split[name], gradient, rtol=1e-4, atol=5e-6)
