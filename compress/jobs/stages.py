@@ -1,5 +1,6 @@
 """Provide the student and the teacher of each stage of a recipe, and run the stages."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from compress.config.recipe import TEACHER_ITSELF, Recipe, ancestor, spec_of
 from compress.config.reference import Call
 from compress.config.stages import AnyStage, Prune, Stage
 from compress.data.masking import Words
-from compress.errors import RecipeError
+from compress.errors import RecipeError, StudentError
 from compress.exporters.bundle_files import check_parts
 from compress.models import heads
 from compress.models import student as students
@@ -26,7 +27,7 @@ from compress.pruning.importance import compute_importance
 from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
-from compress.slicing.shape import Shape
+from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
 from compress.training.context import TrainingContext
 from compress.training.finetune import (
@@ -313,6 +314,16 @@ class StageModels:
                 build_objective(
                     stage, config, source if taught else None, kind=self.context.kind
                 )
-            heads.model_class(config, stage.head, self.context.kind)
+            with torch.device("meta"):
+                student = heads.create(
+                    copy.deepcopy(config), stage.head, self.context.kind
+                )
+            limit = positions(student)
+            if limit is not None and stage.length > limit:
+                raise StudentError(
+                    f"stage {stage.name}: max_length is {stage.length}, and the "
+                    f"student has {limit} positions: --set "
+                    f"stages.{stage.name}.max_length={limit}"
+                )
             configs[stage.name] = config
         return notes

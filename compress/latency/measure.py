@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from compress.benchmark.device import Device
-from compress.errors import SearchError, did_you_mean
+from compress.errors import SearchError, StudentError, did_you_mean
 from compress.exporters.fp16 import to_float16
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.manifest import BUNDLE_FILES, Precision
@@ -245,10 +245,8 @@ def _build_model(name: str, config: Any, setting: Setting, kind: Kind | None) ->
         torch.manual_seed(0)
         try:
             model = heads.create(config, "task" if kind else "encoder", kind).eval()
-        except (ValueError, KeyError, ZeroDivisionError) as error:
-            raise SearchError(
-                f"{name}: no {config.model_type} of this shape can be built ({error})"
-            ) from error
+        except StudentError as error:
+            raise SearchError(f"{name}: {error}") from error
     share_again(model)
     limit = positions(model)
     if limit is not None and setting.seq > limit:

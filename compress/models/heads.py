@@ -2,11 +2,12 @@
 task` means the head of the kind of task."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from compress import families
-from compress.errors import StudentError
+from compress.errors import CompressError, StudentError
 from compress.kinds import Kind, find
 
 if TYPE_CHECKING:
@@ -98,11 +99,26 @@ def create(
     config: "PreTrainedConfig", head: "Head", kind: Kind | None
 ) -> "PreTrainedModel":
     """Create a model with weights drawn from torch's generator. Raises StudentError if
-    its family has no such head."""
+    its family has no such head, or refuses a setting of the config."""
     model_class(config, head, kind)
-    return restore_labels(
-        config, auto(head, kind).from_config(adapt_labels(config, head))
-    )
+    with naming_refusals(config):
+        model = auto(head, kind).from_config(adapt_labels(config, head))
+    return restore_labels(config, model)
+
+
+@contextmanager
+def naming_refusals(config: "PreTrainedConfig") -> Iterator[None]:
+    """Re-raise as StudentError whatever transformers raises for a setting."""
+    try:
+        yield
+    except CompressError:
+        raise
+    except Exception as error:  # each family has its own
+        why = " ".join(str(error).split())[:200]
+        raise StudentError(
+            f"transformers cannot build a {config.model_type} with these settings: "
+            f"{why}; correct student.config, or the config.json"
+        ) from error
 
 
 def output_layer(model: "nn.Module") -> "nn.Linear | None":

@@ -157,9 +157,9 @@ def _copy_by_role(
         if weight.role == "types":
             tensor = tensor[torch.arange(len(parameter)).clamp(max=len(tensor) - 1)]
         if weight.role == "positions":
-            parameter[first_position(student.config) :].copy_(
-                tensor[first_position(teacher.config) :]
-            )
+            mine = parameter[first_position(student.config) :]
+            theirs = tensor[first_position(teacher.config) :]
+            mine[: len(theirs)].copy_(theirs[: len(mine)])
         elif tensor.shape == parameter.shape:
             parameter.copy_(tensor)
     types = LayerWeight("types", None, "weight")

@@ -169,7 +169,8 @@ def _apply_settings(config: Any, spec: StudentSpec) -> None:
                 f"student.config: {config.model_type} has no "
                 f"{name!r}.{did_you_mean(name, known)}"
             )
-        setattr(config, name, value)
+        with heads.naming_refusals(config):
+            setattr(config, name, value)
     # the width inside its blocks, which the config computes only when it is created
     if family.bottleneck:
         config.true_hidden_size = (

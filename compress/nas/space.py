@@ -250,18 +250,12 @@ class Shapes:
                             heads.create(self.config(choice), "task", "classification"),
                             **self.spec(choice).share,
                         )
-                    continue
                 except StudentError as error:
-                    problem = str(error)
-                except (KeyError, ValueError, TypeError) as error:
-                    problem = (
-                        f"transformers refuses it: {' '.join(str(error).split())[:200]}"
+                    value = ", ".join(
+                        f"{name} {value}"
+                        for name, value in zip(block.names, row, strict=True)
                     )
-                value = ", ".join(
-                    f"{name} {value}"
-                    for name, value in zip(block.names, row, strict=True)
-                )
-                problems.append(f"{self.space.name}: {value}: {problem}")
+                    problems.append(f"{self.space.name}: {value}: {error}")
         if problems:
             raise SearchError("\n".join(problems))
 

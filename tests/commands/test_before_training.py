@@ -130,6 +130,22 @@ def test_losses_that_cannot_compare_the_models(layers: int, code: int, expected:
     assert expected in " ".join(result.err.split())
 
 
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize(
+    ("setting", "code", "expected"),
+    [
+        ("max_position_embeddings=32", 130, "Continue with:"),
+        ("max_position_embeddings=31", 2, "the student has 31 positions: --set stages.intermediate.max_length=31"),
+        ("hidden_act=glue", 2, "cannot build a bert with these settings: 'glue'"),
+    ],
+)
+def test_settings_that_the_student_cannot_have(setting: str, code: int, expected: str, tmp_path: Path) -> None:
+    shelf = command.Shelf.fill(tmp_path)
+    result = command.run(*shelf.distill(tmp_path / "run", "--set", f"student.config.{setting}"))
+    assert result.code == code
+    assert expected in " ".join(result.err.split())
+
+
 def stage(**given: Any) -> Stage:
     return Stage.model_validate({"pretrain": "x", "lr": 1e-3, "objective": [], "step": "q8bert.Step"} | given)
 

@@ -104,6 +104,9 @@ def test_an_encoder_decoder_starts_answers_with_padding() -> None:
         ("modernbert", StudentSpec(layers=2, config={"layer_types": [G]}), "names 1 layers; the student has 2"),
         ("mobilebert", StudentSpec(family="bert", init="teacher"), "cannot begin as a mobilebert model; expected mob"),
         ("llama", StudentSpec(heads=1), "heads: 1: 2 heads share"),
+        ("bert", StudentSpec(config={"hidden_act": "glue"}), "cannot build a bert with these settings: 'glue'"),
+        ("bert", StudentSpec(config={"hidden_dropout_prob": 10}), "has to be between 0 and 1, but got 10"),
+        ("bert", StudentSpec(config={"layer_norm_eps": "1e-12"}), "Field 'layer_norm_eps' expected float, got str"),
     ],
 )
 def test_invalid_students(family: str, spec: StudentSpec, message: str) -> None:
@@ -112,6 +115,21 @@ def test_invalid_students(family: str, spec: StudentSpec, message: str) -> None:
 
 
 # From the teacher's layers
+
+
+@pytest.mark.parametrize("student", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("count", [16, 80])
+def test_a_student_may_have_other_positions(student: str, count: int) -> None:
+    """It has those of its teacher that both count."""
+    teacher = tiny.model("bert")
+    spec = StudentSpec(family=student, init="teacher", config={"max_position_embeddings": count})
+    table = build(spec, teacher).get_submodule(f"{student}.embeddings.position_embeddings").weight
+    whole = build(spec.model_copy(update={"config": {}}), teacher)
+    expected = whole.get_submodule(f"{student}.embeddings.position_embeddings").weight
+    first = 1 if student == "roberta" else 0
+    both = min(len(table), len(expected))
+    assert len(table) == count
+    torch.testing.assert_close(table[first:both], expected[first:both])
 
 
 @pytest.mark.parametrize(

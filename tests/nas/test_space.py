@@ -187,7 +187,12 @@ def test_invalid_axes_are_refused(axes: Mapping[str, Any], mode: str, said: str)
         ({"layers": [2, 9], "ffn": [4000]}, "supernet", BERT, "axes.ffn: 4000 is more than the teacher's 1536"),
         ({"embedding": [64]}, "supernet", BERT, "axes.embedding: bert models have no such size"),
         ({"hidden": [200], "heads": [7]}, "plain", BERT, "the space is empty: no student has hidden and heads"),
-        ({"config.hidden_act": ["relu", "glue"]}, "plain", BERT, "config.hidden_act glue: transformers refuses it"),
+        (
+            {"config.hidden_act": ["relu", "glue"]},
+            "plain",
+            BERT,
+            "config.hidden_act glue: transformers cannot build a bert",
+        ),
         ({"config.hiden_act": ["relu"]}, "plain", BERT, "Did you mean 'hidden_act'?"),
         ({"share.ffn": [9]}, "plain", BERT, "the student has 6 layers, expected 1..6"),
         ({"bottleneck": [9]}, "supernet", DistilBertConfig(), "axes.bottleneck: distilbert models have no such size"),

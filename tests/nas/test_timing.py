@@ -165,7 +165,7 @@ def test_failures_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     device = Scripted({})
     with pytest.raises(SearchError, match=r"a: 65 tokens to measure at; this shape has 64 positions"):
         sample({"a": tiny.config("bert")}, device, Setting(seq=65))
-    with pytest.raises(SearchError, match="no bert of this shape can be built"):
+    with pytest.raises(SearchError, match="a: transformers cannot build a bert with these settings"):
         sample({"a": tiny.config("bert", hidden=33)}, device, SETTING)
     with pytest.raises(SearchError, match=r"int9: no such precision. Did you mean 'int8'"):
         sample({"a": tiny.config("bert")}, device, SETTING, precision="int9")  # type: ignore[arg-type]
