@@ -48,7 +48,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import logits_of, read
 from compress.papers.bert import masked_lm
-from compress.papers.hinton import mean_over
+from compress.papers.hinton import kl_of_logs, mean_over
 from compress.tensors import TensorDict, Tensors
 from compress.training.objective import (
     Objective,
@@ -196,9 +196,9 @@ def symmetric_kl(
     """
     log_s_BV = student_BV.float().log_softmax(-1)
     log_t_BV = target_BV.float().log_softmax(-1)
-    forward_BV = log_t_BV.detach().exp() * (log_t_BV.detach() - log_s_BV)
-    backward_BV = log_s_BV.detach().exp() * (log_s_BV.detach() - log_t_BV)
-    return mean_over((forward_BV + backward_BV).sum(-1), None)
+    forward_B = kl_of_logs(log_t_BV.detach(), log_s_BV)
+    backward_B = kl_of_logs(log_s_BV.detach(), log_t_BV)
+    return mean_over(forward_B + backward_B, None)
 
 
 @reads("logits", per="example")

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 
 from compress.data.masking import Words
 from compress.errors import ObjectiveError
-from compress.papers.hinton import mean_over
+from compress.papers.hinton import kl_of_logs, mean_over
 from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
 from compress.training.reads import Fraction, Temperature, reads
@@ -55,22 +55,18 @@ def divergence(
 
     Mean over the labelled positions. beta 0: KL(p || q); beta 1: KL(q || p).
     """
-
-    def kl(log_p_BLV: Tensor, log_q_BLV: Tensor) -> Tensor:
-        return (log_p_BLV.exp() * (log_p_BLV - log_q_BLV)).sum(-1)
-
     log_p_BLV = (teacher_BLV.float() / temperature).log_softmax(-1)
     log_q_BLV = (student_BLV.float() / temperature).log_softmax(-1)
     if beta == 0:
-        values_BL = kl(log_p_BLV, log_q_BLV)
+        values_BL = kl_of_logs(log_p_BLV, log_q_BLV)
     elif beta == 1:
-        values_BL = kl(log_q_BLV, log_p_BLV)
+        values_BL = kl_of_logs(log_q_BLV, log_p_BLV)
     else:
         log_m_BLV = torch.logaddexp(
             log_p_BLV + math.log(beta), log_q_BLV + math.log(1 - beta)
         )
-        values_BL = beta * kl(log_p_BLV, log_m_BLV)
-        values_BL = values_BL + (1 - beta) * kl(log_q_BLV, log_m_BLV)
+        values_BL = beta * kl_of_logs(log_p_BLV, log_m_BLV)
+        values_BL = values_BL + (1 - beta) * kl_of_logs(log_q_BLV, log_m_BLV)
     return mean_over(values_BL, mask_BL)
 
 

@@ -37,12 +37,25 @@ def seen_pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
     return mask.bool(), mask.diagonal(dim1=1, dim2=2)
 
 
+def log_attention(scores_BHLL: Tensor, seen_BLL: Tensor) -> Tensor:
+    """log softmax of the scores over the tokens (last axis) that each token sees, in
+    float32."""
+    unseen_B1LL = ~seen_BLL[:, None]
+    return scores_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
+
+
 def kl_divergence(student_BV: Tensor, teacher_BV: Tensor, temperature: float) -> Tensor:
     """T^2 KL(softmax(z_T / T) || softmax(z_S / T)) over the last axis, one value per
     row."""
     log_p_BV = (teacher_BV.float() / temperature).log_softmax(-1)
     log_q_BV = (student_BV.float() / temperature).log_softmax(-1)
-    return temperature**2 * (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1)
+    return temperature**2 * kl_of_logs(log_p_BV, log_q_BV)
+
+
+def kl_of_logs(log_p_BV: Tensor, log_q_BV: Tensor) -> Tensor:
+    """Compute KL(p || q) over the last axis; p = 0, whose log is -inf, adds nothing."""
+    finite_BV = log_p_BV.clamp_min(-1e9)
+    return (finite_BV.exp() * (finite_BV - log_q_BV)).sum(-1)
 
 
 def bernoulli_kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

@@ -45,7 +45,7 @@ from compress.data.masking import Words
 from compress.errors import ObjectiveError
 from compress.evaluation.perplexity import logits_at
 from compress.models.key_value_cache import with_cache
-from compress.papers.hinton import kl_divergence, mean_over
+from compress.papers.hinton import kl_divergence, kl_of_logs, mean_over
 from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
 from compress.training.reads import Fraction, reads
@@ -112,7 +112,7 @@ def policy_gradient(
         ]
         if whiten:
             advantage_R = standardise(advantage_R)
-    single_R = weight_R * (log_q_RV.exp() * (log_q_RV - log_p_RV)).sum(-1)
+    single_R = weight_R * kl_of_logs(log_q_RV, log_p_RV)
     ratio_R = weight_R * (log_q_R - log_q_R.detach()).exp()
     long_R = -torch.minimum(
         advantage_R * ratio_R, advantage_R * ratio_R.clamp(1 - clip, 1 + clip)

@@ -23,7 +23,7 @@ import math
 from pydantic import PositiveInt
 from torch import Tensor
 
-from compress.papers.hinton import seen_pairs
+from compress.papers.hinton import kl_of_logs, log_attention, seen_pairs
 from compress.training.float32 import multiply
 from compress.training.reads import reads
 
@@ -35,11 +35,10 @@ def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Ten
     Where attention is local, the softmax of a token runs over the tokens that it sees.
     """
     seen_BLL, real_BL = seen_pairs(mask)
-    unseen_B1LL = ~seen_BLL[:, None]
     real_BL = real_BL.float()
-    log_p_BHLL = teacher_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
-    log_q_BHLL = student_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
-    kl_BL = (log_p_BHLL.exp() * (log_p_BHLL - log_q_BHLL)).sum(-1).mean(1)
+    log_p_BHLL = log_attention(teacher_BHLL, seen_BLL)
+    log_q_BHLL = log_attention(student_BHLL, seen_BLL)
+    kl_BL = kl_of_logs(log_p_BHLL, log_q_BHLL).mean(1)
     return ((kl_BL * real_BL).sum(-1) / real_BL.sum(-1).clamp_min(1)).mean()
 
 

@@ -51,7 +51,7 @@ from compress.models.to_mobilebert import (
     from_bert,  # noqa: F401 recipes call them mobilebert.from_...
     from_teacher,  # noqa: F401 recipes call them mobilebert.from_...
 )
-from compress.papers.hinton import mean_over, seen_pairs
+from compress.papers.hinton import log_attention, mean_over, seen_pairs
 from compress.training.objective import Objective
 from compress.training.reads import reads
 from compress.training.step import Distillation, WrappedStep
@@ -78,9 +78,8 @@ def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tenso
     Its minimum is the teacher's entropy, not 0. Needs equal head counts.
     """
     seen_BLL, real_BL = seen_pairs(mask)
-    unseen_B1LL = ~seen_BLL[:, None]
-    p_BHLL = teacher_BHLL.float().masked_fill(unseen_B1LL, -1e9).softmax(-1)
-    log_q_BHLL = student_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
+    p_BHLL = log_attention(teacher_BHLL, seen_BLL).exp()
+    log_q_BHLL = log_attention(student_BHLL, seen_BLL)
     return mean_over(-(p_BHLL * log_q_BHLL).sum(-1).mean(1), real_BL)
 
 

@@ -22,6 +22,7 @@ the teacher, CompRess 0.04 for both; both are for images."""
 import torch
 from torch import Tensor
 
+from compress.papers.hinton import kl_of_logs
 from compress.papers.reimers import check_widths, cosines, unit
 from compress.training.float32 import multiply
 from compress.training.reads import Temperature, reads
@@ -85,4 +86,4 @@ def _kl(
 ) -> Tensor:
     log_p_BO = (teacher_BO / (of_teacher or temperature)).log_softmax(-1)
     log_q_BO = (student_BO / temperature).log_softmax(-1)
-    return (log_p_BO.exp() * (log_p_BO - log_q_BO)).sum(-1).mean()
+    return kl_of_logs(log_p_BO, log_q_BO).mean()

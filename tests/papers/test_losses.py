@@ -189,3 +189,25 @@ def test_nothing_to_predict_costs_nothing(name: str) -> None:
     assert nothing.item() == 0
     assert student.grad is not None
     assert not student.grad.any()
+
+
+SHARES = ("gkd.divergence", "hinton.soft_targets", "pkd.soft_targets", "tinybert.prediction")
+TOKEN_SHARES = ("distilbert.soft_targets", "distilbert.masked_soft_targets", "mobilebert.masked_lm")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.partition(" ")[0] in (*SHARES, *TOKEN_SHARES)])
+def test_a_class_that_the_teacher_rules_out_adds_nothing(name: str) -> None:
+    """Its logit is -inf, as where only the largest logits of a teacher are kept."""
+    loss, _, case = of(name)
+    ruled_out = torch.zeros_like(case.target, dtype=torch.bool)
+    ruled_out[..., 0] = True
+    low = loss(case.student, case.target.masked_fill(ruled_out, -1e4), case.mask, **case.options)
+    student = case.student.clone().requires_grad_()
+    found = loss(student, case.target.masked_fill(ruled_out, -torch.inf), case.mask, **case.options)
+    if case.options.get("beta") == 1:
+        assert not found.isfinite(), "the student may not choose it"
+        return
+    torch.testing.assert_close(found, low)
+    found.backward()
+    assert student.grad is not None
+    assert student.grad.isfinite().all()
