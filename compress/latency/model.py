@@ -34,7 +34,7 @@ from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.latency.measure import Configs, Sample, choose_spread, sample
 from compress.models import heads
-from compress.models.flops import count_tables
+from compress.models.flops import count_parameters, count_tables, count_vectors
 from compress.models.sharing import share, share_again
 from compress.progress import Say
 from compress.records import search_report
@@ -470,12 +470,7 @@ def _count_parameters(
         share_again(model)
         if shared:
             share(model, **dict(shared))
-    sizes = [(each.numel(), each.dim()) for each in model.parameters()]
-    return (
-        sum(size for size, _ in sizes),
-        count_tables(model),
-        sum(size for size, axes in sizes if axes < 2),
-    )
+    return count_parameters(model), count_tables(model), count_vectors(model)
 
 
 @dataclass(frozen=True)

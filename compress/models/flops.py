@@ -69,6 +69,11 @@ def count_tables(model: nn.Module) -> int:
     return sum(tables.values())
 
 
+def count_vectors(model: nn.Module) -> int:
+    """Count the parameters outside matrices and tables."""
+    return sum(each.numel() for each in model.parameters() if each.dim() < 2)
+
+
 def _attention(
     query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any
 ) -> int:
@@ -186,9 +191,6 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
     shape = Shape.from_config(model.config)
     total = count_parameters(model)
     tables = count_tables(model)
-    vectors = sum(
-        parameter.numel() for parameter in model.parameters() if parameter.dim() < 2
-    )
     return ModelSize(
         family=shape.family,
         layers=shape.layers,
@@ -202,5 +204,5 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
         if shape.layers <= 2
         else flops(1) + (shape.layers - 1) * (flops(2) - flops(1)),
         fp32_mb=4 * total / 1e6,
-        int8_mb=(total + 3 * vectors) / 1e6,
+        int8_mb=(total + 3 * count_vectors(model)) / 1e6,
     )

@@ -156,7 +156,6 @@ def metric(name: str) -> str:
         "matthews": "Matthews correlation",
         "pearson": "Pearson correlation",
         "spearman": "Spearman correlation",
-        "mse": "mean squared error",
         "exact": "exact match",
         "ndcg@10": "nDCG@10",
         "mrr@10": "MRR@10",

@@ -254,8 +254,10 @@ def _remark_baselines(report: Report) -> list[str]:
 def _remark_loss(report: Report) -> list[str]:
     """Say what helps a shipped student that keeps little of its teacher's score."""
     row = report.shipped
-    kept = None if row is None else over_teacher(report, row, "score")
-    if row is None or kept is None or kept >= LITTLE:
+    if row is None:
+        return []
+    kept = over_teacher(report, row, "score")
+    if kept is None or kept >= LITTLE:
         return []
     task = find(report.kind)
     asked = re.search(r"--recipe[ =](?!auto(\s|$))", report.command)

@@ -1,14 +1,15 @@
 """Core AI assets, which replace Core ML packages from iOS 27 on."""
 
-from compress.exporters.formats.format import Extra, Format
+from dataclasses import replace
 
-FORMAT = Format(
+from compress.exporters.formats import coreml
+from compress.exporters.formats.format import Extra
+
+FORMAT = replace(
+    coreml.FORMAT,
     name="coreai",
     files="`.aimodel`",
-    shapes="one row, the lengths of `--seq`",
     needs="`compress-kit[coreai]`",
-    precisions=("fp32", "fp16", "w8", "p6", "p4"),
-    default=("fp16", "w8"),
     writer="compress.exporters.writers.apple.write_coreai",
     reader="compress.exporters.writers.apple.open_coreai",
     suffixes=(".aimodel",),
@@ -17,6 +18,4 @@ FORMAT = Format(
     ),
     library="coreai",
     snippets=("coreai.swift",),
-    race="runs on Apple's systems only",
-    fixed_length=True,
 )
