@@ -1,7 +1,6 @@
 """Run a training stage, a function from model to model that minimises an objective."""
 
 import copy
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,8 +126,7 @@ class Trained:
 
     def write(self, folder: Path) -> None:
         """Write the record next to the stage's model."""
-        content = json.dumps({"trained": asdict(self)}, indent=1) + "\n"
-        (folder / "training.json").write_text(content, encoding="utf-8")
+        io.write_json(folder / "training.json", {"trained": asdict(self)})
 
 
 def train(

@@ -9,7 +9,6 @@ checkpoints/checkpoint-<step>/   weights, optimizer, scheduler, random states an
                                  from the newest intact one.
 """
 
-import json
 import math
 import pickle
 import shutil
@@ -50,6 +49,7 @@ from compress.io import (
     name_disk_errors,
     seal,
     verify,
+    write_json,
 )
 from compress.models.heads import output_layer
 from compress.progress import Say
@@ -154,9 +154,7 @@ class Spent:
 
     def save(self, checkpoint: Path) -> None:
         """Write the record into a checkpoint that is not sealed yet."""
-        (checkpoint / COSTS).write_text(
-            json.dumps(asdict(self)) + "\n", encoding="utf-8"
-        )
+        write_json(checkpoint / COSTS, asdict(self))
 
 
 def peak_rss_mb() -> float:
