@@ -111,7 +111,8 @@ def quantize_dynamic(
                 "file"
             ) from error
         small = onnx.load_model(partial)
-        if not keep and len(small.graph.node) == len(file.graph.node):
+        known = {node.domain for node in file.graph.node} <= {"", MICROSOFT}
+        if not (keep or (known and len(small.graph.node) > len(file.graph.node))):
             raise ExportError(
                 f"{source}: no matrix product or table of constant weights was found "
                 "to quantise; expected the fp32 file that to_onnx writes"

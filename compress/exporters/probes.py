@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from compress import families
+from compress.models.flops import count_parameters, count_tables
 from compress.slicing.shape import find_setting, positions
 
 TRACED = (2, 5)
@@ -119,12 +120,7 @@ def affordable_length(model: nn.Module) -> int:
     MOST_WORK and MOST_SCORES."""
     config = text_config(model.config)
     heads = _size(config, "heads", usual=16)
-    tables = {
-        id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)
-    }
-    linear = 2 * sum(
-        each.numel() for each in model.parameters() if id(each) not in tables
-    )
+    linear = 2 * (count_parameters(model) - count_tables(model))
     # scores and contexts
     square = 4 * _size(config, "layers", usual=24) * _size(config, "hidden", usual=1024)
     by_work = (math.sqrt(linear**2 + 4 * square * MOST_WORK) - linear) / (2 * square)
