@@ -8,10 +8,9 @@ answers.text and answers.answer_start (lists).
 
 Rules. A question marked as impossible has no answer, whatever else it lists; nor
 has a question without answers, or with empty ones, in a file where others have some. A
-file in which none
-has an answer, and none is marked, is unlabelled. An answer that is not at its stated
-position is searched in its context, the nearest match counts; a question none of whose
-answers is found is left out, with a note."""
+file in which none has an answer, and none is marked, is unlabelled. An answer that is
+not at its stated position is searched in its context, the nearest match counts; a
+question none of whose answers is found is left out, with a note."""
 
 from __future__ import annotations
 

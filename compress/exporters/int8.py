@@ -79,7 +79,8 @@ def quantize_dynamic(
     float32: quantising them too is slower. Activations get one uint8 scale per tensor
     and run, so a row's logits depend slightly on its batch and padding, and on the
     processor. `keep` names nodes that stay float32. Raises ExportError for a file that
-    cannot be read or has no weights to quantise.
+    cannot be read, has other operators than ONNX and onnxruntime, or has no weights to
+    quantise.
     """
     file = read_model(source)
     properties = inherit_metadata(file)

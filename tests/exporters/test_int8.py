@@ -69,7 +69,8 @@ def test_a_table_alone_is_rounded(tmp_path: Path) -> None:
     exact, small = (
         onnxruntime.InferenceSession(tmp_path / name).run(None, feeds)[0] for name in ("model.onnx", "small.onnx")
     )
-    assert exact == pytest.approx(small, abs=0.01)
+    assert np.abs(exact).max() > 0.02
+    assert exact == pytest.approx(small, abs=1e-3)
     assert (tmp_path / "small.onnx").stat().st_size < (tmp_path / "model.onnx").stat().st_size
 
 

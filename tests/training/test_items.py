@@ -150,7 +150,7 @@ def of_task(kind: Kind) -> dict[str, Tensor]:
 def sift(kind: Kind) -> Any:
     outputs = {"regression": 1, "qa": 2}.get(kind, 3)
     student = find(kind).auto_class().from_config(tiny.config("bert", labels=outputs, **NO_DROPOUT))
-    student.eval()
+    student.eval().double()  # the differences of two answers are small
     terms = objective(student, student, Term("bert.labels"), kind=kind)
     return deberta.ScaleInvariantFineTuning(student, None, terms, start=0.1, step_size=0.1)
 
@@ -293,4 +293,4 @@ def check_split(
         torch.testing.assert_close(torch.stack([out[name] for out in outs]).mean(), whole[name])
     assert split.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(split[name], gradient, rtol=1e-4, atol=5e-6)
+        torch.testing.assert_close(split[name], gradient, rtol=1e-4, atol=1e-6)
