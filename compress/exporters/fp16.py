@@ -25,6 +25,7 @@ from compress.exporters.session import (
     Feeds,
     create_session,
     difference,
+    expose,
     inherit_metadata,
     onnx_run,
     read_model,
@@ -89,18 +90,8 @@ def _sizes(
     model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]
 ) -> dict[str, float]:
     """Find the largest |value| of each float32 intermediate result, over the rows."""
-    exposed = copy.deepcopy(model)
-    outputs = {each.name for each in exposed.graph.output}
-    names = [
-        name
-        for node in exposed.graph.node
-        for name in node.output
-        if name and name not in outputs
-    ]
-    exposed.graph.output.extend(
-        helper.make_empty_tensor_value_info(name) for name in names
-    )
-    session = _open(exposed, source)
+    names = [name for node in model.graph.node for name in node.output if name]
+    session = _open(expose(model, names), source)
     order = [each.name for each in session.get_outputs()]
     sizes: dict[str, float] = {}
     for row in rows:

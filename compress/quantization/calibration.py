@@ -6,7 +6,6 @@ added to histograms: memory is bounded by one batch of TOKENS_PER_RUN tokens, wh
 the number of rows.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,12 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from compress.arrays import Floats, Longs
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import products
-from compress.exporters.session import UNOPENED, read_model, session_options
+from compress.exporters.session import (
+    create_session,
+    expose,
+    read_model,
+    session_options,
+)
 from compress.progress import Progress
 
 if TYPE_CHECKING:
@@ -205,25 +208,8 @@ def iterate_activations(
 ) -> Iterator[dict[str, Any]]:
     """Yield the values of these tensors, one batch of rows of equal length after
     another; errors name `source`."""
-    extended = copy.deepcopy(model)
-    outputs = {value.name for value in extended.graph.output}
-    types = {
-        name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-        for name in names
-    }
-    extended.graph.output.extend(
-        value for name, value in types.items() if name not in outputs
-    )
-    try:
-        session = onnxruntime.InferenceSession(
-            extended.SerializeToString(),
-            session_options(threads, {}),
-            providers=["CPUExecutionProvider"],
-        )
-    except UNOPENED as error:
-        raise ExportError(
-            f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}"
-        ) from None
+    exposed = expose(model, names).SerializeToString()
+    session = create_session(exposed, session_options(threads, {}), source)
     inputs = [node.name for node in session.get_inputs()]
     with Progress(
         "calibration", len(rows) if isinstance(rows, Sized) else None, "rows"

@@ -41,7 +41,13 @@ from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import Precision
 from compress.exporters.predictor import join_answers
-from compress.exporters.session import PROMPT_LENGTH, metadata, open_session, read_model
+from compress.exporters.session import (
+    PROMPT_LENGTH,
+    check_opset,
+    metadata,
+    open_session,
+    read_model,
+)
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import (
     MODELS,
@@ -139,6 +145,7 @@ def text_file(
     encoder, frame = _read(bundle, prompt)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
+    check_opset(model, bundle.files()[precision], 16, "a text file")
     _set_prompt_length(model, encoder, frame)
     read = _reader(encoder, frame, model)
     hard = list_hard_texts(frame)
