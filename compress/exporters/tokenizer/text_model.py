@@ -12,12 +12,11 @@ A file is written only if it tokenises a list of hard texts, and all given texts
 exactly as the bundle's own tokenizer does."""
 
 import json
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final
 from unicodedata import unidata_version
@@ -161,10 +160,7 @@ def text_file(
         words=tuple(list_words(encoder.backend)),
         prompt=prompt,
     )
-    threshold = bundle.manifest.threshold
-    whole = join_reader(
-        read, model, bundle.task, math.inf if threshold is None else threshold
-    )
+    whole = join_reader(read, model, bundle.task, bundle.manifest.margin)
     whole.producer_name = model.producer_name
     whole.producer_version = model.producer_version
     onnx.helper.set_model_props(
@@ -428,7 +424,7 @@ def find_differences(
     for first in range(0, len(texts), TOGETHER):
         batch = texts[first : first + TOGETHER]
         expected = read_rows(encoder, frame, batch)
-        for size in (1, len(batch)) if len(batch) > 1 else (1,):
+        for size in {1, len(batch)}:
             parts = (
                 batch[start : start + size] for start in range(0, len(batch), size)
             )
@@ -492,7 +488,7 @@ def _compare(
     same = [
         ours == theirs for ours, theirs in zip(found[name], whole[name], strict=False)
     ]
-    at = same.index(False) if False in same else len(same)
+    at = sum(takewhile(bool, same))
     return TokenDifference(
         text, name, at, tuple(whole[name][at:]), tuple(found[name][at:])
     )
