@@ -219,10 +219,7 @@ def compare_scores(
     task = bundles[0].task
     evaluators = [replace(bundle.evaluator(split), task=task) for bundle in bundles]
     rows = len(evaluators[0])
-    thresholds = [
-        inf if each.manifest.threshold is None else each.manifest.threshold
-        for each in bundles
-    ]
+    thresholds = [each.manifest.margin for each in bundles]
     logits = [
         open_predictor(
             bundle.path,

@@ -236,7 +236,6 @@ class Bundle:
         from compress.exporters.predictor import open_predictor
 
         task = self.task
-        threshold = self.manifest.threshold
         self.check_has(precision)
         return open_predictor(
             self.path,
@@ -244,7 +243,7 @@ class Bundle:
             task=task,
             max_length=self.manifest.max_length,
             threads=threads,
-            threshold=math.inf if threshold is None else threshold,
+            threshold=self.manifest.margin,
             layered=families.find(self.manifest.model_type).layered,
         )
 

@@ -8,9 +8,7 @@ graph with every intermediate result rounded to float16, as a GPU stores it.
 """
 
 import copy
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +18,12 @@ from onnx import TensorProto, helper
 
 from compress.errors import ExportError
 from compress.exporters.int8 import PRECISION_KEY
+from compress.exporters.rewrite.graph import attribute
 from compress.exporters.session import (
-    Difference,
     Feeds,
     create_session,
     difference,
-    inherit_metadata,
+    expose,
     onnx_run,
     read_model,
     save_changed,
@@ -42,18 +40,9 @@ FP16_TOLERANCE = 0.02
 logit (or to 1); float16 usually differs by a few thousandths."""
 
 
-@dataclass(frozen=True)
-class Float16Conversion:
-    """The difference of the logits from fp32's, and the names of the nodes that stay
-    float32."""
-
-    difference: Difference
-    kept: tuple[str, ...]
-
-
-def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Float16Conversion:
+def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> tuple[str, ...]:
     """Write the fp32 ONNX file `source` in float16 to `target`; ids in and logits out
-    keep their types.
+    keep their types. Return the names of the nodes that stay float32.
 
     Raises ExportError for a file that cannot be read, or whose logits in float16 differ
     from the fp32 ones.
@@ -81,26 +70,30 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Float16Conv
         copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept)
     )
     del small.graph.value_info[:]  # of float32 where casts were put in
-    save_changed(small, target, {**inherit_metadata(model), PRECISION_KEY: "fp16"})
-    return Float16Conversion(found, kept)
+    _join_casts(small.graph)
+    save_changed(small, target, {PRECISION_KEY: "fp16"})
+    return kept
+
+
+def _join_casts(graph: onnx.GraphProto) -> None:
+    """Let nodes that stay float32 read each other's results as they are: the converter
+    puts a cast to float16, which may overflow, and one back between them."""
+    halves = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if attribute(node, "to") == TensorProto.FLOAT16
+    }
+    for node in graph.node:
+        if attribute(node, "to") == TensorProto.FLOAT:
+            node.input[0] = halves.get(node.input[0], node.input[0])
 
 
 def _sizes(
     model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]
 ) -> dict[str, float]:
     """Find the largest |value| of each float32 intermediate result, over the rows."""
-    exposed = copy.deepcopy(model)
-    outputs = {each.name for each in exposed.graph.output}
-    names = [
-        name
-        for node in exposed.graph.node
-        for name in node.output
-        if name and name not in outputs
-    ]
-    exposed.graph.output.extend(
-        helper.make_empty_tensor_value_info(name) for name in names
-    )
-    session = _open(exposed, source)
+    names = [name for node in model.graph.node for name in node.output if name]
+    session = _open(expose(model, names), source)
     order = [each.name for each in session.get_outputs()]
     sizes: dict[str, float] = {}
     for row in rows:
@@ -165,7 +158,4 @@ def _open(model: onnx.ModelProto, source: Path) -> onnxruntime.InferenceSession:
     options.graph_optimization_level = (
         onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     )
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path = Path(folder, "model.onnx")
-        onnx.save_model(model, path)
-        return create_session(path, options, source)
+    return create_session(model.SerializeToString(), options, source)

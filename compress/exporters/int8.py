@@ -49,6 +49,7 @@ from compress.exporters.rewrite.graph import (
 from compress.exporters.rewrite.saturation import find_integer_products
 from compress.exporters.session import (
     MICROSOFT,
+    check_opset,
     declare_microsoft,
     inherit_metadata,
     read_model,
@@ -79,10 +80,17 @@ def quantize_dynamic(
     float32: quantising them too is slower. Activations get one uint8 scale per tensor
     and run, so a row's logits depend slightly on its batch and padding, and on the
     processor. `keep` names nodes that stay float32. Raises ExportError for a file that
-    cannot be read, has other operators than ONNX and onnxruntime, or has no weights to
-    quantise.
+    cannot be read, has other operators than ONNX and onnxruntime, or has no float32
+    weights to quantise.
     """
     file = read_model(source)
+    graph = Graph(file.graph)
+    known = {node.domain for node in graph.nodes} <= {"", MICROSOFT}
+    if not (known and (products(graph) or graph.lookups())):
+        raise ExportError(
+            f"{source}: no matrix product or table of constant float32 weights was "
+            "found to quantise; expected the fp32 file that to_onnx writes"
+        )
     properties = inherit_metadata(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     # onnxruntime writes next to its input, and leaves files behind if it fails: hence a
@@ -112,12 +120,6 @@ def quantize_dynamic(
                 "file"
             ) from error
         small = onnx.load_model(partial)
-        known = {node.domain for node in file.graph.node} <= {"", MICROSOFT}
-        if not (keep or (known and len(small.graph.node) > len(file.graph.node))):
-            raise ExportError(
-                f"{source}: no matrix product or table of constant weights was found "
-                "to quantise; expected the fp32 file that to_onnx writes"
-            )
         if not full_range:
             _fit_neighbours(small.graph, file.graph, per_channel=per_channel)
         pack_tables(Graph(small.graph))
@@ -193,6 +195,8 @@ def quantize_static(
     Raises ExportError for a file without products, a name in `keep` that is no product,
     and tensors without a range."""
     model = read_model(source)
+    if form == "qdq":
+        check_opset(model, source, 13, "--form qdq")
     graph = Graph(model.graph)
     found = products(graph)
     names = [product.name for product in found]

@@ -114,6 +114,11 @@ class Manifest:
         """Check whether the model answers a text with a vector."""
         return self.task is not None and self.task.vectors
 
+    @property
+    def margin(self) -> float:
+        """Return the threshold, infinite if there is none."""
+        return math.inf if self.threshold is None else self.threshold
+
     @classmethod
     def from_model(
         cls,

@@ -45,6 +45,7 @@ from compress.exporters.session import (
     MICROSOFT,
     UNOPENED,
     create_session,
+    expose,
     read_model,
     runtime_reason,
     save_changed,
@@ -128,15 +129,9 @@ def _evaluate(
     """Compute tensors that do not depend on the ids."""
     if not names:
         return []
-    exposed = copy.deepcopy(model)
-    outputs = {value.name for value in exposed.graph.output}
-    exposed.graph.output.extend(
-        onnx.ValueInfoProto(name=name) for name in names if name not in outputs
-    )
     feeds = {each.name: np.ones((1, tokens), np.int64) for each in model.graph.input}
-    session = create_session(
-        exposed.SerializeToString(), session_options(1, {}), source
-    )
+    exposed = expose(model, names).SerializeToString()
+    session = create_session(exposed, session_options(1, {}), source)
     try:
         return list(session.run(names, feeds))
     except UNOPENED as error:

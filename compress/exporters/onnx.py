@@ -537,9 +537,8 @@ def _compare(
     for one, other in zip(found, expected.values(), strict=True):
         per_token = other.ndim == 3 or "start_logits" in expected
         if one.shape != other.shape:
-            theirs = other.shape
             raise ExportError(
-                f"answers are of shape {one.shape}, the model's {theirs}; "
+                f"answers are of shape {one.shape}, the model's {other.shape}; "
                 f"{ANOTHER_FAMILY}"
             )
         ours, models = (one[real], other[real]) if per_token else (one, other)

@@ -480,6 +480,8 @@ def choose_columns(
 ) -> list[str]:
     """Choose the columns of the one or two texts, and of BEIR's titles. Raises
     DataError, listing the existing columns, if there is no match."""
+    if pair and not task.pair:
+        raise DataError("--pair: this model reads one text, not two; leave it out")
     wanted = list(columns or (task.text[:1] if pair else task.text))
     count = len(task.text) - pair
     if not columns and len(names) == count and not set(wanted) & set(names):

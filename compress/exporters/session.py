@@ -6,6 +6,7 @@ The one place that decides session options: prediction, parity and latency races
 neither torch nor transformers.
 """
 
+import copy
 import io
 import json
 import logging
@@ -14,7 +15,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -96,7 +97,8 @@ exceptions."""
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """Parse an ONNX file, with the weights that it keeps in other files of its folder.
+    """Parse an ONNX file, with the weights that it keeps in other files of its folder;
+    a node without a name gets its output's.
 
     Raises ExportError for a file that is missing or not ONNX, and for one that points
     outside its folder.
@@ -110,6 +112,8 @@ def read_model(path: Path) -> onnx.ModelProto:
                 f"{path}: the weights it keeps in other files cannot be read "
                 f"({first_reason(error)}); copy them again"
             ) from None
+    for node in model.graph.node:
+        node.name = node.name or node.output[0]
     return model
 
 
@@ -117,6 +121,16 @@ def input_names(model: onnx.ModelProto) -> list[str]:
     """List the inputs that a file needs, without those that have a default."""
     optional = {tensor.name for tensor in model.graph.initializer}
     return [each.name for each in model.graph.input if each.name not in optional]
+
+
+def expose(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Copy a model, with these tensors as outputs too."""
+    exposed = copy.deepcopy(model)
+    outputs = {each.name for each in exposed.graph.output}
+    exposed.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in names if name not in outputs
+    )
+    return exposed
 
 
 def weights_elsewhere(path: Path) -> list[str]:
@@ -236,6 +250,15 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next(
         each.version for each in model.opset_import if each.domain in ("", "ai.onnx")
     )
+
+
+def check_opset(model: onnx.ModelProto, path: Path, least: int, use: str) -> None:
+    """Raise ExportError for a file of an older opset than its use needs."""
+    if (own := opset_of(model)) < least:
+        raise ExportError(
+            f"{path}: is of opset {own}; {use} needs {least} or newer: export the "
+            f"model again with --opset {least}"
+        )
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:

@@ -188,18 +188,8 @@ def ask(
     asked = 0
     seconds = 0.0
     if missing:
-        known, asked, seconds = _ask_missing(
-            model,
-            prompts,
-            wanted,
-            missing,
-            console,
-        )
-    return Asked(
-        [known[key] for key in keys],
-        asked,
-        seconds,
-    )
+        known, asked, seconds = _ask_missing(model, prompts, wanted, missing, console)
+    return Asked([known[key] for key in keys], asked, seconds)
 
 
 def ask_together(

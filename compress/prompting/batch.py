@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ValidationError, model_validator
 
+from compress.data.tables import chunks
 from compress.errors import TeacherError
 from compress.io import atomic_file, make_folder
 from compress.terminal import one_line
@@ -104,15 +105,9 @@ class BatchFiles:
         make_folder(self.folder)
         for file in self.folder.glob("requests-*.jsonl"):
             file.unlink()
-        parts: list[list[bytes]] = []
-        size = 0
-        for line in self.lines.values():
-            full = size + len(line) > MOST_REQUEST_BYTES
-            if not parts or full or len(parts[-1]) == MOST_REQUESTS:
-                parts.append([])
-                size = 0
-            parts[-1].append(line)
-            size += len(line)
+        lines = self.lines.values()
+        longest = max(map(len, lines))
+        parts = chunks(lines, len, MOST_REQUESTS, MOST_REQUEST_BYTES - longest)
         files = []
         for number, part in enumerate(parts, start=1):
             files.append(self.folder / f"requests-{number}.jsonl")

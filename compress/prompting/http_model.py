@@ -22,7 +22,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NotRequired, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -577,13 +577,8 @@ class RemoteModel(_Remote[PromptAnswers, Likelihood]):
 
     @property
     def digest(self) -> str:
-        endpoint = self.endpoint
-        return digest.hash_value(
-            [
-                *(endpoint.url, endpoint.model, endpoint.mode, endpoint.top),
-                *endpoint.changes,
-            ]
-        )
+        own = self.endpoint
+        return digest.hash_value([own.url, own.model, own.mode, own.top, *own.changes])
 
     def count(self, text: str) -> int:
         return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
@@ -776,12 +771,13 @@ class RemoteEncoder(_Remote[Sequence[str], Floats]):
 
 
 class _Tokens(TypedDict):
-    text_offset: list[int]
+    tokens: list[str]
     token_logprobs: list[LogP | None]
 
 
 class _Choice(TypedDict):
     index: int
+    text: NotRequired[str | None]
     logprobs: _Tokens
 
 
@@ -882,40 +878,46 @@ def sum_echoed(
     """Sum the log-probabilities of each answer's tokens, without the prompt's.
 
     If a token spans the end of the prompt, all answers are scored from its start.
-    Raises ValueError for an answer without tokens, or without their log-probabilities.
+    Raises ValueError for tokens that are not the answer's, or have no log-probability.
     """
     if len(choices) != len(answers):
         raise ValueError(f"choices: {len(choices)}, not {len(answers)}")
-    spans = []
-    for choice, answer in zip(
-        sorted(choices, key=lambda each: each["index"]), answers, strict=True
-    ):
-        logprobs = choice["logprobs"]
-        end = len(prompt) + len(answer)
-        starts = logprobs["text_offset"]
-        if not starts or len(starts) != len(logprobs["token_logprobs"]):
-            raise ValueError(
-                "choices: text_offset and token_logprobs are empty, or differ in length"
-            )
-        ends = [*starts[1:], max(end, starts[-1])]
-        tokens = zip(starts, ends, logprobs["token_logprobs"], strict=True)
-        spans.append(
-            [
-                (start, stop, log_p)
-                for start, stop, log_p in tokens
-                if start < end and stop > start
-            ]
-        )
+    ordered = sorted(choices, key=lambda each: each["index"])
+    texts = [prompt + answer for answer in answers]
+    places = list(map(_find_starts, ordered, texts))
     begin = min(
-        (start for tokens in spans for start, stop, _ in tokens if stop > len(prompt)),
-        default=math.inf,
+        max([0, *(start for start in starts if start <= len(prompt))])
+        for starts in places
     )
-    scores = [[log_p for _, stop, log_p in tokens if stop > begin] for tokens in spans]
-    if not all(scores):
-        raise ValueError("choices: an answer without a token")
-    if any(log_p is None for row in scores for log_p in row):
+    scores = []
+    for choice, text, starts in zip(ordered, texts, places, strict=True):
+        tokens = choice["logprobs"]["tokens"]
+        log_p = choice["logprobs"]["token_logprobs"]
+        if len(tokens) != len(log_p):
+            raise ValueError("choices: tokens and token_logprobs differ in length")
+        own = [at for at, start in enumerate(starts) if begin <= start < len(text)]
+        written = _read_spaces("".join(tokens[at] for at in own))
+        if written != _read_spaces(text[begin:]):
+            raise ValueError(f"choices: tokens {written!r}, not {text[begin:]!r}")
+        scores.append([log_p[at] for at in own])
+    if any(None in row for row in scores):
         raise ValueError("choices: an answer's token without a log-probability")
     return Likelihood(tuple(map(sum, scores)), tuple(map(len, scores)))
+
+
+def _find_starts(choice: Mapping[str, Any], text: str) -> list[int]:
+    """Find where each token begins in an echoed text. They are counted from its end,
+    where the answer is: before it, servers count special tokens, such as <s>, and the
+    parts of a character, also in `text_offset`; some give only -1 there."""
+    starts = [max(len(text), len(choice.get("text") or ""))]
+    for token in reversed(choice["logprobs"]["tokens"]):
+        starts.insert(0, starts[0] - len(token))
+    return starts[:-1]
+
+
+def _read_spaces(token: str) -> str:
+    """Replace the characters that stand for a space in a token."""
+    return token.replace("▁", " ").replace("Ġ", " ")
 
 
 def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
@@ -928,8 +930,7 @@ def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
     less.
     """
     listed = [
-        (str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p))
-        for token, log_p in tokens
+        (_read_spaces(str(token)).strip(), float(log_p)) for token, log_p in tokens
     ]
     remaining = 1 - math.fsum(math.exp(log_p) for _, log_p in listed)
     bound = min(math.log(max(remaining, LEAST_MASS)), *(log_p for _, log_p in listed))
@@ -947,6 +948,6 @@ def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
             and not any(other.startswith(token) for other in others)
         ]
         mass = math.fsum(whole or begun)
-        absent += not (whole or begun)
+        absent += not mass
         log_p_A.append(math.log(mass) if mass > 0 else bound)
     return Likelihood(tuple(log_p_A), (1,) * len(answers), absent)

@@ -362,9 +362,7 @@ class PromptedTeacher:
     def digest(self) -> str:
         """Return a hash of everything that the labels depend on: the model, the prompt,
         the examples."""
-        settings = self.task_prompt.prompt.model_dump(
-            exclude={"name", "about", "examples"}
-        )
+        settings = self.prompt.model_dump(exclude={"name", "about", "examples"})
         shown = [each.model_dump() for each in self.task_prompt.examples]
         return digest.hash_value(
             [self.language_model.digest, settings, shown, self.task_prompt.labels]
@@ -387,7 +385,7 @@ class PromptedTeacher:
         """
         fitted = self.fit(texts)
         rows = len(fitted)
-        prompt = self.task_prompt.prompt
+        prompt = self.prompt
         notes = self._describe_cuts(fitted)
         empty = []
         if prompt.calibrate != "none":
@@ -441,17 +439,13 @@ class PromptedTeacher:
     def fit(self, texts: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
         """Write the prompt for each text or pair; return each with whether it was cut,
         see `TaskPrompt.fit`."""
-        limit = self._longest - max(
-            self.language_model.count(answer) for answer in self.task_prompt.answers
-        )
-        return [
-            self.task_prompt.fit(each, self.language_model.count, limit)
-            for each in texts
-        ]
+        count = self.language_model.count
+        limit = self._longest - max(map(count, self.task_prompt.answers))
+        return [self.task_prompt.fit(each, count, limit) for each in texts]
 
     @property
     def _longest(self) -> int:
-        return self.task_prompt.prompt.limit(self.language_model.longest)
+        return self.prompt.limit(self.language_model.longest)
 
     def _describe_cuts(self, fitted: Sequence[tuple[str, bool]]) -> list[str]:
         cut = sum(was_cut for _, was_cut in fitted)
@@ -463,7 +457,7 @@ class PromptedTeacher:
         ]
 
     def _scores(self, found: Likelihoods, unconditional_A: Doubles | None) -> Doubles:
-        how = self.task_prompt.prompt.normalise
+        how = self.prompt.normalise
         scores_NA = normalise(found.log_p_NA, found.tokens_NA, how, unconditional_A)
         return average_by_label(scores_NA, self.task_prompt.owners)
 

@@ -154,7 +154,7 @@ class VotingTeacher(PromptedTeacher):
         for note in notes:
             print_note(self.console, note)
         total_N1 = votes_NC.sum(axis=1, keepdims=True)
-        shares_NC = np.where(total_N1 > 0, votes_NC / np.maximum(total_N1, 1), 1)
+        shares_NC = votes_NC / np.maximum(total_N1, 1)
         log_p_NC = np.log(np.maximum(shares_NC, LEAST_SHARE)).astype(np.float32)
         log_p_NC[total_N1[:, 0] == 0] = -np.log(len(labels))
         return SoftLabels(

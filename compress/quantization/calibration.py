@@ -6,7 +6,6 @@ added to histograms: memory is bounded by one batch of TOKENS_PER_RUN tokens, wh
 the number of rows.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import onnx
-import onnxruntime
 
 from compress.arrays import Floats, Longs
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import products
-from compress.exporters.session import UNOPENED, read_model, session_options
+from compress.exporters.session import (
+    create_session,
+    expose,
+    read_model,
+    session_options,
+)
 from compress.progress import Progress
 
 if TYPE_CHECKING:
@@ -111,11 +113,8 @@ def _divergence(counts: Longs, first: int, last: int) -> float:
     clipped = inside.copy()
     clipped[0] += counts[:first].sum()
     clipped[-1] += counts[last:].sum()
-    group = (
-        np.arange(len(inside)) * HISTOGRAM_LEVELS // len(inside)
-        if len(inside) > HISTOGRAM_LEVELS
-        else np.arange(len(inside))
-    )
+    bins = max(len(inside), HISTOGRAM_LEVELS)
+    group = np.arange(len(inside)) * HISTOGRAM_LEVELS // bins
     filled = inside > 0
     sums = np.bincount(group, inside)
     sizes = np.bincount(group, filled)
@@ -170,18 +169,15 @@ def observe(
 ) -> dict[str, Histogram]:
     """Count the numbers in each tensor of `names`, by default those that products read;
     rows are not padded."""
-    model = read_model(source)
     if names is None:
-        names = list(dict.fromkeys(product.reads for product in products(model.graph)))
+        names = list_read(source)
     if not names:
         raise ExportError(
             f"{source}: no matrix product with constant weights; expected the fp32 "
             "file of a bundle"
         )
     histograms = {name: Histogram() for name in names}
-    for values in iterate_activations(
-        model, names, rows, threads=threads, source=source
-    ):
+    for values in iterate_activations(source, names, rows, threads=threads):
         for name, value in values.items():
             try:
                 histograms[name].add(value)
@@ -195,35 +191,23 @@ def observe(
     return histograms
 
 
+def list_read(source: Path) -> list[str]:
+    """List the tensors that the products of a file read."""
+    found = products(read_model(source).graph)
+    return list(dict.fromkeys(product.reads for product in found))
+
+
 def iterate_activations(
-    model: onnx.ModelProto,
+    source: Path,
     names: Sequence[str],
     rows: "Iterable[EncodedRow]",
     *,
     threads: int = 1,
-    source: Path,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the values of these tensors, one batch of rows of equal length after
-    another; errors name `source`."""
-    extended = copy.deepcopy(model)
-    outputs = {value.name for value in extended.graph.output}
-    types = {
-        name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-        for name in names
-    }
-    extended.graph.output.extend(
-        value for name, value in types.items() if name not in outputs
-    )
-    try:
-        session = onnxruntime.InferenceSession(
-            extended.SerializeToString(),
-            session_options(threads, {}),
-            providers=["CPUExecutionProvider"],
-        )
-    except UNOPENED as error:
-        raise ExportError(
-            f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}"
-        ) from None
+    """Yield the values of these tensors of a file, one batch of rows of equal length
+    after another."""
+    exposed = expose(read_model(source), names).SerializeToString()
+    session = create_session(exposed, session_options(threads, {}), source)
     inputs = [node.name for node in session.get_inputs()]
     with Progress(
         "calibration", len(rows) if isinstance(rows, Sized) else None, "rows"

@@ -218,9 +218,7 @@ def find_extremes(source: Path, rows: Dataset, *, threads: int) -> Ranges:
     padding."""
     ranges = dict[str, tuple[float, float]]()
     names = npu.activations(source)
-    for values in iterate_activations(
-        read_model(source), names, rows, threads=threads, source=source
-    ):
+    for values in iterate_activations(source, names, rows, threads=threads):
         for name, value in values.items():
             low, high = ranges.get(name, (0.0, 0.0))
             ranges[name] = min(low, float(value.min())), max(high, float(value.max()))

@@ -251,8 +251,7 @@ def keep_score(
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
     parts = products(graph)
-    attempt = attempt_as_written(bundle)
-    method_before = attempt.method
+    attempt = written = attempt_as_written(bundle)
     files = QuantizationEvaluator.from_bundle(
         bundle, evaluator, threads=threads, products=len(parts)
     )
@@ -282,7 +281,7 @@ def keep_score(
                 mixed = price_float(
                     mixed, attempt.make, device, max_length=bundle.manifest.max_length
                 )
-        if mixed.keep or attempt.method != method_before:
+        if mixed.keep or attempt is not written:
             attempt.make(Path(scratch) / "int8.onnx", keep=mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
     return bundle, mixed, attempt.method

@@ -43,7 +43,7 @@ from compress.exporters.rewrite.graph import (
     require,
 )
 from compress.exporters.session import read_model, save_changed
-from compress.quantization.calibration import iterate_activations
+from compress.quantization.calibration import iterate_activations, list_read
 
 if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
@@ -179,12 +179,9 @@ def observe_channels(
 ) -> dict[str, Channels]:
     """Observe the channels of each tensor that a product of the fp32 file reads, over
     the rows."""
-    model = read_model(source)
-    names = list(dict.fromkeys(product.reads for product in products(model.graph)))
+    names = list_read(source)
     seen: dict[str, Channels] = {}
-    for values in iterate_activations(
-        model, names, rows, threads=threads, source=source
-    ):
+    for values in iterate_activations(source, names, rows, threads=threads):
         for name, value in values.items():
             flat = value.reshape(-1, value.shape[-1])
             low_C = flat.min(0)

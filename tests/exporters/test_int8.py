@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from compress.errors import ExportError
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.onnx import to_onnx
+from compress.exporters.session import onnx_run, rows_for
 from compress.models.static import StaticConfig, StaticModel
+from compress.quantization.calibration import compute_ranges
 from tests import tiny
 
 
@@ -89,6 +92,55 @@ def test_files_that_cannot_be_quantised_are_refused(tmp_path: Path) -> None:
         onnx.save_model(onnx.helper.make_model(graph), tmp_path / "add.onnx")
         quantize_dynamic(tmp_path / "add.onnx", tmp_path / "out.onnx")
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "add.onnx"])
+
+
+def test_only_files_with_float32_weights_are_quantised(tmp_path: Path) -> None:
+    """A float16 file would become one that cannot be opened; one whose weights are nodes would be copied as int8."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    to_onnx(tiny.bert(layers=1), tmp_path / "model.onnx")
+    half = convert_float_to_float16(onnx.load_model(tmp_path / "model.onnx"))
+    computed = onnx.load_model(tmp_path / "model.onnx")
+    constants = [
+        onnx.helper.make_node("Constant", [], [each.name], each.name, value=each) for each in computed.graph.initializer
+    ]
+    nodes = [*constants, *computed.graph.node]
+    del computed.graph.initializer[:], computed.graph.node[:]
+    computed.graph.node.extend(nodes)
+    for name, model in {"half.onnx": half, "computed.onnx": computed}.items():
+        onnx.save_model(model, tmp_path / name)
+        with pytest.raises(ExportError, match="float32 weights"):
+            quantize_dynamic(tmp_path / name, tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("form", ["dynamic", "fused", "qdq"])
+def test_nodes_need_no_names(form: Any, tmp_path: Path) -> None:
+    to_onnx(tiny.bert(layers=1), tmp_path / "named.onnx")
+    nameless = onnx.load_model(tmp_path / "named.onnx")
+    for node in nameless.graph.node:
+        node.name = ""
+    onnx.save_model(nameless, tmp_path / "nameless.onnx")
+    answers = []
+    for name in ("named.onnx", "nameless.onnx"):
+        source, target = tmp_path / name, tmp_path / f"small-{name}"
+        rows = rows_for(source, 16)
+        if form == "dynamic":
+            quantize_dynamic(source, target)
+        else:
+            encoded = [{key: value[0].tolist() for key, value in row.items()} for row in rows]
+            quantize_static(source, target, compute_ranges(source, encoded), form=form)
+        run = onnx_run(target)
+        answers.append([run(row)[0] for row in rows])
+    for one, other in zip(*answers, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_qdq_needs_opset_13(tmp_path: Path) -> None:
+    """Scales for each channel came with it."""
+    to_onnx(tiny.bert(layers=1), tmp_path / "model.onnx", opset=12)
+    with pytest.raises(ExportError, match=r"model.onnx: is of opset 12; --form qdq needs 13 or newer: .* --opset 13"):
+        quantize_static(tmp_path / "model.onnx", tmp_path / "out.onnx", {}, form="qdq")
 
 
 def test_shared_weights_are_quantised_once(tmp_path: Path) -> None:

@@ -153,9 +153,7 @@ def quantised(folder: Path, model: Any, tokens: int = 16) -> tuple[Path, Path]:
     npu.prepare(folder / "traced.onnx", folder / "open.onnx")
     exact = read_model(folder / "open.onnx")
     ranges: dict[str, tuple[float, float]] = {}
-    for values in iterate_activations(
-        exact, npu.activations(folder / "open.onnx"), rows(), source=folder / "open.onnx"
-    ):
+    for values in iterate_activations(folder / "open.onnx", npu.activations(folder / "open.onnx"), rows()):
         for name, value in values.items():
             low, high = ranges.get(name, (0.0, 0.0))
             ranges[name] = (min(low, float(value.min())), max(high, float(value.max())))

@@ -411,3 +411,11 @@ def test_a_text_without_an_answer_is_skipped(opened: Predictor, suffix: str, tmp
     assert [row.get("prediction") for row in found[::2]] == opened.answer_columns(["fun", "a bad film"])["prediction"]
     source.with_name("none.txt").write_text("\n\n", encoding="utf-8")
     assert predict_file(fussy, source.with_name("none.txt"), target, on_error="skip") == (2, 2)
+
+
+def test_a_second_text_for_a_model_of_one_text_is_refused(tmp_path: Path) -> None:
+    predictor = tiny.bundle(tmp_path / "bundle").open("fp32")
+    (tmp_path / "rows.csv").write_text("sentence\na film\n", encoding="utf-8")
+    with pytest.raises(DataError, match="--pair: this model reads one text, not two"):
+        predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv", second="a plot")
+    assert not (tmp_path / "out.csv").exists()

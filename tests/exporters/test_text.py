@@ -34,6 +34,7 @@ from compress.data.task import Task
 from compress.errors import ArgumentError, ExportError
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.manifest import Precision
+from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import text_model as texting
@@ -566,6 +567,14 @@ def test_a_model_that_reads_the_last_place_of_a_row_is_refused(tmp_path: Path) -
                 text_model(bundle, precision="fp32")
         else:
             assert (text_model(bundle, precision="fp32").path / TEXT).is_file()
+
+
+def test_an_older_opset_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    """Sums of scattered numbers came with opset 16."""
+    old = bundle.copy_to(tmp_path / "old")
+    to_onnx(tiny.bert(), tmp_path / "model.onnx", opset=15)
+    with pytest.raises(ExportError, match="is of opset 15; a text file needs 16 or newer"):
+        text_model(old.put("fp32", tmp_path / "model.onnx"), precision="fp32")
 
 
 def test_only_operators_that_a_standard_onnxruntime_has(bundle: Bundle, tmp_path: Path) -> None:

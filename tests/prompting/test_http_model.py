@@ -43,16 +43,19 @@ def scripted(log_p: float = -0.5) -> Callable[[int, str, dict[str, Any]], Reply]
         choices = []
         for index, text in enumerate(body["prompt"]):
             tokens = [word if not at else " " + word for at, word in enumerate(text.split(" "))]
-            starts = [sum(map(len, tokens[:at])) for at in range(len(tokens))]
-            shown = {"tokens": tokens, "text_offset": starts, "token_logprobs": [None, *[log_p] * (len(tokens) - 1)]}
+            shown = {"tokens": tokens, "token_logprobs": [None, *[log_p] * (len(tokens) - 1)]}
             choices.append({"index": index, "logprobs": shown})
         return ok({"choices": choices[::-1]})
 
     return reply
 
 
-def told(starts: list[int], log_p: list[Any]) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "logprobs": {"text_offset": starts, "token_logprobs": log_p}}]}
+def echoed(tokens: list[Any], log_p: list[Any], **more: Any) -> dict[str, Any]:
+    return {"index": 0, "logprobs": {"tokens": tokens, "token_logprobs": log_p}, **more}
+
+
+def told(tokens: list[Any], log_p: list[Any]) -> dict[str, Any]:
+    return {"choices": [echoed(tokens, log_p)]}
 
 
 def test_echo_scores_the_answer_s_tokens_alone(serve: Any) -> None:
@@ -76,13 +79,11 @@ def test_a_model_of_ours_behind_the_endpoint_is_the_model_here(serve: Any) -> No
     def reply(_: int, __: str, body: dict[str, Any]) -> Reply:
         choices = []
         for index, text in enumerate(body["prompt"]):
-            encoded = tokenizer(text, return_offsets_mapping=True)
-            ids = encoded["input_ids"]
+            ids = tokenizer(text)["input_ids"]
             with torch.no_grad():
                 logits = lm(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
             log_p = [None, *(float(logits[at, token]) for at, token in enumerate(ids[1:]))]
-            starts = [start for start, _ in encoded["offset_mapping"]]
-            shown = {"tokens": [tokenizer.decode([i]) for i in ids], "text_offset": starts, "token_logprobs": log_p}
+            shown = {"tokens": [tokenizer.decode([i]) for i in ids], "token_logprobs": log_p}
             choices.append({"index": index, "logprobs": shown})
         return ok({"choices": choices})
 
@@ -94,17 +95,44 @@ def test_a_model_of_ours_behind_the_endpoint_is_the_model_here(serve: Any) -> No
 
 
 def test_a_token_across_the_boundary_moves_the_beginning_for_all() -> None:
-    def choice(index: int, starts: list[int], log_p: list[float | None]) -> dict[str, Any]:
-        return {"index": index, "logprobs": {"text_offset": starts, "token_logprobs": log_p}}
-
     # "ab" + "cd": the first is read as a|bcd, the second, "ab" + "xy", as a|b|xy
-    one, other = choice(0, [0, 1], [None, -2.0]), choice(1, [0, 1, 2], [None, -1.0, -3.0])
+    one = echoed(["a", "bcd"], [None, -2.0])
+    other = echoed(["a", "b", "xy"], [None, -1.0, -3.0], index=1)
     assert sum_echoed([one, other], "ab", ("cd", "xy")) == Likelihood((-2.0, -4.0), (1, 2))
 
 
 def test_tokens_after_the_answer_are_ignored() -> None:
-    shown = {"text_offset": [0, 2, 4], "token_logprobs": [None, -1.0, -7.0]}
-    assert sum_echoed([{"index": 0, "logprobs": shown}], "ab", ("cd",)) == Likelihood((-1.0,), (1,))
+    shown = echoed(["ab", "cd", "ef"], [None, -1.0, -7.0], text="abcdef")
+    assert sum_echoed([shown], "ab", ("cd",)) == Likelihood((-1.0,), (1,))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([], id="OpenAI"),
+        pytest.param(["<|begin_of_text|>"], id="vLLM counts it in text_offset"),
+        pytest.param(["<s>", ""], id="vLLM, SentencePiece"),
+    ],
+)
+def test_special_tokens_before_a_text_move_nothing(before: list[str]) -> None:
+    """Nor do the parts of a character, which servers write as one character each."""
+    head = [*before, "Is", "\ufffd", "\ufffd", "\ufffd", "?"]
+    choices = [
+        echoed([*head, "▁yes"], [None, *[-5.0] * (len(head) - 1), -0.5]),
+        echoed([*head, "Ġn", "o"], [None, *[-5.0] * (len(head) - 1), -1.0, -0.25], index=1),
+    ]
+    assert sum_echoed(choices, "Is🙂?", (" yes", " no")) == Likelihood((-0.5, -1.25), (1, 2))
+
+
+def test_every_part_of_a_character_counts() -> None:
+    shown = echoed(["a", ":", "", "", "🙂"], [None, -9.0, -1.0, -2.0, -4.0])
+    assert sum_echoed([shown], "a:", ("🙂",)) == Likelihood((-7.0,), (3,))
+
+
+@pytest.mark.parametrize("tokens", [["token_id:7", "token_id:9"], ["a", " other"], []])
+def test_tokens_that_are_not_the_answer_s_are_refused(tokens: list[str]) -> None:
+    with pytest.raises(ValueError, match="choices: tokens '"):
+        sum_echoed([echoed(tokens, [None, -1.0][: len(tokens)])], "a", (" b",))
 
 
 @pytest.mark.parametrize("mode", ["top", "chat"])
@@ -189,15 +217,15 @@ def test_a_server_that_is_not_there() -> None:
         ({"error": "no"}, "choices: Field required"),
         ([], "object"),
         ({"choices": []}, "choices: 0, not 1"),
-        (told([0, 1], [None]), "differ in length"),
-        (told([], []), "are empty"),
-        (told([0, 1], [None, None]), "without a log-probability"),
-        (told([0, 1], [None, 1000]), "not 1000"),
-        (told([0, 1], [None, math.nan]), "not nan"),
-        (told([0, 1], [None, -math.inf]), "not -inf"),
-        (told([0, 1], [None, "-0.5"]), "not '-0.5'"),
-        (told([0, 1], [None, True]), "not True"),
-        (told([0, 10**400], [None, -1.0]), "text_offset"),
+        (told(["a", " b"], [None]), "differ in length"),
+        (told([], []), "choices: tokens '', not 'a b'"),
+        (told(["a", " b"], [None, None]), "without a log-probability"),
+        (told(["a", " b"], [None, 1000]), "not 1000"),
+        (told(["a", " b"], [None, math.nan]), "not nan"),
+        (told(["a", " b"], [None, -math.inf]), "not -inf"),
+        (told(["a", " b"], [None, "-0.5"]), "not '-0.5'"),
+        (told(["a", " b"], [None, True]), "not True"),
+        (told(["a", 10**400], [None, -1.0]), "tokens.1"),
     ],
 )
 def test_malformed_answers_are_retried_and_explained(answer: Any, expected: str, serve: Any) -> None:

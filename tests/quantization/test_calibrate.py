@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from compress.errors import ExportError
@@ -17,7 +18,7 @@ def watched(source: Path, name: str) -> list[np.ndarray]:
     model = onnx.load_model(source)
     model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     onnx.save_model(model, source.with_name("watched.onnx"))
-    session = calibration.onnxruntime.InferenceSession(str(source.with_name("watched.onnx")))
+    session = onnxruntime.InferenceSession(str(source.with_name("watched.onnx")))
     return [session.run([name], {key: np.array([value]) for key, value in row.items()})[0] for row in graphs.rows()]
 
 

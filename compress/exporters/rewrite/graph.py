@@ -451,7 +451,7 @@ it, quantised or not."""
 class Product:
     """`output` = `reads` @ weight (+ bias).
 
-    name     of the node (its output's name if the node has none)
+    name     of the node
     reads    the tensor of activations
     weight   the initializer: (in, out), or (out, in) if `transposed`
     bias     the initializer that is added, as an input of the node or by the Add after
@@ -532,7 +532,6 @@ def _read_product(graph: Graph, readers: Readers, node: NodeProto) -> Product:
     more than x @ W (+ b)."""
     output = node.output[0]
     weight = node.input[1]
-    name = node.name or output
     bias = None
     gemm = node.op_type == "Gemm"
     ends: tuple[str, ...] = (output,)
@@ -550,4 +549,6 @@ def _read_product(graph: Graph, readers: Readers, node: NodeProto) -> Product:
                 bias = other
                 ends = (output, after[0].output[0])
     transposed = gemm and bool(attribute(node, "transB", 0))
-    return Product(name, node.input[0], weight, transposed, bias, ends[-1], ends, gemm)
+    return Product(
+        node.name, node.input[0], weight, transposed, bias, ends[-1], ends, gemm
+    )

@@ -121,8 +121,7 @@ class IntegerProduct:
     @property
     def name(self) -> str:
         """Return the name of the float product that it was made from."""
-        name = self.node.name or self.tensors["output"]
-        return name.removesuffix("_quant").removesuffix(OF_GEMM)
+        return self.node.name.removesuffix("_quant").removesuffix(OF_GEMM)
 
     @property
     def codes(self) -> str:

@@ -547,7 +547,7 @@ def _count_spaces(token: str) -> tuple[int, int]:
     """Count the spaces at both ends of a token, whether or not they are written as
     letters."""
     begins = len(token) - len(re.sub(r"^[\u0120\s]+", "", token))
-    ends = len(token[::-1]) - len(re.sub(r"^[\u0120\s]+", "", token[::-1]))
+    ends = len(token) - len(re.sub(r"[\u0120\s]+\Z", "", token))
     return begins, ends
 
 

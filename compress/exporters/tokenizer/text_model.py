@@ -12,12 +12,11 @@ A file is written only if it tokenises a list of hard texts, and all given texts
 exactly as the bundle's own tokenizer does."""
 
 import json
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final
 from unicodedata import unidata_version
@@ -41,7 +40,13 @@ from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import Precision
 from compress.exporters.predictor import join_answers
-from compress.exporters.session import PROMPT_LENGTH, metadata, open_session, read_model
+from compress.exporters.session import (
+    PROMPT_LENGTH,
+    check_opset,
+    metadata,
+    open_session,
+    read_model,
+)
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import (
     MODELS,
@@ -139,6 +144,7 @@ def text_file(
     encoder, frame = _read(bundle, prompt)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
+    check_opset(model, bundle.files()[precision], 16, "a text file")
     _set_prompt_length(model, encoder, frame)
     read = _reader(encoder, frame, model)
     hard = list_hard_texts(frame)
@@ -154,10 +160,7 @@ def text_file(
         words=tuple(list_words(encoder.backend)),
         prompt=prompt,
     )
-    threshold = bundle.manifest.threshold
-    whole = join_reader(
-        read, model, bundle.task, math.inf if threshold is None else threshold
-    )
+    whole = join_reader(read, model, bundle.task, bundle.manifest.margin)
     whole.producer_name = model.producer_name
     whole.producer_version = model.producer_version
     onnx.helper.set_model_props(
@@ -421,7 +424,7 @@ def find_differences(
     for first in range(0, len(texts), TOGETHER):
         batch = texts[first : first + TOGETHER]
         expected = read_rows(encoder, frame, batch)
-        for size in (1, len(batch)) if len(batch) > 1 else (1,):
+        for size in {1, len(batch)}:
             parts = (
                 batch[start : start + size] for start in range(0, len(batch), size)
             )
@@ -485,7 +488,7 @@ def _compare(
     same = [
         ours == theirs for ours, theirs in zip(found[name], whole[name], strict=False)
     ]
-    at = same.index(False) if False in same else len(same)
+    at = sum(takewhile(bool, same))
     return TokenDifference(
         text, name, at, tuple(whole[name][at:]), tuple(found[name][at:])
     )
