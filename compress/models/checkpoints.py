@@ -17,6 +17,7 @@ from compress.errors import TeacherError, did_you_mean
 from compress.io import parse_json
 from compress.models import gguf_file
 from compress.models.folder import CONFIG, ModelFolder
+from compress.models.sentence_folder import read_encoder
 
 ALIASES: Final[Mapping[str, str]] = {
     "albert-base": "albert/albert-base-v2",
@@ -137,6 +138,7 @@ def config_folder(name: str) -> Path:
                 )
             ).parent
     place = _open(place)
+    read_encoder(place)
     _ = ModelFolder(place).config  # raises
     return place
 
@@ -227,19 +229,23 @@ def _check_hub(hub_id: str) -> None:
 
     from compress.data import sources  # pyarrow
 
-    folder = repo_folder_name(repo_id=hub_id, repo_type="model")
-    if Path(constants.HF_HUB_CACHE, folder).is_dir():
-        return
-    if not sources.is_hub_reachable():
-        raise _absent(hub_id, sources.NOT_REACHED)
     # a repository without the file may hold a GGUF file, or modules in folders
     with _explain_hub_errors(hub_id), suppress(EntryNotFoundError):
+        folder = repo_folder_name(repo_id=hub_id, repo_type="model")
+        if Path(constants.HF_HUB_CACHE, folder).is_dir():
+            return
+        if not sources.is_hub_reachable():
+            raise _absent(hub_id, sources.NOT_REACHED)
         get_hf_file_metadata(hf_hub_url(hub_id, CONFIG))
 
 
 @contextmanager
 def _explain_hub_errors(hub_id: str) -> Iterator[None]:
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     from compress.data import sources  # pyarrow
 
@@ -247,7 +253,7 @@ def _explain_hub_errors(hub_id: str) -> Iterator[None]:
         yield
     except LocalEntryNotFoundError as error:
         raise _absent(hub_id, sources.NOT_REACHED) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise _absent(hub_id, " ".join(str(error).split())[:300]) from error
 
 
@@ -265,6 +271,7 @@ def _absent(hub_id: str, reason: str) -> TeacherError:
 def _check(folder: Path, allow_pickle: bool) -> Path:
     """Return the folder. Raises TeacherError if its files already show that it is not a
     checkpoint that can be loaded."""
+    read_encoder(folder)
     source = ModelFolder(folder)
     source.check()
     source.weights(allow_pickle=allow_pickle)
@@ -317,13 +324,10 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    kept = {
-        key: value
-        for key, value in config.items()
-        if key not in ("is_local", "local_files_only")
-    }
+    for name in ("is_local", "local_files_only"):
+        config.pop(name, None)
     path.write_text(
-        json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     if (folder / TOKENIZER_JSON).is_file():
         check_saved(folder, tokenizer)

@@ -158,8 +158,9 @@ def judge(
         "weights and config do not belong together, or the files are incomplete; "
         "download both again"
     )
-    if extra and extra[0].startswith(("module.", "_orig_mod.")):
-        remedy = "save the model inside the wrapper (of torch.compile, of DDP) again"
+    ends = tuple(f".{name}" for name in fit.missing)
+    if extra and all(name.endswith(ends) for name in extra):
+        remedy = "save the model inside the wrapper (DDP, torch.compile, PEFT) again"
     if extra and not missing:
         remedy = (
             "without them the model would not compute what it was trained to. Choose "

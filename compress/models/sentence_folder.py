@@ -314,6 +314,8 @@ def _is_known(entry: ModuleEntry) -> bool:
 
 def _check_encoder(where: Path, listed: Sequence[ModuleEntry]) -> None:
     """Raise TeacherError unless the encoder, and nothing else, is the first module."""
+    for entry in listed[:1]:
+        _check_class(where, entry)
     if [
         number for number, entry in enumerate(listed) if entry.kind == "Transformer"
     ] != [0]:
@@ -321,7 +323,6 @@ def _check_encoder(where: Path, listed: Sequence[ModuleEntry]) -> None:
         raise TeacherError(
             f"{where}: has {kinds}; expected one Transformer, at the beginning"
         )
-    _check_class(where, listed[0])
 
 
 def _check_class(where: Path, entry: ModuleEntry) -> None:
@@ -368,7 +369,8 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
     keys.refuse(
         "modality_config",
         {"text": text},
-        f"only texts are read here, and only {task.output} of the model",
+        f"only texts are read here, as they are (not in a chat template, which "
+        f"'message' stands for), and only {task.output} of the model",
     )
     keys.refuse("module_output_name", task.feature, f"expected {task.feature!r}")
     # whether a batch is padded, which changes no vector
@@ -448,12 +450,9 @@ def _read_tokenizer_options(keys: JsonKeys) -> dict[str, Any]:
             f"{keys.path}: tokenizer_args has {odd[0]!r}, which is not supported; "
             f"expected {', '.join(accepted)}. Save the tokenizer with this setting"
         )
-    length = given.get("model_max_length")
-    if length is not None and (not isinstance(length, int) or isinstance(length, bool)):
-        raise TeacherError(
-            f"{keys.path}: tokenizer_args: 'model_max_length' is {length!r}; expected "
-            "a number of tokens"
-        )
+    JsonKeys(keys.path, given).take(
+        "model_max_length", int, None, expected="a number of tokens"
+    )
     return given
 
 
@@ -511,16 +510,7 @@ def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSett
             f"{path}: similarity_fn_name is {similarity!r}; expected one of "
             f"{', '.join(_SIMILARITIES)}"
         )
-    truncate_dim = keys.take(
-        "truncate_dim",
-        int,
-        None,
-        expected="a number of dimensions, or null",
-    )
-    if truncate_dim is not None and truncate_dim < 1:
-        raise TeacherError(
-            f"{path}: truncate_dim is {truncate_dim}; expected a whole number above 0"
-        )
+    truncate_dim = keys.take_width("truncate_dim", None)
     keys.finish()
     return SentenceSettings(modules, preparation, None, similarity, truncate_dim)
 
