@@ -369,10 +369,11 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
         tables.update(outputs.parameters())
     for table in tables:
         table.data[: len(rows)] = table.data[rows.to(table.device)]
-    own = outputs.weight[: len(rows)].clone() if has_own_head(model) else None
+    own = has_own_head(model)
+    head: Any = getattr(outputs, "weight", None)
     model.resize_token_embeddings(len(rows))
-    if own is not None:
-        model.get_output_embeddings().weight = torch.nn.Parameter(own)
+    if own:
+        model.get_output_embeddings().weight = torch.nn.Parameter(head[: len(rows)])
     model.get_input_embeddings().padding_idx = None if padding is None else new[padding]
     rules = ("suppress_tokens", "bad_words_ids", "sequence_bias")
     for config, name, ids in token_fields(model, "_token_id", *rules):

@@ -7,14 +7,13 @@ Imports neither torch nor transformers.
 import copy
 import importlib.util
 import inspect
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
-from compress.io import parse_json
+from compress.io import parse_json, write_hub_json
 from compress.models import gguf_file
 from compress.models.folder import CONFIG, ModelFolder
 from compress.models.sentence_folder import read_encoder
@@ -306,6 +305,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         TokenizerSettings,
         check_saved,
     )
+    from compress.slicing.cut import has_own_head  # torch
 
     with without_progress_bars():
         model.save_pretrained(folder)
@@ -326,9 +326,12 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     for name in ("is_local", "local_files_only"):
         config.pop(name, None)
-    path.write_text(
-        json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write_hub_json(path, config)
+    # a config of T5 1.1 or mT5 ties the head in transformers 5 alone
+    scales = getattr(model.config, "scale_decoder_outputs", False)
+    if has_own_head(model) and not scales:
+        config = parse_json(folder / CONFIG)
+        write_hub_json(folder / CONFIG, config | {"tie_word_embeddings": False})
     if (folder / TOKENIZER_JSON).is_file():
         check_saved(folder, tokenizer)
 

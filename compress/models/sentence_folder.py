@@ -12,7 +12,6 @@ refused by its name and file. Imports no torch.
                                         model.safetensors next to it
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from compress.data.text_preparation import TextPreparation
 from compress.errors import TeacherError
+from compress.io import write_hub_json
 from compress.models.folder import (
     MODULE_SETTINGS,
     MODULES,
@@ -273,11 +273,11 @@ def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
         listed.append(_write_entry(number, module.kind, place))
         (folder / place).mkdir(exist_ok=True)
         if config := module.to_config():
-            _write_json(folder / place / "config.json", config)
+            write_hub_json(folder / place / "config.json", config)
         places.append(folder / place)
-    _write_json(folder / MODULES, listed)
+    write_hub_json(folder / MODULES, listed)
     if settings.max_length is not None:
-        _write_json(
+        write_hub_json(
             folder / ENCODER_FILES[0],
             {"max_seq_length": settings.max_length, "do_lower_case": False},
         )
@@ -290,7 +290,7 @@ def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
     if settings.truncate_dim is not None:
         model["truncate_dim"] = settings.truncate_dim
     if model:
-        _write_json(folder / MODULE_SETTINGS, model)
+        write_hub_json(folder / MODULE_SETTINGS, model)
     return tuple(places)
 
 
@@ -478,11 +478,7 @@ def _read_processing(keys: JsonKeys) -> int | None:
                     "is not supported; expected true"
                 )
         group.finish()
-    if kinds.left:
-        raise TeacherError(
-            f"{keys.path}: processing_kwargs has {min(kinds.left)!r}; expected 'text' "
-            "or 'common'"
-        )
+    kinds.finish()
     return found
 
 
@@ -540,12 +536,6 @@ def _check_requirements(keys: JsonKeys) -> None:
             raise TeacherError(
                 f"{keys.path}: requires {package} {specifier}; {found} is installed"
             )
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(
-        json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
 
 
 def _take_prompts(keys: JsonKeys) -> dict[str, str]:

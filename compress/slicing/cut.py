@@ -87,9 +87,9 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
             setattr(small.get_submodule(module), part, nn.Parameter(own))
         _draw_new_rows(plan, small, kept)
     head: Any = small.get_output_embeddings()
-    untied = head.weight if has_own_head(model) else None
+    untied = getattr(head, "weight", None)
     small.tie_weights()
-    if untied is not None:
+    if has_own_head(model):
         head.weight = untied
     copy_generation_config(small, model)
     return small.train(model.training)

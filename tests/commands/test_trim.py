@@ -309,16 +309,24 @@ def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
         assert small.get_output_embeddings().weight is small.get_input_embeddings().weight, "still tied"
 
 
-@pytest.mark.parametrize("make", [generative.llama, generative.t5])
-def test_a_head_of_its_own_weights_stays_one(make: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "tied", "scaled"),
+    [(generative.llama, True, False), (generative.t5, False, False), (generative.t5, True, True)],
+)
+def test_a_head_of_its_own_weights_stays_one(
+    make: Callable[..., Any], tied: bool, scaled: bool, tmp_path: Path
+) -> None:
     """Configs of Flan-T5 and mT5 tie their heads, and their files hold both matrices."""
     tokenizer = byte_bpe()
     special = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0}
-    model = generative.separated(make(vocab_size=len(tokenizer), tie_word_embeddings=True, **special))
+    model = generative.separated(make(vocab_size=len(tokenizer), tie_word_embeddings=tied, **special))
     model.save_pretrained(tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "whole")
     result = trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
     small = type(model).from_pretrained(result.path)
+    settings = json.loads((result.path / "config.json").read_text())
+    assert settings["tie_word_embeddings"] is scaled, "transformers 4 would tie and scale it"
+    assert getattr(small.config, "scale_decoder_outputs", False) is scaled
     kept = list(result.kept)
     assert len(kept) < len(tokenizer)
     torch.testing.assert_close(small.lm_head.weight, model.lm_head.weight[kept])

@@ -321,7 +321,7 @@ def test_modules_that_are_not_read_are_named(
         ({"tokenizer_args": {"use_fast": False}}, "'use_fast': false"),
         ({"tokenizer_args": {"vocab_file": "x"}}, "tokenizer_args has 'vocab_file'"),
         ({"model_args": {"revision": "x"}}, "model_args has 'revision'"),
-        ({"processing_kwargs": {"chat_template": {}}}, "processing_kwargs has 'chat_template'"),
+        ({"processing_kwargs": {"chat_template": {}}}, "'chat_template': is not a key"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "'truncation' is False"),
         ({"processing_kwargs": {"text": [8]}}, r"'text' is \[8\]; expected dict"),
     ],
