@@ -7,7 +7,7 @@ Imports neither torch nor transformers.
 import copy
 import importlib.util
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -86,16 +86,9 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
         return _open(place)
     from huggingface_hub import snapshot_download
 
-    from compress.data import sources  # pyarrow
-
     patterns = [*_OTHER_FILES, _WEIGHTS, *([_PICKLED] if allow_pickle else [])]
-    with _explain_hub_errors(place):
-        folder = snapshot_download(
-            place,
-            allow_patterns=patterns,
-            local_files_only=not sources.is_hub_reachable(),
-        )
-    return _check(Path(folder), allow_pickle)
+    folder = _download(snapshot_download, place, allow_patterns=patterns)
+    return _check(folder, allow_pickle)
 
 
 def check(name: str, *, allow_pickle: bool = False) -> None:
@@ -126,16 +119,9 @@ def config_folder(name: str) -> Path:
     Raises TeacherError."""
     from huggingface_hub import hf_hub_download
 
-    from compress.data import sources  # pyarrow
-
     place = _locate(name)
     if isinstance(place, str):
-        with _explain_hub_errors(place):
-            place = Path(
-                hf_hub_download(
-                    place, CONFIG, local_files_only=not sources.is_hub_reachable()
-                )
-            ).parent
+        place = _download(hf_hub_download, place, filename=CONFIG).parent
     place = _open(place)
     read_encoder(place)
     _ = ModelFolder(place).config  # raises
@@ -166,6 +152,16 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
     return {
         key: value for key, value in origin.items() if isinstance(value, str) and value
     }
+
+
+def _download(function: Callable[..., str], hub_id: str, **what: Any) -> Path:
+    """Download from the hub, or find in its cache if the hub cannot be reached. Raises
+    TeacherError."""
+    from compress.data import sources  # pyarrow
+
+    offline = not sources.is_hub_reachable()
+    with _explain_hub_errors(hub_id):
+        return Path(function(hub_id, local_files_only=offline, **what))
 
 
 def find_place(name: str) -> Path | str:
@@ -274,6 +270,13 @@ def _check(folder: Path, allow_pickle: bool) -> Path:
     source = ModelFolder(folder)
     source.check()
     source.weights(allow_pickle=allow_pickle)
+    for path in source.files():
+        with path.open("rb") as opened:
+            if opened.read(23) == b"version https://git-lfs":
+                raise TeacherError(
+                    f"{path}: is a pointer of git-lfs, not the file itself: fetch it, "
+                    "by git lfs pull in its folder"
+                )
     return folder
 
 

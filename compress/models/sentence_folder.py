@@ -334,12 +334,11 @@ def _check_class(where: Path, entry: ModuleEntry) -> None:
             "expected modules of sentence-transformers: "
             f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
-    if entry.kind in _OTHER_MODULES or not _is_known(entry):
-        why = "is not a module of sentence-transformers 6.2"
-        if entry.kind in _OTHER_MODULES:
-            why = f"cannot be read: {_OTHER_MODULES[entry.kind]}"
+    if not _is_known(entry):
+        unknown = "it is not a module of sentence-transformers 6.2"
         raise TeacherError(
-            f"{where}: {entry.dotted}: {why}; expected modules of the kinds "
+            f"{where}: {entry.dotted}: cannot be read: "
+            f"{_OTHER_MODULES.get(entry.kind, unknown)}; expected modules of the kinds "
             f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
 

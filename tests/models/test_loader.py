@@ -261,6 +261,14 @@ def test_weights_of_a_wrapped_model_are_to_be_saved_without_it(prefix: str, fold
         load_as_saved(folder)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_in_the_place_of_a_file_is_named(name: str, folder: Path) -> None:
+    """A clone without git-lfs has these."""
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n")
+    with pytest.raises(TeacherError, match=f"{name}: is a pointer of git-lfs"):
+        load_source(str(folder))
+
+
 @pytest.mark.parametrize("number", [0, -1, "512"])
 def test_a_limit_of_tokens_is_a_number_above_0(number: Any, folder: Path) -> None:
     change_config(folder, "tokenizer_config.json", model_max_length=number)

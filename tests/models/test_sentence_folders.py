@@ -297,7 +297,7 @@ DENSE = {"in_features": HIDDEN, "out_features": 8}
         ([("Pooling", POOLING), ("Normalize", {"p": 1})], "2_Normalize.config.json: 'p'"),
         ([("Dense", {**DENSE, "module_input_name": TOKEN_FEATURE})], "no module computes sentence_embedding"),
         ([("Pooling", POOLING), ("CNN", {})], r"sentence_transformers.models.CNN: cannot be read: its vectors depend"),
-        ([("Pooling", POOLING), ("Whiten", {})], "sentence_transformers.models.Whiten: is not a module of"),
+        ([("Pooling", POOLING), ("Whiten", {})], "models.Whiten: cannot be read: it is not a module of"),
         ([("Transformer", {}), ("Pooling", POOLING)], "expected one Transformer, at the beginning"),
     ],
 )  # fmt: skip

@@ -9,7 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification, BertConfig, FunnelConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    CLIPConfig,
+    FunnelConfig,
+)
 
 from compress.config.stages import StudentSpec
 from compress.errors import CompressError, StudentError
@@ -420,3 +427,8 @@ def test_a_head_of_its_own_weights_is_copied_whatever_the_config_ties(make: Any,
     for found in (student, type(student).from_pretrained(tmp_path)):
         torch.testing.assert_close(found.lm_head.weight, teacher.lm_head.weight)
         torch.testing.assert_close(found.get_input_embeddings().weight, teacher.get_input_embeddings().weight)
+
+
+def test_a_model_that_also_reads_images_is_refused_by_its_family() -> None:
+    with pytest.raises(StudentError, match="clip: its config states no hidden for the whole model"):
+        config_for(StudentSpec(layers=1), CLIPConfig())
