@@ -341,6 +341,12 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def write_hub_json(path: Path, content: Any) -> None:
+    """Write JSON to a file, atomically, with the letters of every script, as the hub's
+    libraries do."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
 def parse_json(path: Path) -> Any:
     """Parse a JSON file. Raises OSError, ValueError or RecursionError."""
     return json.loads(path.read_text(encoding="utf-8"))

@@ -41,12 +41,13 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.exporters.tokenizer.wordpiece import TokenizerJson
-from compress.io import JsonObject, atomic_folder, parse_json
+from compress.io import JsonObject, atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
 from compress.models.sentence_folder import read_prompts
 from compress.outputs import check_new_folder
 from compress.progress import show_progress
+from compress.slicing.cut import has_own_head
 from compress.slicing.shape import positions
 
 TEXTS_PER_CHUNK: Final = 1000
@@ -160,7 +161,8 @@ def _new_ids(kept: Sequence[int]) -> dict[int, int]:
 
 
 def trim_config(config: TokenizerJson, kept: Sequence[int]) -> JsonObject:
-    """Reduce the content of tokenizer.json to these ids, renumbered in their order."""
+    """Reduce the content of tokenizer.json, as an encoder's backend has it, without
+    padding, to these ids, renumbered in their order."""
     new = _new_ids(kept)
     model = dict(config["model"])
     if model["type"] == "Unigram":
@@ -177,7 +179,6 @@ def trim_config(config: TokenizerJson, kept: Sequence[int]) -> JsonObject:
     if model["type"] == "BPE":
         _, merges = _find_parts(model, model["vocab"])
         model["merges"] = [merge for merge in model["merges"] if _pair(merge) in merges]
-    padding = config.get("padding")
     return {
         **config,
         "model": model,
@@ -185,7 +186,6 @@ def trim_config(config: TokenizerJson, kept: Sequence[int]) -> JsonObject:
             {**token, "id": new[token["id"]]} for token in config["added_tokens"]
         ],
         "post_processor": _renumber(config["post_processor"], new),
-        "padding": padding and {**padding, "pad_id": new[padding["pad_id"]]},
     }
 
 
@@ -364,17 +364,16 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
     words = model.get_input_embeddings()
     outputs = model.get_output_embeddings()
     padding = words.padding_idx
-    tables = [words.weight]
+    tables = {words.weight}
     if outputs is not None:
-        bias = getattr(outputs, "bias", None)
-        tables += [
-            table
-            for table in (outputs.weight, bias)
-            if table is not None and table is not words.weight
-        ]
+        tables.update(outputs.parameters())
     for table in tables:
         table.data[: len(rows)] = table.data[rows.to(table.device)]
+    own = has_own_head(model)
+    head: Any = getattr(outputs, "weight", None)
     model.resize_token_embeddings(len(rows))
+    if own:
+        model.get_output_embeddings().weight = torch.nn.Parameter(head[: len(rows)])
     model.get_input_embeddings().padding_idx = None if padding is None else new[padding]
     rules = ("suppress_tokens", "bad_words_ids", "sequence_bias")
     for config, name, ids in token_fields(model, "_token_id", *rules):
@@ -421,9 +420,7 @@ def find_pinned(model: Any) -> set[int]:
             and (first := getattr(module, "padding_idx", None)) is not None
         ):
             ids.update(range(first + 1))
-    return {
-        number for number in ids if number < model.get_input_embeddings().num_embeddings
-    }
+    return ids & set(range(model.get_input_embeddings().num_embeddings))
 
 
 def trim_file(source: Path, target: Path, kept: Sequence[int]) -> None:
@@ -711,8 +708,10 @@ def trim_checkpoint(
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
         check_outputs(model, trimmed.kept, rows, expected)
-        save_checkpoint(folder, model, tokenizer, tokenizer.model_max_length)
-        for path in ModelFolder(checkpoint).module_files():
+        source = ModelFolder(checkpoint)
+        place = folder / source.encoder.relative_to(checkpoint)
+        save_checkpoint(place, model, tokenizer, tokenizer.model_max_length)
+        for path in source.module_files():
             copy = folder / path.relative_to(checkpoint)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
@@ -778,24 +777,16 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
     """Load the trimmed tokenizer with transformers."""
     from compress.models.loader import load_tokenizer
 
-    new = {str(number): str(index) for index, number in enumerate(trimmed.kept)}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         tokenizer.save_pretrained(folder)
         for path in folder.iterdir():
-            if path.name not in TOKENIZER_FILES:
+            if path.is_file() and path.name not in TOKENIZER_FILES:
                 path.unlink()
         content = folder / TOKENIZER_FILES[0]
-        settings = folder / TOKENIZER_FILES[1]
         content.write_text(
             json.dumps(trimmed.config, ensure_ascii=False), encoding="utf-8"
         )
-        config = parse_json(settings)
-        if added := config.get("added_tokens_decoder"):
-            config["added_tokens_decoder"] = {
-                new[number]: token for number, token in added.items() if number in new
-            }
-        settings.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
         loaded = load_tokenizer(folder)
     loaded.chat_template = tokenizer.chat_template
     if loaded.get_vocab() != trimmed.tokenizer.get_vocab(with_added_tokens=True):
@@ -811,9 +802,8 @@ def _sizes(before: Path, after: Path) -> dict[str, tuple[int, int]]:
     names = [
         path.relative_to(after)
         for path in sorted(after.rglob("*"))
-        if path.suffix in (".onnx", ".safetensors")
+        if path.suffix in (".onnx", ".safetensors") or path.name == "tokenizer.json"
     ]
-    names.append(Path("tokenizer.json"))
     return {
         str(name): ((before / name).stat().st_size, (after / name).stat().st_size)
         for name in names

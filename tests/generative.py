@@ -81,6 +81,13 @@ def t5(*, layers: int = 2, hidden: int = 32, seed: int = 0, **config: Any) -> An
     return T5ForConditionalGeneration(T5Config(**{**sizes, **special, **config})).eval()
 
 
+def separated(model: Any) -> Any:
+    """Give a model whose head is tied to its embedding a head of its own weights."""
+    torch.manual_seed(1)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    return model
+
+
 def words(tokenizer: PreTrainedTokenizerFast) -> Words:
     return Words.from_tokenizer(tokenizer)
 

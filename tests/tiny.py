@@ -1,5 +1,6 @@
 """Tiny random models, tokenizers, data and recipes for tests, instead of downloads."""
 
+import copy
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,13 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertTokenizer,
+    PreTrainedModel,
 )
 
 from compress.data.task import Task
 from compress.exporters.artifact import Bundle
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder
+from compress.models.sentence_settings import SentenceSettings, set_settings
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
@@ -123,6 +127,16 @@ def model(
     torch.manual_seed(seed)
     implementation = {"attn_implementation": "eager"} if eager else {}
     return head.from_config(config(family, **changes), **implementation).eval()
+
+
+def with_settings(encoder: PreTrainedModel, settings: SentenceSettings) -> SentenceEncoder:
+    """Wrap an encoder, which is not copied, in a sentence encoder whose modules have no weights."""
+    config = copy.deepcopy(encoder.config)
+    set_settings(config, settings)
+    with torch.device("meta"):
+        model = AutoModelForSentenceEmbedding.from_config(config)
+    setattr(model, model.base_model_prefix, encoder)
+    return model.train(encoder.training)
 
 
 def call(function: Callable[..., Any], **flat: Any) -> Any:

@@ -35,10 +35,12 @@ from compress.models.checkpoints import ALIASES, EMBEDDED_MODEL
 from compress.models.folder import (
     ADAPTER,
     CONFIG,
+    MODULES,
     ModelFolder,
     identify_kind,
     read_tensor_infos,
 )
+from compress.models.sentence_folder import SentenceFolder
 from compress.provenance import option_of, predict_command, shell_command
 from compress.records.inspection import InspectedForm, Inspection
 from compress.records.run_report import REPORT, Report
@@ -122,6 +124,7 @@ def detect_form(name: str) -> InspectedForm:
             manifests.MANIFEST_FILE: "bundle",
             manifests.FORMER: "bundle",
             CONFIG: "checkpoint",
+            MODULES: "checkpoint",
             ADAPTER: "checkpoint",
         }
         return next(
@@ -308,6 +311,7 @@ def _describe_head(source: ModelFolder, *, with_weights: bool) -> tuple[str, str
     TeacherError for damaged files, and for an unknown head.
     """
     if source.kind == "sentence_encoder":
+        SentenceFolder.read(source.path)
         return source.architecture or "?", "vectors of texts"
     name = source.architecture
     if with_weights and not _is_class(str(source.config.get("model_type")), name):

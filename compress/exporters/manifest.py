@@ -1,7 +1,6 @@
 """Read and write `manifest.json`: what a bundle holds, how it was made, and the hash of
 every other file in it."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError
-from compress.io import atomic_file, sha256
+from compress.io import sha256, write_hub_json
 from compress.kinds import Kind, find, is_kind, is_own, names
 from compress.provenance import versions
 
@@ -199,11 +198,7 @@ class Manifest:
             del content["kind"]  # the default, which no version has written
             # the files of sentence-transformers hold it
             del content["task"]["preparation"]
-        with atomic_file(folder / MANIFEST_FILE) as partial:
-            partial.write_text(
-                json.dumps(content, indent=2, ensure_ascii=False) + "\n",
-                encoding="utf-8",
-            )
+        write_hub_json(folder / MANIFEST_FILE, content)
 
     def check(self, folder: Path) -> None:
         """Raise BundleError with every file that is missing or differs from its

@@ -7,16 +7,16 @@ Imports neither torch nor transformers.
 import copy
 import importlib.util
 import inspect
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
-from compress.io import parse_json
+from compress.io import parse_json, write_hub_json
 from compress.models import gguf_file
 from compress.models.folder import CONFIG, ModelFolder
+from compress.models.sentence_folder import read_encoder
 
 ALIASES: Final[Mapping[str, str]] = {
     "albert-base": "albert/albert-base-v2",
@@ -86,16 +86,9 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
         return _open(place)
     from huggingface_hub import snapshot_download
 
-    from compress.data import sources  # pyarrow
-
     patterns = [*_OTHER_FILES, _WEIGHTS, *([_PICKLED] if allow_pickle else [])]
-    with _explain_hub_errors(place):
-        folder = snapshot_download(
-            place,
-            allow_patterns=patterns,
-            local_files_only=not sources.is_hub_reachable(),
-        )
-    return _check(Path(folder), allow_pickle)
+    folder = _download(snapshot_download, place, allow_patterns=patterns)
+    return _check(folder, allow_pickle)
 
 
 def check(name: str, *, allow_pickle: bool = False) -> None:
@@ -126,17 +119,11 @@ def config_folder(name: str) -> Path:
     Raises TeacherError."""
     from huggingface_hub import hf_hub_download
 
-    from compress.data import sources  # pyarrow
-
     place = _locate(name)
     if isinstance(place, str):
-        with _explain_hub_errors(place):
-            place = Path(
-                hf_hub_download(
-                    place, CONFIG, local_files_only=not sources.is_hub_reachable()
-                )
-            ).parent
+        place = _download(hf_hub_download, place, filename=CONFIG).parent
     place = _open(place)
+    read_encoder(place)
     _ = ModelFolder(place).config  # raises
     return place
 
@@ -165,6 +152,16 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
     return {
         key: value for key, value in origin.items() if isinstance(value, str) and value
     }
+
+
+def _download(function: Callable[..., str], hub_id: str, **what: Any) -> Path:
+    """Download from the hub, or find in its cache if the hub cannot be reached. Raises
+    TeacherError."""
+    from compress.data import sources  # pyarrow
+
+    offline = not sources.is_hub_reachable()
+    with _explain_hub_errors(hub_id):
+        return Path(function(hub_id, local_files_only=offline, **what))
 
 
 def find_place(name: str) -> Path | str:
@@ -227,19 +224,23 @@ def _check_hub(hub_id: str) -> None:
 
     from compress.data import sources  # pyarrow
 
-    folder = repo_folder_name(repo_id=hub_id, repo_type="model")
-    if Path(constants.HF_HUB_CACHE, folder).is_dir():
-        return
-    if not sources.is_hub_reachable():
-        raise _absent(hub_id, sources.NOT_REACHED)
     # a repository without the file may hold a GGUF file, or modules in folders
     with _explain_hub_errors(hub_id), suppress(EntryNotFoundError):
+        folder = repo_folder_name(repo_id=hub_id, repo_type="model")
+        if Path(constants.HF_HUB_CACHE, folder).is_dir():
+            return
+        if not sources.is_hub_reachable():
+            raise _absent(hub_id, sources.NOT_REACHED)
         get_hf_file_metadata(hf_hub_url(hub_id, CONFIG))
 
 
 @contextmanager
 def _explain_hub_errors(hub_id: str) -> Iterator[None]:
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     from compress.data import sources  # pyarrow
 
@@ -247,7 +248,7 @@ def _explain_hub_errors(hub_id: str) -> Iterator[None]:
         yield
     except LocalEntryNotFoundError as error:
         raise _absent(hub_id, sources.NOT_REACHED) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise _absent(hub_id, " ".join(str(error).split())[:300]) from error
 
 
@@ -265,9 +266,17 @@ def _absent(hub_id: str, reason: str) -> TeacherError:
 def _check(folder: Path, allow_pickle: bool) -> Path:
     """Return the folder. Raises TeacherError if its files already show that it is not a
     checkpoint that can be loaded."""
+    read_encoder(folder)
     source = ModelFolder(folder)
     source.check()
     source.weights(allow_pickle=allow_pickle)
+    for path in source.files():
+        with path.open("rb") as opened:
+            if opened.read(23) == b"version https://git-lfs":
+                raise TeacherError(
+                    f"{path}: is a pointer of git-lfs, not the file itself: fetch it, "
+                    "by git lfs pull in its folder"
+                )
     return folder
 
 
@@ -299,6 +308,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         TokenizerSettings,
         check_saved,
     )
+    from compress.slicing.cut import has_own_head  # torch
 
     with without_progress_bars():
         model.save_pretrained(folder)
@@ -317,14 +327,14 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    kept = {
-        key: value
-        for key, value in config.items()
-        if key not in ("is_local", "local_files_only")
-    }
-    path.write_text(
-        json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    for name in ("is_local", "local_files_only"):
+        config.pop(name, None)
+    write_hub_json(path, config)
+    # a config of T5 1.1 or mT5 ties the head in transformers 5 alone
+    scales = getattr(model.config, "scale_decoder_outputs", False)
+    if has_own_head(model) and not scales:
+        config = parse_json(folder / CONFIG)
+        write_hub_json(folder / CONFIG, config | {"tie_word_embeddings": False})
     if (folder / TOKENIZER_JSON).is_file():
         check_saved(folder, tokenizer)
 

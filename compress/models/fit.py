@@ -71,24 +71,26 @@ _POOLER: Final = re.compile(r"(^|\.)pooler\.")
 def check_formats(folder: Path, saved: SavedTensors) -> None:
     """Raise TeacherError for weights in float8 or smaller numbers, which mean nothing
     without their scales."""
-    small = {
-        name: info
-        for name, info in saved.infos.items()
-        if info.format[0] == "F" and info.format not in FLOATS
-    }
-    if small:
-        name = min(small)
-        raise TeacherError(
-            _explain_quantised(folder, name, small[name].format, len(small))
-        )
-
-
-def _explain_quantised(folder: Path, name: str, number_format: str, count: int) -> str:
-    return (
-        f"{folder}: {count} of its tensors are quantised, such as {name} "
-        f"({number_format}); expected float32, float16 or bfloat16. Give the "
-        "checkpoint that this one was quantised from"
+    _refuse_quantised(
+        folder,
+        saved,
+        [
+            name
+            for name, info in saved.infos.items()
+            if info.format[0] == "F" and info.format not in FLOATS
+        ],
     )
+
+
+def _refuse_quantised(folder: Path, saved: SavedTensors, names: list[str]) -> None:
+    """Raise TeacherError if any tensors are quantised, with the name of one."""
+    if names:
+        name = min(names)
+        raise TeacherError(
+            f"{folder}: {len(names)} of its tensors are quantised, such as {name} "
+            f"({saved.infos[name].format}); expected float32, float16 or bfloat16. "
+            "Give the checkpoint that this one was quantised from"
+        )
 
 
 def account(
@@ -158,8 +160,9 @@ def judge(
         "weights and config do not belong together, or the files are incomplete; "
         "download both again"
     )
-    if extra and extra[0].startswith(("module.", "_orig_mod.")):
-        remedy = "save the model inside the wrapper (of torch.compile, of DDP) again"
+    ends = tuple(f".{name}" for name in fit.missing)
+    if extra and all(name.endswith(ends) for name in extra):
+        remedy = "save the model inside the wrapper (DDP, torch.compile, PEFT) again"
     if extra and not missing:
         remedy = (
             "without them the model would not compute what it was trained to. Choose "
@@ -188,15 +191,10 @@ def _check_quantised(
 ) -> None:
     """Raise TeacherError for weights that are whole numbers."""
     state = model.state_dict()
-    whole = sorted(
+    whole = [
         name
         for name, targets in fit.targets.items()
         if saved.infos[name].format not in FLOATS
         and state[targets[0]].is_floating_point()
-    )
-    if whole:
-        raise TeacherError(
-            _explain_quantised(
-                folder, whole[0], saved.infos[whole[0]].format, len(whole)
-            )
-        )
+    ]
+    _refuse_quantised(folder, saved, whole)

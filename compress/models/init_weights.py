@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress import families
 from compress.errors import StudentError
 from compress.families.family import Family
-from compress.slicing.cut import cut
+from compress.slicing.cut import cut, has_own_head
 from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
 from compress.slicing.select import Kept
 from compress.slicing.sizes import select_layers
@@ -99,8 +99,13 @@ def copy_from_teacher(
     kept   the units of the teacher that the student consists of; None if layers of its
            family are copied whole
 
-    A teacher on the meta device has no weights to cut. Raises StudentError.
+    The student's head over the vocabulary gets weights of its own if the teacher's has,
+    whatever its config ties. A teacher on the meta device has no weights to cut. Raises
+    StudentError.
     """
+    head: Any = student.get_output_embeddings()
+    if head is not None and has_own_head(teacher):
+        head.weight = nn.Parameter(head.weight.clone())
     if kept is None:
         mine = student.config.model_type
         theirs = teacher.config.model_type

@@ -50,14 +50,14 @@ class JsonKeys:
             raise TeacherError(f"{self.path}: {name!r} is {value!r}; expected {named}")
         return value
 
-    def take_width(self, name: str, default: Any = _MISSING) -> int:
-        """Take a whole number above 0."""
+    def take_width(self, name: str, default: Any = _MISSING) -> Any:
+        """Take a whole number above 0, or the default."""
         value = self.take(name, int, default, expected="a whole number above 0")
-        if value < 1:
+        if value is not default and value < 1:
             raise TeacherError(
                 f"{self.path}: {name!r} is {value}; expected a whole number above 0"
             )
-        return int(value)
+        return value
 
     def refuse(self, name: str, kept: Any, why: str) -> None:
         """Take a key that must have its default. Raises TeacherError for any other

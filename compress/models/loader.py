@@ -86,6 +86,7 @@ def load_config(folder: Path) -> Any:
         names = tuple(f"LABEL_{index}" for index in range(source.outputs))
     set_labels(config, names)
     config.return_dict = True
+    config.output_attentions = config.output_hidden_states = False
     # let the library choose
     config._attn_implementation = config._experts_implementation = None
     return config
@@ -150,11 +151,11 @@ def check_vocabulary(
 ) -> None:
     """Raise TeacherError for a tokenizer without tokens, or with tokens or token types
     that the model does not have."""
-    if not isinstance(tokenizer.model_max_length, int | float):
+    limit = tokenizer.model_max_length
+    if not isinstance(limit, int | float) or limit < 1:
         raise TeacherError(
-            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its "
-            "tokenizer is not a number: correct it in tokenizer_config.json, or "
-            "download it again"
+            f"{folder}: model_max_length {limit!r} of its tokenizer is not a number "
+            "above 0: correct it in tokenizer_config.json, or download it again"
         )
     known = token_rows(model)
     # the library invents one

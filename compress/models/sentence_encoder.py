@@ -368,19 +368,6 @@ def _encoder_class(
     return type(name, (SentenceEncoder, families[-2]), content)
 
 
-def with_settings(
-    encoder: PreTrainedModel, settings: SentenceSettings
-) -> SentenceEncoder:
-    """Wrap an encoder, which is not copied, in a sentence encoder whose modules have no
-    weights."""
-    config = copy.deepcopy(encoder.config)
-    set_settings(config, settings)
-    with torch.device("meta"):
-        model = AutoModelForSentenceEmbedding.from_config(config)
-    setattr(model, model.base_model_prefix, encoder)
-    return model.train(encoder.training)
-
-
 def project(model: SentenceEncoder) -> None:
     """Insert a linear map that changes nothing, so that vectors keep their width
     however the encoder is cut."""

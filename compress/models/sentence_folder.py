@@ -12,7 +12,6 @@ refused by its name and file. Imports no torch.
                                         model.safetensors next to it
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from compress.data.text_preparation import TextPreparation
 from compress.errors import TeacherError
+from compress.io import write_hub_json
 from compress.models.folder import (
     MODULE_SETTINGS,
     MODULES,
@@ -273,11 +273,11 @@ def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
         listed.append(_write_entry(number, module.kind, place))
         (folder / place).mkdir(exist_ok=True)
         if config := module.to_config():
-            _write_json(folder / place / "config.json", config)
+            write_hub_json(folder / place / "config.json", config)
         places.append(folder / place)
-    _write_json(folder / MODULES, listed)
+    write_hub_json(folder / MODULES, listed)
     if settings.max_length is not None:
-        _write_json(
+        write_hub_json(
             folder / ENCODER_FILES[0],
             {"max_seq_length": settings.max_length, "do_lower_case": False},
         )
@@ -290,7 +290,7 @@ def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
     if settings.truncate_dim is not None:
         model["truncate_dim"] = settings.truncate_dim
     if model:
-        _write_json(folder / MODULE_SETTINGS, model)
+        write_hub_json(folder / MODULE_SETTINGS, model)
     return tuple(places)
 
 
@@ -314,6 +314,8 @@ def _is_known(entry: ModuleEntry) -> bool:
 
 def _check_encoder(where: Path, listed: Sequence[ModuleEntry]) -> None:
     """Raise TeacherError unless the encoder, and nothing else, is the first module."""
+    for entry in listed[:1]:
+        _check_class(where, entry)
     if [
         number for number, entry in enumerate(listed) if entry.kind == "Transformer"
     ] != [0]:
@@ -321,7 +323,6 @@ def _check_encoder(where: Path, listed: Sequence[ModuleEntry]) -> None:
         raise TeacherError(
             f"{where}: has {kinds}; expected one Transformer, at the beginning"
         )
-    _check_class(where, listed[0])
 
 
 def _check_class(where: Path, entry: ModuleEntry) -> None:
@@ -333,12 +334,11 @@ def _check_class(where: Path, entry: ModuleEntry) -> None:
             "expected modules of sentence-transformers: "
             f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
-    if entry.kind in _OTHER_MODULES or not _is_known(entry):
-        why = "is not a module of sentence-transformers 6.2"
-        if entry.kind in _OTHER_MODULES:
-            why = f"cannot be read: {_OTHER_MODULES[entry.kind]}"
+    if not _is_known(entry):
+        unknown = "it is not a module of sentence-transformers 6.2"
         raise TeacherError(
-            f"{where}: {entry.dotted}: {why}; expected modules of the kinds "
+            f"{where}: {entry.dotted}: cannot be read: "
+            f"{_OTHER_MODULES.get(entry.kind, unknown)}; expected modules of the kinds "
             f"{', '.join(('Transformer', *MODULE_CLASSES))}"
         )
 
@@ -368,7 +368,8 @@ def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSetting
     keys.refuse(
         "modality_config",
         {"text": text},
-        f"only texts are read here, and only {task.output} of the model",
+        f"only texts are read here, as they are (not in a chat template, which "
+        f"'message' stands for), and only {task.output} of the model",
     )
     keys.refuse("module_output_name", task.feature, f"expected {task.feature!r}")
     # whether a batch is padded, which changes no vector
@@ -448,12 +449,9 @@ def _read_tokenizer_options(keys: JsonKeys) -> dict[str, Any]:
             f"{keys.path}: tokenizer_args has {odd[0]!r}, which is not supported; "
             f"expected {', '.join(accepted)}. Save the tokenizer with this setting"
         )
-    length = given.get("model_max_length")
-    if length is not None and (not isinstance(length, int) or isinstance(length, bool)):
-        raise TeacherError(
-            f"{keys.path}: tokenizer_args: 'model_max_length' is {length!r}; expected "
-            "a number of tokens"
-        )
+    JsonKeys(keys.path, given).take(
+        "model_max_length", int, None, expected="a number of tokens"
+    )
     return given
 
 
@@ -479,11 +477,7 @@ def _read_processing(keys: JsonKeys) -> int | None:
                     "is not supported; expected true"
                 )
         group.finish()
-    if kinds.left:
-        raise TeacherError(
-            f"{keys.path}: processing_kwargs has {min(kinds.left)!r}; expected 'text' "
-            "or 'common'"
-        )
+    kinds.finish()
     return found
 
 
@@ -511,16 +505,7 @@ def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSett
             f"{path}: similarity_fn_name is {similarity!r}; expected one of "
             f"{', '.join(_SIMILARITIES)}"
         )
-    truncate_dim = keys.take(
-        "truncate_dim",
-        int,
-        None,
-        expected="a number of dimensions, or null",
-    )
-    if truncate_dim is not None and truncate_dim < 1:
-        raise TeacherError(
-            f"{path}: truncate_dim is {truncate_dim}; expected a whole number above 0"
-        )
+    truncate_dim = keys.take_width("truncate_dim", None)
     keys.finish()
     return SentenceSettings(modules, preparation, None, similarity, truncate_dim)
 
@@ -550,12 +535,6 @@ def _check_requirements(keys: JsonKeys) -> None:
             raise TeacherError(
                 f"{keys.path}: requires {package} {specifier}; {found} is installed"
             )
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(
-        json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
 
 
 def _take_prompts(keys: JsonKeys) -> dict[str, str]:

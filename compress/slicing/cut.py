@@ -8,6 +8,7 @@ the head size, so queries are scaled by the ratio of the sizes.
 import copy
 import math
 from itertools import product
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -85,9 +86,20 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
             taken.add(_memory(own))
             setattr(small.get_submodule(module), part, nn.Parameter(own))
         _draw_new_rows(plan, small, kept)
+    head: Any = small.get_output_embeddings()
+    untied = getattr(head, "weight", None)
     small.tie_weights()
+    if has_own_head(model):
+        head.weight = untied
     copy_generation_config(small, model)
     return small.train(model.training)
+
+
+def has_own_head(model: PreTrainedModel) -> bool:
+    """Check whether a head over the vocabulary has weights of its own: those of Flan-T5
+    and mT5 have, although their configs tie them to the embedding."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is not model.get_input_embeddings().weight
 
 
 def copy_generation_config(student: PreTrainedModel, teacher: PreTrainedModel) -> None:

@@ -182,7 +182,10 @@ def _find(config: Any, size: str, default: int | None = None) -> int:
     value = None if name is None else getattr(config, name)
     found = default if value is None else value
     if found is None:
-        raise KeyError(size)
+        raise StudentError(
+            f"{config.model_type}: its config states no {size} for the whole model, as "
+            "of one that also reads images; expected one that reads texts alone"
+        )
     return int(found)
 
 

@@ -28,7 +28,7 @@ from compress.exporters.row_files import open_index, predict_file
 from compress.exporters.tokenizer.text_model import run_text, text_file
 from compress.models import student as students
 from compress.models.loader import load_model
-from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_settings
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder
 from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import Dense, Normalize, Pooling
 from compress.models.sentence_settings import SentenceSettings, set_settings, settings_of, width_of
@@ -137,9 +137,9 @@ def test_any_encoder_pools(family: str) -> None:
         from compress.models.static import StaticConfig, StaticModel
 
         words = StaticModel(StaticConfig(vocab_size=60, hidden_size=8)).eval()
-        made = with_settings(words, SentenceSettings.pooled(8, normalise=True))
+        made = tiny.with_settings(words, SentenceSettings.pooled(8, normalise=True))
     else:
-        made = with_settings(tiny.model(family, head=AutoModel).eval(), MEAN)
+        made = tiny.with_settings(tiny.model(family, head=AutoModel).eval(), MEAN)
     found = vectors(made, ["a good film", "good"])
     torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
     torch.testing.assert_close(found[1:], vectors(made, ["good"]))  # padding is nothing

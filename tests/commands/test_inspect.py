@@ -126,6 +126,21 @@ def test_what_is_wrong_with_a_checkpoint_is_a_problem(tmp_path: Path) -> None:
     assert "adapter_config.json" in command.run("inspect", str(tmp_path / "model")).err
 
 
+def test_a_folder_of_modules_is_a_checkpoint_wherever_its_encoder_is(tmp_path: Path) -> None:
+    tiny.checkpoint(tmp_path / "0_Transformer")
+    listed = [("0_Transformer", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in listed]
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32}')
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    found = compress.inspect(tmp_path)
+    assert (found.form, found.facts["predicts"], found.problems) == ("checkpoint", "vectors of texts", ())
+    modules[1]["type"] = "sentence_transformers.models.CNN"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (problem,) = compress.inspect(tmp_path).problems
+    assert "CNN: cannot be read" in problem
+
+
 def test_a_checkpoint_without_weights(tmp_path: Path) -> None:
     tiny.bert().config.save_pretrained(tmp_path)
     result = command.run("inspect", str(tmp_path))

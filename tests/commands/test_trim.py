@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModel,
@@ -46,7 +47,7 @@ from compress.trimming import (
     trim_checkpoint,
     trim_tokenizer,
 )
-from tests import command, forks, tiny
+from tests import command, forks, generative, tiny
 
 CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")
 OTHER = "this story is quite sad but great; unseen words like zebra"
@@ -308,6 +309,40 @@ def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
         assert small.get_output_embeddings().weight is small.get_input_embeddings().weight, "still tied"
 
 
+@pytest.mark.parametrize(
+    ("make", "tied", "scaled"),
+    [(generative.llama, True, False), (generative.t5, False, False), (generative.t5, True, True)],
+)
+def test_a_head_of_its_own_weights_stays_one(
+    make: Callable[..., Any], tied: bool, scaled: bool, tmp_path: Path
+) -> None:
+    """Configs of Flan-T5 and mT5 tie their heads, and their files hold both matrices."""
+    tokenizer = byte_bpe()
+    special = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0}
+    model = generative.separated(make(vocab_size=len(tokenizer), tie_word_embeddings=tied, **special))
+    model.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    result = trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
+    small = type(model).from_pretrained(result.path)
+    settings = json.loads((result.path / "config.json").read_text())
+    assert settings["tie_word_embeddings"] is scaled, "transformers 4 would tie and scale it"
+    assert getattr(small.config, "scale_decoder_outputs", False) is scaled
+    kept = list(result.kept)
+    assert len(kept) < len(tokenizer)
+    torch.testing.assert_close(small.lm_head.weight, model.lm_head.weight[kept])
+    torch.testing.assert_close(small.get_input_embeddings().weight, model.get_input_embeddings().weight[kept])
+
+
+def test_an_id_of_generation_that_is_no_token_keeps_none(tmp_path: Path) -> None:
+    """The first checkpoints of Llama say that their padding token is -1."""
+    tokenizer = byte_bpe()
+    tiny.model("gpt2", head=AutoModelForCausalLM, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    (tmp_path / "whole" / "generation_config.json").write_text('{"pad_token_id": -1}')
+    kept = trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small").kept
+    assert 0 < len(kept) < len(tokenizer)
+
+
 def test_tokens_that_the_model_does_not_have_are_refused_at_once(tmp_path: Path) -> None:
     tokenizer = wordpiece()
     tiny.model("bert", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "whole")
@@ -403,15 +438,36 @@ def test_prompts_are_read_as_before(tmp_path: Path) -> None:
         np.testing.assert_allclose(small.embed(CORPUS, prompt_name=name, precision="fp32"), expected, atol=1e-6)
 
 
+def test_an_encoder_in_a_folder_of_its_own_stays_there(tmp_path: Path) -> None:
+    folder = tmp_path / "whole"
+    encoder = folder / "0_Transformer"
+    tiny.checkpoint(encoder, tiny.model("bert", head=AutoModel, vocab_size=len(wordpiece())))
+    wordpiece().save_pretrained(encoder)
+    (encoder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "mean"}')
+    (folder / "modules.json").write_text(json.dumps([{**MODULES[0], "path": "0_Transformer"}, MODULES[1]]))
+    result = trim_checkpoint(folder, CORPUS, tmp_path / "small")
+    assert sorted(result.bytes) == ["0_Transformer/model.safetensors", "0_Transformer/tokenizer.json"]
+    assert not (result.path / "config.json").exists()
+    expected = SentenceTransformer(str(folder), device="cpu").encode(list(CORPUS))
+    found = SentenceTransformer(str(result.path), device="cpu").encode(list(CORPUS))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 MODULES = [
     {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
     for at, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling")))
 ]
 
 
-def test_the_template_of_a_chat_is_kept(tmp_path: Path) -> None:
+TEMPLATE = "{% for each in messages %}{{ each.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, {"default": TEMPLATE, "tool_use": "{{ tools }}"}])
+def test_the_template_of_a_chat_is_kept(template: Any, tmp_path: Path) -> None:
     tokenizer = byte_bpe()
-    tokenizer.chat_template = "{% for each in messages %}{{ each.content }}{% endfor %}"
+    tokenizer.chat_template = template
     model = tiny.model("gpt2", head=AutoModelForCausalLM, vocab_size=len(tokenizer))
     model.save_pretrained(tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "whole")

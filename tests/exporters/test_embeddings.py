@@ -25,7 +25,7 @@ from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.manifest import BundleKind
 from compress.exporters.session import metadata, read_certificate, read_model
 from compress.kinds import find
-from compress.models.sentence_encoder import pool_tokens, with_settings
+from compress.models.sentence_encoder import pool_tokens
 from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import MODES
 from compress.models.sentence_settings import SentenceSettings, settings_of
@@ -37,7 +37,7 @@ TEXTS = ["a good film", "the plot is very poor and the actor was sad", "good", "
 
 
 def written(folder: Path, settings: SentenceSettings, *, family: str = "bert") -> Bundle:
-    model = with_settings(tiny.model(family, head=AutoModel), settings)
+    model = tiny.with_settings(tiny.model(family, head=AutoModel), settings)
     return tiny.bundle(folder, model=model, task=find("embedding").from_settings(settings), max_length=12, recipe="")
 
 

@@ -24,7 +24,6 @@ from transformers import (
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import outputs_of, parity, to_onnx
 from compress.models.ibbert import IBBertConfig
-from compress.models.sentence_encoder import with_settings
 from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 from tests.exporters.test_onnx import batches
@@ -72,7 +71,7 @@ def model(family: str, head: str) -> Any:
     settings.num_labels = labels
     made = auto.from_config(settings).eval()
     return (
-        with_settings(made, SentenceSettings.pooled(made.config.hidden_size, normalise=True))
+        tiny.with_settings(made, SentenceSettings.pooled(made.config.hidden_size, normalise=True))
         if head == "embeddings"
         else made
     )

@@ -31,7 +31,6 @@ from compress.data.task import Task
 from compress.exporters import generation
 from compress.exporters.artifact import Bundle
 from compress.kinds import find
-from compress.models.sentence_encoder import with_settings
 from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 
@@ -73,7 +72,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     place = tmp_path_factory.mktemp("others")
     parts = {"tokenizer": tiny.tokenizer(), "max_length": 64}
     settings = SentenceSettings.pooled(32, normalise=True)
-    encoder = with_settings(tiny.model("bert", head=AutoModel), settings)
+    encoder = tiny.with_settings(tiny.model("bert", head=AutoModel), settings)
     tiny.bundle(place / "vectors", model=encoder, task=find("embedding").from_settings(settings), max_length=64)
     torch.manual_seed(0)
     gpt2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=96, **TOKENS)

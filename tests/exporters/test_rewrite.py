@@ -17,7 +17,6 @@ from compress.exporters.onnx import parity, to_onnx
 from compress.exporters.rewrite.forms import FORM_KEY, Form, Rewritten, rewrite_graph
 from compress.exporters.rewrite.graph import list_floats
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
-from compress.models.sentence_encoder import with_settings
 from compress.models.sentence_settings import SentenceSettings
 from compress.models.sharing import share
 from tests import tiny
@@ -199,7 +198,7 @@ def test_the_last_layer_computes_one_token_and_the_others_all(tmp_path: Path) ->
 
 def test_outputs_are_computed_for_all_tokens(tmp_path: Path) -> None:
     """Embeddings of the first token, with the hidden states they are taken of."""
-    model = with_settings(tiny.bert(layers=2).base_model, SentenceSettings.pooled(32, "cls"))
+    model = tiny.with_settings(tiny.bert(layers=2).base_model, SentenceSettings.pooled(32, "cls"))
     made = rewrite_graph(exported(model, tmp_path))
     assert (made.rows, made.turned) == (3, 2)  # three nodes of the mask, of which the first token's row is read
     assert parity(model, saved(made, tmp_path), batches(model.config)) < 2e-5

@@ -251,7 +251,7 @@ def test_a_missing_tensor_is_named(name: str, folder: Path) -> None:
         load_source(str(folder))
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "base_model.model."])
 def test_weights_of_a_wrapped_model_are_to_be_saved_without_it(prefix: str, folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file(
@@ -259,6 +259,29 @@ def test_weights_of_a_wrapped_model_are_to_be_saved_without_it(prefix: str, fold
     )
     with pytest.raises(TeacherError, match="save the model inside the wrapper"):
         load_as_saved(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_in_the_place_of_a_file_is_named(name: str, folder: Path) -> None:
+    """A clone without git-lfs has these."""
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n")
+    with pytest.raises(TeacherError, match=f"{name}: is a pointer of git-lfs"):
+        load_source(str(folder))
+
+
+@pytest.mark.parametrize("number", [0, -1, "512"])
+def test_a_limit_of_tokens_is_a_number_above_0(number: Any, folder: Path) -> None:
+    change_config(folder, "tokenizer_config.json", model_max_length=number)
+    with pytest.raises(TeacherError, match=f"model_max_length {number!r} .* not a number above 0"):
+        load_source(str(folder))
+
+
+def test_outputs_that_the_library_keeps_besides_answers_are_not_asked_for(folder: Path, tmp_path: Path) -> None:
+    """A config that asks for attention could be read, but not written again."""
+    change_config(folder, output_attentions=True, output_hidden_states=True)
+    answer = load_source(str(folder)).model(**tiny.batch())
+    assert set(answer) == {"logits"}
+    trim_checkpoint(folder, ["good film"], tmp_path / "small")
 
 
 def test_all_that_is_wrong_is_in_one_message(folder: Path) -> None:

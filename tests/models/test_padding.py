@@ -16,7 +16,6 @@ from transformers import (
 from compress.data.collate import Collate
 from compress.errors import ObjectiveError, TeacherError
 from compress.models.padding import align_padding, first_token, hide_padding, pads_left
-from compress.models.sentence_encoder import with_settings
 from compress.models.sentence_modules import MODES
 from compress.models.sentence_settings import SentenceSettings
 from compress.models.signals import ATTENTION, SIGNAL_NAMES, Signals, open_attention, read
@@ -141,7 +140,7 @@ def test_a_row_in_a_batch_is_the_row_alone(family: str, head: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_vector_in_a_batch_is_the_vector_alone(mode: str, left: bool) -> None:
     settings = SentenceSettings.pooled(32, mode, normalise=True)
-    encoder = with_settings(model_of("bert", "classification").bert, settings)
+    encoder = tiny.with_settings(model_of("bert", "classification").bert, settings)
     batch = Collate(tiny.tokenizer(), left=left)(rows())
     together = encoder(**batch).sentence_embedding
     alone = [encoder(input_ids=torch.tensor([row["input_ids"]])).sentence_embedding for row in rows()]

@@ -15,11 +15,13 @@ import torch
 from tokenizers import AddedToken
 from torch import Tensor, nn
 
+from compress.commands.inspect import inspect
 from compress.config.stages import StudentSpec
 from compress.data.task import Task
 from compress.data.text_preparation import AS_IT_IS, TextPreparation, count_prompt_tokens
 from compress.errors import CompressError, TeacherError
 from compress.models import student as students
+from compress.models.checkpoints import resolve
 from compress.models.folder import MODULES, ModelFolder, list_modules
 from compress.models.loader import load_config, load_model, load_tokenizer
 from compress.models.sentence_encoder import (
@@ -212,6 +214,30 @@ def test_prompts_are_those_that_the_library_chooses() -> None:
         preparation.prompt("pasage")
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "why"),
+    [
+        ("StaticEmbedding", "", "has word vectors and no encoder"),
+        ("WordEmbeddings", "0_WordEmbeddings", "has word vectors and no encoder"),
+        ("Router", "", "a model for each purpose of a text"),
+        ("BoW", "0_BoW", "counts words and has no encoder"),
+    ],
+)
+def test_a_model_that_begins_otherwise_is_refused_by_its_module(kind: str, path: str, why: str, tmp_path: Path) -> None:
+    put(tmp_path / MODULES, [{"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{kind}"}])
+    for read in (resolve, inspect):
+        with pytest.raises(TeacherError, match=why):
+            read(str(tmp_path))
+
+
+def test_a_chat_template_is_named(tmp_path: Path) -> None:
+    """sentence-transformers 6 puts each text into the template of a model that it saved with one."""
+    output = {"method": "forward", "method_output_name": "last_hidden_state"}
+    folder(tmp_path, sizes={"modality_config": {"text": output, "message": {**output, "format": "flat"}}})
+    with pytest.raises(TeacherError, match="not in a chat template, which 'message' stands for"):
+        read_encoder(tmp_path)
+
+
 @pytest.mark.parametrize(("ids", "expected"), [([2, 7, 3], 2), ([2, 7], 2), ([7], 1), ([], 0), ([2, 3, 3], 2)])
 def test_only_the_last_special_token_does_not_belong_to_a_prompt(ids: list[int], expected: int) -> None:
     assert count_prompt_tokens(ids, {2, 3}) == expected
@@ -271,7 +297,7 @@ DENSE = {"in_features": HIDDEN, "out_features": 8}
         ([("Pooling", POOLING), ("Normalize", {"p": 1})], "2_Normalize.config.json: 'p'"),
         ([("Dense", {**DENSE, "module_input_name": TOKEN_FEATURE})], "no module computes sentence_embedding"),
         ([("Pooling", POOLING), ("CNN", {})], r"sentence_transformers.models.CNN: cannot be read: its vectors depend"),
-        ([("Pooling", POOLING), ("Whiten", {})], "sentence_transformers.models.Whiten: is not a module of"),
+        ([("Pooling", POOLING), ("Whiten", {})], "models.Whiten: cannot be read: it is not a module of"),
         ([("Transformer", {}), ("Pooling", POOLING)], "expected one Transformer, at the beginning"),
     ],
 )  # fmt: skip
@@ -295,7 +321,7 @@ def test_modules_that_are_not_read_are_named(
         ({"tokenizer_args": {"use_fast": False}}, "'use_fast': false"),
         ({"tokenizer_args": {"vocab_file": "x"}}, "tokenizer_args has 'vocab_file'"),
         ({"model_args": {"revision": "x"}}, "model_args has 'revision'"),
-        ({"processing_kwargs": {"chat_template": {}}}, "processing_kwargs has 'chat_template'"),
+        ({"processing_kwargs": {"chat_template": {}}}, "'chat_template': is not a key"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "'truncation' is False"),
         ({"processing_kwargs": {"text": [8]}}, r"'text' is \[8\]; expected dict"),
     ],
@@ -315,7 +341,7 @@ def test_settings_of_the_encoder_that_are_not_read_are_named(
         ({"prompts": {"query": 3}}, "prompt 'query' is 3"),
         ({"default_prompt_name": "s2p"}, "default_prompt_name is 's2p'"),
         ({"similarity_fn_name": "maxsim"}, "similarity_fn_name is 'maxsim'"),
-        ({"truncate_dim": 0}, "truncate_dim is 0"),
+        ({"truncate_dim": 0}, "'truncate_dim' is 0"),
         ({"requirements": {"torch": "<1"}}, "requires torch <1"),
         ({"requirements": {"no-such-package": ">1"}}, "requires no-such-package"),
     ],

@@ -9,7 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification, BertConfig, FunnelConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    CLIPConfig,
+    FunnelConfig,
+)
 
 from compress.config.stages import StudentSpec
 from compress.errors import CompressError, StudentError
@@ -408,3 +415,20 @@ def test_settings_of_each_layer_are_cut_with_the_layers() -> None:
     made = config_for(StudentSpec(layers=2, copy_layers=(0, 1)), neo)
     assert made.attention_layers == ["global", "local"]
     assert type(neo)(**made.to_dict()).attention_layers == ["global", "local"]
+
+
+@pytest.mark.parametrize("make", [generative.llama, generative.t5])
+def test_a_head_of_its_own_weights_is_copied_whatever_the_config_ties(make: Any, tmp_path: Path) -> None:
+    """Configs of Flan-T5 and mT5 tie their heads, and their files hold both matrices."""
+    teacher = generative.separated(make(tie_word_embeddings=True))
+    head = "seq2seq" if teacher.config.is_encoder_decoder else "causal_lm"
+    student = build(StudentSpec(layers=1, init="teacher"), teacher, head=head, kind=None)
+    student.save_pretrained(tmp_path)
+    for found in (student, type(student).from_pretrained(tmp_path)):
+        torch.testing.assert_close(found.lm_head.weight, teacher.lm_head.weight)
+        torch.testing.assert_close(found.get_input_embeddings().weight, teacher.get_input_embeddings().weight)
+
+
+def test_a_model_that_also_reads_images_is_refused_by_its_family() -> None:
+    with pytest.raises(StudentError, match="clip: its config states no hidden for the whole model"):
+        config_for(StudentSpec(layers=1), CLIPConfig())

@@ -20,7 +20,7 @@ from compress.slicing.cut import cut, reorder_units, slice_model
 from compress.slicing.plan import VOCABULARY, Group, SlicePlan, parameters_of
 from compress.slicing.select import Kept, choose, magnitude
 from compress.slicing.sizes import Sizes, resize_config
-from tests import tiny
+from tests import generative, tiny
 from tests.slicing.families import DISTINCT, axes, logits, model, ways
 from tests.slicing.oracle import masked
 
@@ -306,3 +306,10 @@ def test_shared_layers_are_refused() -> None:
     share(whole, ffn=1)
     with pytest.raises(PruneError, match="prune the model first, and share weights"):
         reorder_units(whole, magnitude(whole))
+
+
+def test_a_head_of_its_own_weights_stays_one_whatever_the_config_ties() -> None:
+    whole = generative.separated(generative.llama(tie_word_embeddings=True))
+    same = reorder_units(whole, magnitude(whole, SlicePlan.from_model(whole)))
+    rows = generative.rows("a good film")
+    torch.testing.assert_close(same(**rows).logits, whole(**rows).logits, atol=1e-4, rtol=0)

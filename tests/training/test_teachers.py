@@ -1,6 +1,7 @@
 """Where teachers come from, which are refused and why, and the one that is fine-tuned first."""
 
 import json
+import re
 import shutil
 import socket
 import time
@@ -152,6 +153,12 @@ def test_without_network_the_error_names_other_ways(way: str, tmp_path: Path, mo
     message = str(caught.value)
     assert "FacebookAI/roberta-base: no such folder. As a model of the hub: the hub cannot be reached" in message
     assert all(other in message for other in ("folder", "HF_HOME", "--teacher minilm"))
+
+
+@pytest.mark.parametrize("name", ["org/model@v2", "org/my model", "org/a..b"])
+def test_a_name_that_the_hub_cannot_have_is_refused(name: str) -> None:
+    with pytest.raises(TeacherError, match=re.escape(f"teacher {name}: no such folder")):
+        resolve(name)
 
 
 @pytest.mark.parametrize(("code", "known"), [("RepoNotFound", False), ("EntryNotFound", True), ("", False)])
