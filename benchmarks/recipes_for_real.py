@@ -90,7 +90,8 @@ class Proof:
               `importance` of what is cut; in its place `embed-mse` is that recipe, `two views` what embed-mse is
               compared with, `n-gram` another model, `majority` the most frequent class, `rate` how often each token is
               a replacement
-    data      sst2, squad, vectors or ranking: see benchmarks/trial_data.py
+    data      sst2, squad, vectors, answers (vectors of questions and what answers them) or ranking: see
+              benchmarks/trial_data.py
     teacher   minilm, lm, answering, electra, t5, or `vocabulary`: nothing but tokens
     student   sizes in the place of its own; text, task, teacher_lm: numbers of its stages on text, of those on a task,
               and of the head for masked words that its teacher gets
@@ -172,7 +173,7 @@ PROOFS: Mapping[str, Proof] = {
     "minilm-v1": NARROW,
     "tinybert-general": NARROW,
     "embed-similarity": VECTORS,
-    "dpr": replace(VECTORS, data="ranking"),
+    "dpr": replace(VECTORS, data="answers"),
     "margin-mse": RANKING,
     "listnet": RANKING,
     "tinybert-aug": Proof("variants", task={"max_length": 64, "epochs": 2.0, "augment": VARIANTS}),

@@ -17,6 +17,10 @@ from compress.data.cache import home
 from compress.data.task import TaskData
 from compress.io import atomic_folder, hash_value
 
+SPECS: Mapping[str, str] = {
+    "sst2": "{root}/sst2",
+    "squad": "train={root}/squad2_half_dev/dev-v2.0.json,test={root}/mlqa_en_dev/dev-context-en-question-en.json",
+}
 VALIDATED = 400
 TESTED = 4000
 """Rows that are drawn once, for all seeds, to test on."""
@@ -30,11 +34,7 @@ OF_A_QUESTION = 8
 
 def load_whole(root: Path, name: str) -> tuple[TaskData, NDArray[Any]]:
     """Load a task of the folder of data, and return an order of its rows, of which the first POOL are for students."""
-    specs = {
-        "sst2": str(root / "sst2"),
-        "squad": f"train={root}/squad2_half_dev/dev-v2.0.json,test={root}/mlqa_en_dev/dev-context-en-question-en.json",
-    }
-    whole = load_task(specs[name])
+    whole = load_task(SPECS[name].format(root=root))
     return whole, np.random.default_rng(0).permutation(len(whole.train))
 
 
@@ -44,7 +44,7 @@ def draw(root: Path, name: str, *, rows: int, texts: int, seed: int) -> tuple[An
     Returns the splits, and a file with the texts of so many other rows, or None. Of questions that find sentences the
     rows are the same for every seed.
     """
-    if name in ("vectors", "ranking"):
+    if name not in SPECS:
         return find_sentences(root, name), None
     whole, order = load_whole(root, name)
     order = np.random.default_rng(seed).permutation(order[:POOL])
@@ -72,7 +72,7 @@ def _to_squad(row: Mapping[str, Any]) -> dict[str, Any]:
 def find_sentences(root: Path, kind: str) -> str:
     """Write questions with the sentences of their paragraphs, of which one has the answer; return the splits.
 
-    SQuAD's articles train, but every fifth, which validates; MLQA's test. Vectors learn from texts, without judgements.
+    SQuAD's articles train, but every fifth, which validates; MLQA's test. Of `vectors` texts train, without judgements.
     """
     folder = home() / "recipes-for-real" / f"questions-{QUESTIONS}"
     if not folder.is_dir():

@@ -27,7 +27,7 @@ from compress.prompting.prompt import Prompt
 from compress.teachers.inputs import open_job
 from compress.training.stage import Trained
 
-KINDS: Mapping[str, Any] = {"vectors": "embedding", "ranking": "ranking"}
+KINDS: Mapping[str, Any] = {"vectors": "embedding", "answers": "embedding", "ranking": "ranking"}
 CODE = subprocess.run(
     ["git", "-C", str(ROOT), "rev-parse", "HEAD:compress", *(
         f"HEAD:benchmarks/{name}.py" for name in ("trial_data", "trial_runs", "trial_scores")

@@ -19,6 +19,7 @@ from benchmarks.trial_scores import SPAN, NGram, TwoViews
 from compress.config import loader
 from compress.config.recipe import Recipe
 from compress.errors import CompressError
+from compress.jobs.checks import check_kind
 from compress.training import schedule
 from tests import generative, marked, tiny
 
@@ -34,6 +35,13 @@ def recipe_and_control(name: str) -> tuple[Recipe, Recipe]:
 
 def test_every_recipe_has_a_trial_or_a_reason() -> None:
     assert real.PROOFS.keys() | effects.NOT_RUN.keys() == set(loader.names())
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_recipe_and_its_control_learn_the_kind_of_task_of_their_rows(name: str) -> None:
+    kinds = {"sst2": "classification", "squad": "qa", **trial_runs.KINDS}
+    for recipe in recipe_and_control(name):
+        check_kind(recipe, kinds[real.PROOFS[name].data])
 
 
 @pytest.mark.parametrize("name", COMPARED)
