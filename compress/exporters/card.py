@@ -38,7 +38,8 @@ class Card:
     recipe      name of the recipe; citation: the paper it follows, one line; command:
                 the command that made the model
     teacher     the teacher's name; base_model: its hub id, if it has one
-    license     of the teacher, as the hub calls it; language: its code, such as `en`
+    license     of the teacher, as the hub calls it; language: its code, such as `en`,
+                or codes
     data        name of the training data; dataset, config: its id on the hub and its
                 part; '' for other data
     split       the split that was scored
@@ -58,7 +59,7 @@ class Card:
     teacher: str = ""
     base_model: str = ""
     license: str = ""
-    language: str = ""
+    language: str | list[str] = ""
     data: str = ""
     dataset: str = ""
     config: str = ""

@@ -63,7 +63,7 @@ class Checkpoint:
     max_length: int
     task: Task | None = None
     kind: BundleKind = "task"
-    origin: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
     leaves_out_prompts: bool = False
 
     def write(self, out: Path, *, opset: int = 17) -> Bundle:

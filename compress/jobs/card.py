@@ -17,7 +17,7 @@ NOISY = (
 
 
 def card_fields(
-    report: Report, recipe: Recipe, origin: Mapping[str, str]
+    report: Report, recipe: Recipe, origin: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Make the fields of the model card (see `exporters.card.Card`). origin: the fields
     taken from the teacher's card."""

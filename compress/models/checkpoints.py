@@ -128,9 +128,9 @@ def config_folder(name: str) -> Path:
     return place
 
 
-def describe_origin(name: str, folder: Path) -> dict[str, str]:
-    """Read the known ones of `license`, `language` and `base_model` of the checkpoint
-    `name` in `folder`.
+def describe_origin(name: str, folder: Path) -> dict[str, Any]:
+    """Read the known ones of `license`, `language` (one or a list) and `base_model` of
+    the checkpoint `name` in `folder`.
 
     They come from its model card, except that the base model of a checkpoint on the hub
     is the checkpoint itself.
@@ -150,7 +150,9 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
     elif name and not Path(name).expanduser().exists():
         origin["base_model"] = ALIASES.get(name, name)
     return {
-        key: value for key, value in origin.items() if isinstance(value, str) and value
+        key: value
+        for key, value in origin.items()
+        if value and isinstance(value, str | list if key == "language" else str)
     }
 
 

@@ -76,7 +76,7 @@ class Teacher:
         name."""
         return {}
 
-    def origin(self, base: "Teacher") -> dict[str, str]:
+    def origin(self, base: "Teacher") -> dict[str, Any]:
         """Describe for a model card what the teacher's weights come from; `base` is the
         teacher before it was fine-tuned."""
         return describe_origin(base.name, base.folder)
@@ -136,7 +136,7 @@ class RecordedTeacher(Teacher):
     def evidence(self) -> Mapping[str, str]:
         return self.files
 
-    def origin(self, base: Teacher) -> dict[str, str]:
+    def origin(self, base: Teacher) -> dict[str, Any]:
         return {}  # two licences apply: of the teacher and of the trained model
 
 

@@ -27,13 +27,13 @@ def card(task: Task = PAIR, **fields: Any) -> str:
 
 
 def test_front_matter_is_yaml_that_the_hub_reads() -> None:
-    page = card(base_model="org/teacher: x", language="en")
+    page = card(base_model="org/teacher: x", language=["en", "ko"])
     front = yaml.safe_load(page.split("---\n")[1])
     assert front["base_model"] == "org/teacher: x"
     assert (front["library_name"], front["pipeline_tag"], front["language"]) == (
         "transformers",
         "text-classification",
-        "en",
+        ["en", "ko"],
     )
     assert not {"base_model", "language", "license"} & yaml.safe_load(card().split("---\n")[1]).keys()
 

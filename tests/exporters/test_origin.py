@@ -1,6 +1,7 @@
 """What a checkpoint's own card says of it is taken over; what nobody says is left out."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,13 +19,13 @@ CARD = "---\nlicense: mit\nlanguage: de\nbase_model: owner/base\n---\n# A model\
     ("text", "known"),
     [
         (CARD, {"license": "mit", "language": "de", "base_model": "owner/base"}),
-        ("---\nlicense: [a, b]\nlanguage:\n- en\n- fr\n---\n", {}),
+        ("---\nlicense: [a, b]\nlanguage:\n- en\n- fr\n---\n", {"language": ["en", "fr"]}),
         ("# no front matter", {}),
         ("---\n- a list\n---\n", {}),
         ("---\nlicense: {\n---\n", {}),
     ],
 )
-def test_a_folder_s_own_card_is_read(tmp_path: Path, text: str, known: dict[str, str]) -> None:
+def test_a_folder_s_own_card_is_read(tmp_path: Path, text: str, known: dict[str, Any]) -> None:
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
     assert describe_origin(str(tmp_path), tmp_path) == known
 
