@@ -333,8 +333,9 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         config.pop(name, None)
     write_hub_json(path, config)
     # a config of T5 1.1 or mT5 ties the head in transformers 5 alone
-    scales = getattr(model.config, "scale_decoder_outputs", False)
-    if has_own_head(model) and not scales:
+    if has_own_head(model) and not getattr(
+        model.config, "scale_decoder_outputs", False
+    ):
         config = parse_json(folder / CONFIG)
         write_hub_json(folder / CONFIG, config | {"tie_word_embeddings": False})
     if (folder / TOKENIZER_JSON).is_file():

@@ -30,6 +30,8 @@ class Anything:
 
     def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> None: ...
 
+    def get_output_embeddings(self) -> None: ...
+
 
 @pytest.fixture(autouse=True)
 def silent() -> Any:
