@@ -21,6 +21,7 @@ SPECS: Mapping[str, str] = {
     "sst2": "{root}/sst2",
     "squad": "train={root}/squad2_half_dev/dev-v2.0.json,test={root}/mlqa_en_dev/dev-context-en-question-en.json",
 }
+"""Data sets of the folder `root`; every other name is of questions and the sentences that answer them."""
 VALIDATED = 400
 TESTED = 4000
 """Rows that are drawn once, for all seeds, to test on."""

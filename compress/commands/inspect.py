@@ -311,7 +311,7 @@ def _describe_head(source: ModelFolder, *, with_weights: bool) -> tuple[str, str
     TeacherError for damaged files, and for an unknown head.
     """
     if source.kind == "sentence_encoder":
-        SentenceFolder.read(source.path)
+        SentenceFolder.read(source.path)  # raises
         return source.architecture or "?", "vectors of texts"
     name = source.architecture
     if with_weights and not _is_class(str(source.config.get("model_type")), name):

@@ -123,7 +123,7 @@ def config_folder(name: str) -> Path:
     if isinstance(place, str):
         place = _download(hf_hub_download, place, filename=CONFIG).parent
     place = _open(place)
-    read_encoder(place)
+    read_encoder(place)  # raises
     _ = ModelFolder(place).config  # raises
     return place
 
@@ -268,7 +268,7 @@ def _absent(hub_id: str, reason: str) -> TeacherError:
 def _check(folder: Path, allow_pickle: bool) -> Path:
     """Return the folder. Raises TeacherError if its files already show that it is not a
     checkpoint that can be loaded."""
-    read_encoder(folder)
+    read_encoder(folder)  # raises
     source = ModelFolder(folder)
     source.check()
     source.weights(allow_pickle=allow_pickle)
@@ -336,8 +336,8 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     if has_own_head(model) and not getattr(
         model.config, "scale_decoder_outputs", False
     ):
-        config = parse_json(folder / CONFIG)
-        write_hub_json(folder / CONFIG, config | {"tie_word_embeddings": False})
+        settings = parse_json(folder / CONFIG)
+        write_hub_json(folder / CONFIG, settings | {"tie_word_embeddings": False})
     if (folder / TOKENIZER_JSON).is_file():
         check_saved(folder, tokenizer)
 

@@ -107,6 +107,7 @@ class BatchFiles:
             file.unlink()
         lines = self.lines.values()
         longest = max(map(len, lines))
+        # a part ends with the line that reaches its limit
         parts = chunks(lines, len, MOST_REQUESTS, MOST_REQUEST_BYTES - longest)
         files = []
         for number, part in enumerate(parts, start=1):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, NotRequired, TypeVar
 from urllib.parse import urlsplit
@@ -909,10 +909,9 @@ def _find_starts(choice: Mapping[str, Any], text: str) -> list[int]:
     """Find where each token begins in an echoed text. They are counted from its end,
     where the answer is: before it, servers count special tokens, such as <s>, and the
     parts of a character, also in `text_offset`; some give only -1 there."""
-    starts = [max(len(text), len(choice.get("text") or ""))]
-    for token in reversed(choice["logprobs"]["tokens"]):
-        starts.insert(0, starts[0] - len(token))
-    return starts[:-1]
+    lengths = list(map(len, choice["logprobs"]["tokens"]))
+    end = max(len(text), len(choice.get("text") or ""))
+    return list(accumulate(lengths, initial=end - sum(lengths)))[:-1]
 
 
 def _read_spaces(token: str) -> str:

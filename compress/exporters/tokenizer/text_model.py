@@ -424,7 +424,7 @@ def find_differences(
     for first in range(0, len(texts), TOGETHER):
         batch = texts[first : first + TOGETHER]
         expected = read_rows(encoder, frame, batch)
-        for size in {1, len(batch)}:
+        for size in sorted({1, len(batch)}):
             parts = (
                 batch[start : start + size] for start in range(0, len(batch), size)
             )
