@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,18 +77,13 @@ class Multilabel(Task):
         return label_columns(likely, scores, self.labels)
 
     def score_rows(self, logits: Array, labels: Array) -> Scores:
-        from sklearn.metrics import f1_score
-
         predicted, true = self._compare(logits, labels)
-        # Column by column: scikit-learn takes a (rows, 1) array for a binary task and
-        # would count the zeros as a class.
-        columns = [
-            f1_score(true[:, n], predicted[:, n], zero_division=0.0)
-            for n in range(true.shape[1])
-        ]
+        together = (each.reshape(-1, 1) for each in (predicted, true))
+        (micro,) = metrics.count_classes([""], *together)
+        classes = metrics.count_classes(self.labels, predicted, true)
         return {
-            "f1": float(f1_score(true.ravel(), predicted.ravel(), zero_division=0.0)),
-            "f1_macro": float(np.mean(columns)),
+            "f1": micro.f1,
+            "f1_macro": fmean(one.f1 for one in classes),
             "accuracy": float((predicted == true).all(axis=1).mean()),
         }
 
