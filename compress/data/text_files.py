@@ -182,7 +182,8 @@ def decode_lines(
                     )
                 if checked and ("\0" in line or not line.isascii()):
                     check_line(line, place, number, start, before)
-                yield line
+                # the byte order mark of a file that was joined to another
+                yield line.removeprefix("\ufeff")
                 number, before = (
                     (number + 1, 0)
                     if ended

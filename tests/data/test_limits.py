@@ -166,6 +166,18 @@ def test_encodings_and_line_ends(folder: Folder, encoding: str, end: str) -> Non
     assert [each.strip() for each in corpus.documents()] == ["Schön.", "Gut."]
 
 
+@pytest.mark.parametrize("times", [1, 20_000])
+def test_joined_files_keep_no_byte_order_marks(folder: Folder, times: int) -> None:
+    """`cat a.tsv b.tsv`, of files that an editor saved with a mark each; long ones are read by another parser."""
+    marked = (GOOD.split("\n", 1)[1] * times).encode("utf-8-sig")
+    data = load_task(folder({"train.tsv": GOOD.encode("utf-8-sig") + marked, "dev.tsv": GOOD}))
+    assert set(data.train["text"][:]) == {"a fine film", "a dull film"}
+    with pytest.raises(DataError, match="line 4: repeats the header"):
+        load_task(folder({"train.tsv": GOOD + "\ufeff" + GOOD * times, "dev.tsv": GOOD}))
+    corpus = load_corpus(folder({"a.txt": 2 * "Schön.\n".encode("utf-8-sig")}) + "/a.txt")
+    assert [each.strip() for each in corpus.documents()] == ["Schön.\nSchön."]
+
+
 def test_unpacked_file_with_packed_name(folder: Folder) -> None:
     assert list(load_corpus(folder({"a.txt.gz": "Some text."})).documents()) == ["Some text."]
 
