@@ -387,8 +387,10 @@ def make_control(recipe: Recipe, proof: Proof) -> Recipe:
     match proof.without:
         case "text":
             stages: list[Any] = [stage for stage in recipe.stages if stage.data == "task"]
-            first = next((stage.student for stage in recipe.training if stage.student), None)
-            stages[0] = stages[0].model_copy(update={"student": getattr(stages[0], "student", None) or first})
+            specs = [stage.student for stage in recipe.training if stage.student]
+            if specs:  # of the last one, whose teacher may be an earlier one
+                sizes = {name: getattr(each, name) for each in specs for name in each.model_fields_set}
+                stages[0] = stages[0].model_copy(update={"student": specs[-1].model_copy(update=sizes)})
         case "step":
             stages = [
                 stage.model_copy(update={"step": None}) if has_mechanism(stage) else stage for stage in recipe.stages

@@ -68,6 +68,16 @@ def test_recipes_with_the_same_student_share_a_control() -> None:
     assert {key for key in plain[0] if plain[0][key] != plain[3][key]} == {"student"}, "other layers are copied"
 
 
+def test_the_control_of_a_student_by_way_of_an_assistant_has_its_sizes() -> None:
+    recipe, control = recipe_and_control("minilm-assistant")
+    assistant, student, _ = (stage.student for stage in recipe.training)
+    (own,) = (stage.student for stage in control.training)
+    assert assistant and student and own
+    assert (assistant.layers, student.layers, own.layers) == (None, 0.5, 0.5)
+    assert (assistant.hidden, student.hidden, own.hidden) == (0.5, None, 0.5)
+    assert student.ffn == own.ffn == 768
+
+
 def test_pruning_at_once_recovers_as_the_recipe_does() -> None:
     recipe, control = recipe_and_control("prune-taylor")
     assert control.target == recipe.target
