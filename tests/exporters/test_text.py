@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertTokenizer,
@@ -540,6 +541,22 @@ def test_it_answers_as_the_bundle_does(name: str, side: str, tmp_path: Path) -> 
         assert mine.scores == pytest.approx(theirs.scores, abs=1e-5)
     assert len({mine.label for mine in found}) > 1 or name == "regression", "different texts, different answers"
     assert Bundle.load(bundle.path).manifest.files[TEXT].bytes == (bundle.path / TEXT).stat().st_size
+
+
+def test_a_label_of_a_logit_of_0_is_given_nowhere(tmp_path: Path) -> None:
+    """Scoring, `predict` and the text file agree: as for sklearn, a label needs more than 0.5. A logit that float32
+    rounds to a probability of 0.5 counts by its sign."""
+    tokenizer = cut(words(), "right")
+    model = tiny.bert(3, vocab_size=len(tokenizer))
+    logits = np.array([0.0, 1e-12, -1.0], np.float32)
+    model.classifier.weight.data.zero_()
+    model.classifier.bias.data.copy_(torch.from_numpy(logits))
+    task = TASKS["multilabel"]
+    bundle = text_model(tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task), precision="fp32")
+    (found,) = bundle.predict(["a film"], precision="fp32")
+    (written,) = run_text(bundle.path / TEXT, ["a film"])
+    assert found.label == written.label == "sad"
+    assert task.score_rows(logits[None], np.array([[0.0, 1.0, 0.0]]))["accuracy"] == 1
 
 
 @pytest.fixture(scope="module")

@@ -49,9 +49,9 @@ const SHOW = {
     const scores = ranked(probabilities.data);
     return { label: scores[0][0], figure: percent(scores[0][1]), list: listed(scores) };
   },
-  labels({ probabilities }) {
+  labels({ label, probabilities }) {
     const scores = ranked(probabilities.data);
-    const likely = scores.filter(([, share]) => share >= 0.5).map(([label]) => label);
+    const likely = scores.map(([name]) => name).filter((name) => label.data.includes(name));
     return { label: likely.join(", ") || "none of its labels", figure: "", list: listed(scores) };
   },
   number: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
