@@ -11,8 +11,10 @@ which a truncated text would have is one of them.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Literal
 
@@ -29,14 +31,46 @@ SHARED_CONTEXT = 128
 authors' code)."""
 SHARED_WORDS = 32
 """Tokens that two windows of a sentence share, at most a quarter of a row."""
-WORD_PATTERN = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
-"""The pattern of a word: a URL, a name with its @ or #, letters and digits joined by
-single marks; any other mark alone. Data sets of tagged words are split about like
-this."""
 
 
 Side = Literal["right", "left"]
 """The end of a long text that a tokenizer cuts off."""
+
+
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """Compile the pattern of a word: a URL, a name with its @ or #, letters and digits
+    joined by single punctuation marks; any other character alone. Data sets of tagged
+    words are split about like this.
+
+    A character includes what changes it: accents, the vowel signs of Hindi or Thai
+    (which Python's `\\w` lacks), and the joiners and soft hyphens between letters.
+    """
+    codes = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))
+    joiners = "\u00ad\u200c\u200d"
+    signs = joiners + "".join(filter(is_sign, map(chr, codes)))
+    # the graph of a text file replaces \w and \s, which are inside [] everywhere
+    word = rf"[\w][\w{signs}]*"
+    mark = rf"[^\w\s][{signs}]*"
+    return re.compile(rf"https?://[^\s]+|[@#]?{word}(?:[-.'’&]{word})*|{mark}")
+
+
+def is_sign(character: str) -> bool:
+    """Check whether a character changes the one before it, as an accent does."""
+    return unicodedata.category(character)[0] == "M"
+
+
+def slice_text(text: str, start: int, end: int) -> str:
+    """Return the characters `start` to `end` of a text, with the signs that follow:
+    tokenizers that drop accents do not count them."""
+    while start < end < len(text) and is_sign(text[end]):
+        end += 1
+    return text[start:end]
+
+
+def find_words(text: str) -> list[tuple[int, int]]:
+    """Find the words of a text: the first character and the end of each."""
+    return [match.span() for match in word_pattern().finditer(text)]
 
 
 @dataclass(frozen=True)

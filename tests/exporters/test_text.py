@@ -658,6 +658,7 @@ SENTENCES = (
         "cafe\u0301 the\u200bfilm \u200b the fi\u200blm",
         "это 中文 film 🙂 movie",
         "x\u0301y हिन्दी film",
+        "नरेंद्र मोदी दिल्ली में हैं। वाङ्\u200cमय 葛\U000e0100城 ❤\ufe0ffilm\u00ads \u0301",
         "İstanbul STRASSE [SEP] film",
     ),
 )
@@ -746,6 +747,14 @@ def test_a_question_is_answered_as_the_bundle_answers_it(threshold: float, tmp_p
     assert TEXT not in changed.manifest.files and not (bundle.path / TEXT).exists(), "it has the old threshold"
     silent = sum(not each.text for each in found if isinstance(each, Answer))
     assert silent == 2 * len(SENTENCES) if threshold > 0 else 2 * len(SENTENCES) < silent < len(pairs)
+
+
+def test_an_answer_keeps_the_accents_that_its_tokenizer_drops(tmp_path: Path) -> None:
+    bundle = text_model(tokenwise(tmp_path / "bundle", "qa").set_threshold(float("inf")), precision="fp32")
+    pairs = [("film", "film\u0301"), ("film", " हिन्दी"), ("film", "\u0301")]
+    for answers in (bundle.predict(pairs, precision="fp32"), run_text(bundle.path / TEXT, pairs)):
+        found = [(each.text, each.start, each.end) for each in answers if isinstance(each, Answer)]
+        assert found == [("film\u0301", 0, 5), ("हिन्दी", 1, 7), ("", 0, 0)]
 
 
 def test_an_answer_has_no_space_around_it(tmp_path: Path) -> None:

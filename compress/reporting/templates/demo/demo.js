@@ -61,7 +61,10 @@ const SHOW = {
     return { label: list.map(([words]) => words).join(", ") || "nothing marked", figure: "", list, marked: marked(text, found) };
   },
   span({ answer, score }, [, context]) {
-    const found = [...context].slice(...[...answer.data].map(Number)).join("").trim();
+    const characters = [...context];
+    let [start, end] = [...answer.data].map(Number);
+    while (start < end && /^\p{M}$/u.test(characters[end])) end += 1; // accents that the tokenizer drops
+    const found = characters.slice(start, end).join("").trim();
     return { label: found || "no answer in this text", figure: percent(score.data[0]), list: [] };
   },
   async vector({ sentence_embedding: vector }) {
