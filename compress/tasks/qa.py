@@ -100,11 +100,11 @@ class Qa(Task):
         nothing = ""
         if self.unanswerable:
             nothing = ", or with nothing where the text holds no answer"
-        if self.unanswerable and threshold is not None:
-            nothing += (
-                f" (where that scores more than {threshold:.4g} better than the best "
-                "span)"
-            )
+            if threshold is not None:
+                nothing += (
+                    f" (where that scores more than {threshold:.4g} better than the "
+                    "best span)"
+                )
         return (
             "It reads a question and a text, and answers with a span of the text"
             f"{nothing}."
