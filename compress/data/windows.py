@@ -31,6 +31,16 @@ SHARED_CONTEXT = 128
 authors' code)."""
 SHARED_WORDS = 32
 """Tokens that two windows of a sentence share, at most a quarter of a row."""
+CHINESE = (
+    # kana and marks of repetition
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"
+    # Chinese characters
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Chinese and Japanese characters, as in the brackets of a regular expression."""
+SPACED_LETTER = rf"[^\W{CHINESE}]"
+"""The regular expression of a letter or digit of other scripts; the graph of a text
+file replaces it, and `\\s`."""
 
 
 Side = Literal["right", "left"]
@@ -40,19 +50,17 @@ Side = Literal["right", "left"]
 @cache
 def word_pattern() -> re.Pattern[str]:
     """Compile the pattern of a word: a URL, a name with its @ or #, letters and digits
-    joined by single punctuation marks; any other character alone. Data sets of tagged
-    words are split about like this.
+    joined by single punctuation marks; any other character alone, and so any Chinese or
+    Japanese one. Data sets of tagged words are split about like this.
 
     A character includes what changes it: accents, the vowel signs of Hindi or Thai
     (which Python's `\\w` lacks), and the joiners and soft hyphens between letters.
     """
     codes = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))
-    joiners = "\u00ad\u200c\u200d"
-    signs = joiners + "".join(filter(is_sign, map(chr, codes)))
-    # the graph of a text file replaces \w and \s, which are inside [] everywhere
-    word = rf"[\w][\w{signs}]*"
-    mark = rf"[^\w\s][{signs}]*"
-    return re.compile(rf"https?://[^\s]+|[@#]?{word}(?:[-.'’&]{word})*|{mark}")
+    signs = "\u00ad\u200c\u200d" + "".join(filter(is_sign, map(chr, codes)))
+    word = f"{SPACED_LETTER}+(?:[{signs}]+{SPACED_LETTER}*)*"
+    words = f"[@#]?{word}(?:[-.'’&]{word})*"
+    return re.compile(rf"https?://[^\s]+|{words}|[^\s][{signs}]*")
 
 
 def is_sign(character: str) -> bool:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compress.arrays import Array, Ints
-from compress.data.windows import slice_text
+from compress.data.windows import CHINESE, slice_text
 
 LONGEST_ANSWER = 30
 """Maximum tokens of an answer (as in the code of BERT's authors)."""
@@ -38,10 +38,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
-    # kana and marks of repetition
-    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"
-    # Chinese characters
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    f"{CHINESE}]"
 )
 """A character of a script that puts no space between words."""
 
@@ -122,8 +119,7 @@ def best_spans(logits_T2: Array, windows: Windows) -> Spans:
     last_Q = token_Q + width_T[token_Q]
     starts_Q = np.where(none_Q, 0, windows.starts_T[token_Q])
     ends_Q = np.where(none_Q, 0, windows.ends_T[last_Q])
-    margin_Q = np.where(none_Q, np.inf, null_Q - np.where(none_Q, 0.0, best_Q))
-    return Spans(starts_Q, ends_Q, token_Q, last_Q, margin_Q)
+    return Spans(starts_Q, ends_Q, token_Q, last_Q, null_Q - best_Q)
 
 
 def is_unspaced(context: str) -> bool:

@@ -659,6 +659,7 @@ SENTENCES = (
         "это 中文 film 🙂 movie",
         "x\u0301y हिन्दी film",
         "नरेंद्र मोदी दिल्ली में हैं। वाङ्\u200cमय 葛\U000e0100城 ❤\ufe0ffilm\u00ads \u0301",
+        "王明2021年去iPhone店 カタか\u3099 서울에서 @北 #film",
         "İstanbul STRASSE [SEP] film",
     ),
 )
