@@ -39,21 +39,6 @@ SCORE_RESAMPLES = 200
 milliseconds."""
 
 
-def count_differing(
-    one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]
-) -> int:
-    """Count the examples whose answers differ: texts, normalised as the score
-    normalises them, or tags."""
-    plain = [
-        [
-            qa.normalise_answer(answer) if isinstance(answer, str) else answer
-            for answer in answers
-        ]
-        for answers in (one, other)
-    ]
-    return sum(a != b for a, b in zip(*plain, strict=True))
-
-
 @dataclass(frozen=True)
 class Evaluator:
     """Hold a split and its tokenised rows, and score the logits that a model computes

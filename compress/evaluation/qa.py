@@ -178,8 +178,8 @@ def f1(answer: str, golds: Sequence[str], context: str) -> float:
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:
-    if not answer or not gold:
-        return float(answer == gold)
+    if answer == gold:  # perhaps both empty
+        return 1.0
     shared = (Counter(answer) & Counter(gold)).total()
     return 2 * shared / (len(answer) + len(gold))
 

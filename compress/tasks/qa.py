@@ -232,19 +232,16 @@ class Qa(Task):
     def list_answers(
         self, exam: Evaluator, logits: Array, threshold: float | None
     ) -> list[str]:
-        return exam.texts(logits, threshold=threshold)
-
-    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
-        """Return the answer to each question, normalised as the score normalises
-        it."""
         unspaced = map(qa.is_unspaced, exam.split["context"][:])
         texts = exam.texts(logits, threshold=threshold)
-        return np.array(
-            [
-                qa.normalise_answer(text, unspaced=without)
-                for text, without in zip(texts, unspaced, strict=True)
-            ]
-        )
+        return [
+            qa.normalise_answer(text, unspaced=without)
+            for text, without in zip(texts, unspaced, strict=True)
+        ]
+
+    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
+        """Return the answer to each question as an array."""
+        return np.array(self.list_answers(exam, logits, threshold))
 
     def example_scores(
         self, exam: Evaluator, logits: Array, threshold: float | None
