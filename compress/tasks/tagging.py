@@ -72,7 +72,8 @@ class Tagging(Task):
             refuse_tables(
                 request,
                 "files with a word and its tag in each line, or tables with lists of "
-                "words and of tags, such as tokens and ner_tags",
+                "words and of tags, such as tokens and ner_tags (or as --text and "
+                "--label name them)",
             )
             return None
 
