@@ -763,9 +763,11 @@ def test_an_answer_has_no_space_around_it(tmp_path: Path) -> None:
     from transformers import AutoModelForQuestionAnswering
 
     tokenizer = byte_level(processor=UNTRIMMED, composed=True)
-    model = tiny.model("roberta", head=AutoModelForQuestionAnswering, labels=2, vocab_size=len(tokenizer))
+    # room for each text in one row: a text file reads no others
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 514}
+    model = tiny.model("roberta", head=AutoModelForQuestionAnswering, labels=2, **sizes)
     task = Task("qa", ("question", "context"), "answers", (), "f1")
-    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=60)
+    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=512)
     whole = text_model(made, precision="fp32")
     path = whole.path / TEXT
     pairs = [(one, other) for one in SENTENCES for other in SENTENCES]
