@@ -34,7 +34,7 @@ class Prediction(Shown):
 
     classification  label: the most probable; score: its probability; scores: every
                     label's probability, sum 1
-    multilabel      label: all labels with probability >= 0.5, joined by ", " ('' for
+    multilabel      label: all labels with probability > 0.5, joined by ", " ('' for
                     none); score: the highest probability; scores: every label's own
                     probability
     regression      label: ''; score: the number; scores: empty

@@ -37,6 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compress.arrays import Flags, Floats, Ints, Longs
+from compress.data.conll import OUTSIDE, has_prefix
 from compress.data.schema import Names, number
 from compress.errors import DataError, did_you_mean
 from compress.kinds import Kind, find
@@ -212,8 +213,16 @@ class LabelColumn:
                 "labels are numbers the kind: --kind regression."
             )
 
-    def refuse_many_flags(self, names: Sequence[str]) -> None:
-        """Raise DataError for more labels than rows of flags have room for."""
+    def refuse_flags(self, names: Sequence[str]) -> None:
+        """Raise DataError for more labels than rows of flags have room for, and for the
+        tags of words."""
+        if OUTSIDE in names and any(map(has_prefix, names)):
+            raise DataError(
+                f"{self.place}: the labels {', '.join(names[:5])} are tags of words, "
+                "not labels of texts; expected a list of words too, of the same "
+                "length, such as tokens and ner_tags: split the text into words, one "
+                "for each tag"
+            )
         self.refuse_many(names, min(MOST_CLASSES, MOST_FLAGS // len(self.cells)))
 
     def list_lengths(self) -> list[int]:
@@ -376,7 +385,7 @@ def _learn_lists(
         coding = learn(inner, kind, declared)
         return replace(coding, flags=flags, single=True)
     names = tuple(declared) if declared else labels.list_names(None)
-    labels.refuse_many_flags(names)
+    labels.refuse_flags(names)
     note = (
         "every row has exactly one label; if a text can only have one, ask for the "
         "kind classification"
@@ -450,7 +459,7 @@ def _learn_words(labels: LabelColumn, kind: Kind | None) -> Coding:
                 break
         if separator:
             names = labels.list_names(separator)
-            labels.refuse_many_flags(names)
+            labels.refuse_flags(names)
             return Coding(kind or "multilabel", names, separator)
     requested = kind
     notes: tuple[str, ...] = ()

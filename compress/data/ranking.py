@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -257,6 +258,12 @@ def _choose(split: Table, text: Sequence[str] | None, label: str | None) -> _Col
         raise DataError(
             f"{split.place}: a ranking has two text columns, of queries and of "
             "passages; name both."
+        )
+    if text and tuple(map(plain, text)) in set(product(PASSAGES, RANKING_QUERY_NAMES)):
+        raise DataError(
+            f"{split.place}: {text[0]!r} is named as the queries of a ranking, and "
+            f"{text[1]!r} as the passages; expected the queries first: --text "
+            f"{text[1]} --text {text[0]}"
         )
     query, passage = text or (
         next((found[name] for name in RANKING_QUERY_NAMES if name in found), None),

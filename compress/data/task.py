@@ -467,7 +467,7 @@ class Task:
         self, exam: Any, logits: Array, threshold: float | None
     ) -> list[Any]:
         """List the answer to each example: the tags of a sentence, or the text that
-        answers a question."""
+        answers a question, normalised as the score normalises it."""
         raise NotImplementedError
 
     def example_scores(

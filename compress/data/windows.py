@@ -11,8 +11,10 @@ which a truncated text would have is one of them.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Literal
 
@@ -29,14 +31,54 @@ SHARED_CONTEXT = 128
 authors' code)."""
 SHARED_WORDS = 32
 """Tokens that two windows of a sentence share, at most a quarter of a row."""
-WORD_PATTERN = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
-"""The pattern of a word: a URL, a name with its @ or #, letters and digits joined by
-single marks; any other mark alone. Data sets of tagged words are split about like
-this."""
+CHINESE = (
+    # kana and marks of repetition
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"
+    # Chinese characters
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Chinese and Japanese characters, as in the brackets of a regular expression."""
+SPACED_LETTER = rf"[^\W{CHINESE}]"
+"""The regular expression of a letter or digit of other scripts; the graph of a text
+file replaces it, and `\\s`."""
 
 
 Side = Literal["right", "left"]
 """The end of a long text that a tokenizer cuts off."""
+
+
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """Compile the pattern of a word: a URL, a name with its @ or #, letters and digits
+    joined by single punctuation marks; any other character alone, and so any Chinese or
+    Japanese one. Data sets of tagged words are split about like this.
+
+    A character includes what changes it: accents, the vowel signs of Hindi or Thai
+    (which Python's `\\w` lacks), and the joiners and soft hyphens between letters.
+    """
+    codes = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))
+    signs = "\u00ad\u200c\u200d" + "".join(filter(is_sign, map(chr, codes)))
+    word = f"{SPACED_LETTER}+(?:[{signs}]+{SPACED_LETTER}*)*"
+    words = f"[@#]?{word}(?:[-.'’&]{word})*"
+    return re.compile(rf"https?://[^\s]+|{words}|[^\s][{signs}]*")
+
+
+def is_sign(character: str) -> bool:
+    """Check whether a character changes the one before it, as an accent does."""
+    return unicodedata.category(character)[0] == "M"
+
+
+def slice_text(text: str, start: int, end: int) -> str:
+    """Return the characters `start` to `end` of a text, with the signs that follow:
+    tokenizers that drop accents do not count them."""
+    while start < end < len(text) and is_sign(text[end]):
+        end += 1
+    return text[start:end]
+
+
+def find_words(text: str) -> list[tuple[int, int]]:
+    """Find the words of a text: the first character and the end of each."""
+    return [match.span() for match in word_pattern().finditer(text)]
 
 
 @dataclass(frozen=True)

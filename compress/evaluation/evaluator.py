@@ -39,21 +39,6 @@ SCORE_RESAMPLES = 200
 milliseconds."""
 
 
-def count_differing(
-    one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]
-) -> int:
-    """Count the examples whose answers differ: texts, normalised as the score
-    normalises them, or tags."""
-    plain = [
-        [
-            qa.normalise_answer(answer) if isinstance(answer, str) else answer
-            for answer in answers
-        ]
-        for answers in (one, other)
-    ]
-    return sum(a != b for a, b in zip(*plain, strict=True))
-
-
 @dataclass(frozen=True)
 class Evaluator:
     """Hold a split and its tokenised rows, and score the logits that a model computes
@@ -268,7 +253,7 @@ class Evaluator:
         sizes = np.array(
             [len(words) for words in self.split["words"][:]], dtype=np.int64
         )
-        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        begins = np.cumsum(sizes) - sizes
         word_T = self._column("word")
         return np.where(
             word_T >= 0, begins[np.repeat(self.examples, self.lengths)] + word_T, -1

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compress.arrays import Array, Ints
+from compress.data.windows import CHINESE, slice_text
 
 LONGEST_ANSWER = 30
 """Maximum tokens of an answer (as in the code of BERT's authors)."""
@@ -37,10 +38,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
-    # kana and marks of repetition
-    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"
-    # Chinese characters
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    f"{CHINESE}]"
 )
 """A character of a script that puts no space between words."""
 
@@ -84,7 +82,7 @@ class Spans:
         """Return the answers; '' if the margin is above the threshold."""
         spans = zip(contexts, self.starts_Q, self.ends_Q, self.margin_Q, strict=True)
         return [
-            "" if margin > threshold else context[start:end].strip()
+            "" if margin > threshold else slice_text(context, start, end).strip()
             for context, start, end, margin in spans
         ]
 
@@ -92,7 +90,7 @@ class Spans:
 def best_spans(logits_T2: Array, windows: Windows) -> Spans:
     """Find the span of at most LONGEST_ANSWER tokens of one row with the highest start
     + end logit, for every question."""
-    begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)
+    begins_R = np.cumsum(windows.lengths_R) - windows.lengths_R
     row_T = np.repeat(np.arange(len(windows.lengths_R)), windows.lengths_R)
     first_T, last_T = logits_T2.astype(np.float64).T
     context_T = windows.starts_T >= 0
@@ -121,8 +119,7 @@ def best_spans(logits_T2: Array, windows: Windows) -> Spans:
     last_Q = token_Q + width_T[token_Q]
     starts_Q = np.where(none_Q, 0, windows.starts_T[token_Q])
     ends_Q = np.where(none_Q, 0, windows.ends_T[last_Q])
-    margin_Q = np.where(none_Q, np.inf, null_Q - np.where(none_Q, 0.0, best_Q))
-    return Spans(starts_Q, ends_Q, token_Q, last_Q, margin_Q)
+    return Spans(starts_Q, ends_Q, token_Q, last_Q, null_Q - best_Q)
 
 
 def is_unspaced(context: str) -> bool:
@@ -157,32 +154,23 @@ def normalise_answer(answer: str, *, unspaced: bool = False) -> str:
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
-def _compared_as_unspaced(
-    answer: str, golds: Sequence[str], context: str | None
-) -> bool:
-    if context is None:
-        return any(_UNSPACED.search(text) for text in (answer, *golds))
-    return is_unspaced(context)
-
-
-def exact(answer: str, golds: Sequence[str], context: str | None = None) -> float:
+def exact(answer: str, golds: Sequence[str], context: str) -> float:
     """Return 1.0 if the normalised answer equals a normalised gold answer (see
     `right_answers`), else 0.0.
 
-    context: the text that shows whether its language puts spaces between words; None:
-    the answers themselves.
+    context: the text that shows whether its language puts spaces between words
     """
-    unspaced = _compared_as_unspaced(answer, golds, context)
+    unspaced = is_unspaced(context)
     normalised = normalise_answer(answer, unspaced=unspaced)
     return float(
         any(normalised == normalise_answer(gold, unspaced=unspaced) for gold in golds)
     )
 
 
-def f1(answer: str, golds: Sequence[str], context: str | None = None) -> float:
+def f1(answer: str, golds: Sequence[str], context: str) -> float:
     """Compute the F1 of the words that answer and gold share, the best over the golds.
     context: as for `exact`."""
-    unspaced = _compared_as_unspaced(answer, golds, context)
+    unspaced = is_unspaced(context)
     words = normalise_answer(answer, unspaced=unspaced).split()
     return max(
         _f1(words, normalise_answer(gold, unspaced=unspaced).split()) for gold in golds
@@ -190,8 +178,8 @@ def f1(answer: str, golds: Sequence[str], context: str | None = None) -> float:
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:
-    if not answer or not gold:
-        return float(answer == gold)
+    if answer == gold:  # perhaps both empty
+        return 1.0
     shared = (Counter(answer) & Counter(gold)).total()
     return 2 * shared / (len(answer) + len(gold))
 
@@ -205,7 +193,7 @@ def right_answers(golds: Sequence[str]) -> list[str]:
 def answer_scores(
     answers: Sequence[str],
     golds: Sequence[Sequence[str]],
-    contexts: Sequence[str] | None = None,
+    contexts: Sequence[str],
 ) -> dict[str, float]:
     """Compute f1 and exact, means over questions. contexts: the text of each question,
     as for `exact`.
@@ -214,8 +202,7 @@ def answer_scores(
     former, and no_answer, the share of the latter that were left unanswered.
     """
     right = list(map(right_answers, golds))
-    of_questions: Sequence[str | None] = contexts or [None] * len(right)
-    questions = list(zip(answers, right, of_questions, strict=True))
+    questions = list(zip(answers, right, contexts, strict=True))
     f1_Q = np.array([f1(*question) for question in questions])
     exact_Q = np.array([exact(*question) for question in questions])
     none_Q = np.array([golds == [""] for golds in right])
@@ -264,7 +251,7 @@ def best_threshold(
     right = list(map(right_answers, golds))
     questions = zip(spans.texts(contexts, np.inf), right, contexts, strict=True)
     spans_Q = np.array([score(*question) for question in questions])
-    none_Q = np.array([score("", golds) for golds in right])
+    none_Q = np.array(list(map(score, [""] * len(right), right, contexts)))
     order = np.argsort(spans.margin_Q, kind="stable")
     order = order[np.isfinite(spans.margin_Q[order])]
     if not len(order):

@@ -81,7 +81,8 @@ class Candidates:
         named_R = np.asarray(split["query"][:], dtype=np.int64)
         query_R = np.unique(named_R, return_inverse=True)[1]
         order_R = np.argsort(query_R, kind="stable")
-        begins_Q = np.concatenate([[0], np.cumsum(np.bincount(query_R))[:-1]])
+        sizes_Q = np.bincount(query_R)
+        begins_Q = np.cumsum(sizes_Q) - sizes_Q
         place_R = np.empty_like(query_R)
         place_R[order_R] = np.arange(len(query_R)) - begins_Q[query_R[order_R]]
         labels = np.asarray(split["label"][:], dtype=np.float64)

@@ -114,7 +114,8 @@ def load_source(
 ) -> ExportSource:
     """Load a bundle or a checkpoint.
 
-    pair        whether a sequence classifier reads two texts
+    pair        whether a sequence classifier reads two texts, if its files do not say
+                so
     pool, normalise   the pooling of an encoder whose folder does not define one
     max_length  tokens that a text is truncated to; None: as many as model and tokenizer
                 allow
@@ -310,7 +311,7 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
     task: type[Task] = find(kind)
     if pair and task.tokenwise:
         raise ExportError(f"{source.path}: pair does not apply to {head.name}")
-    text = ("text", "text_pair") if pair else ("text",)
+    text = ("text", "text_pair") if pair or source.reads_pairs else ("text",)
     return task.from_checkpoint(source, config.problem_type, text)
 
 

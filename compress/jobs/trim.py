@@ -22,7 +22,7 @@ from compress.data.audit import COLUMNS_OF_TEXTS
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.data.task import TaskData
-from compress.evaluation.evaluator import Evaluator, count_differing
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Precision
@@ -320,25 +320,19 @@ def compare_answers(
     scores = []
     classes = []
     answers = []
+    decisions = list[Any]()
     for evaluator, each in zip(evaluators, logits, strict=True):
         scored = evaluator.scores(each, threshold=threshold)
         scores.append(scored[task.metric])
         classes.append(evaluator.by_class(each))
         answers.append(task.list_answers(evaluator, each, threshold))
+        decisions.append(task.decide(evaluator, each, threshold))
     one, other = answers
-    same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
-    agreement = float(np.mean(same))
+    agreement = float(np.mean(decisions[0] == decisions[1]))
     difference = _of_equal_rows(evaluators, logits)
     recalls = compare_classes(*classes)
-    changed = count_differing(one, other)
+    changed = sum(a != b for a, b in zip(one, other, strict=True))
     return ScoreDrop(scores[0], scores[1], agreement, difference, recalls, changed)
-
-
-def _flat(answers: Sequence[Any]) -> list[str]:
-    """List the tag of every word, or the texts as they are."""
-    return [
-        tag for each in answers for tag in (each if isinstance(each, list) else [each])
-    ]
 
 
 def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Floats]) -> float:

@@ -414,6 +414,13 @@ class ModelFolder:
         return self.encoder / CONFIG
 
     @property
+    def reads_pairs(self) -> bool:
+        """Return whether the files say that it reads pairs of texts: sentence-
+        transformers adds a key to the config of each cross-encoder that it saves."""
+        added = {"sentence_transformers", "sbert_ce_default_activation_function"}
+        return self.kind == "cross_encoder" or not added.isdisjoint(self.config)
+
+    @property
     def architecture(self) -> str:
         """Return the name of the saved class, or '' if config.json names none.
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from compress.data.answers import AnswerColumns, Outcome, Vector
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import embedding
@@ -169,9 +167,7 @@ class Embedding(Task):
 
     def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
         """Measure 1 minus the mean cosine."""
-        lengths = np.linalg.norm(student, axis=1) * np.linalg.norm(teacher, axis=1)
-        cosines = (student * teacher).sum(1) / np.maximum(lengths, 1e-12)
-        return float(1 - cosines.mean())
+        return 1 - embedding.similarity(student, teacher)
 
     def example_scores(
         self, exam: Evaluator, logits: Array, threshold: float | None

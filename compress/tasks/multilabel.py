@@ -61,18 +61,18 @@ class Multilabel(Task):
         return "gives each of these labels a probability of its own:"
 
     def answer(self, logits: Array) -> Prediction:
-        """Answer with all labels whose probability is 0.5 or more."""
+        """Answer with all labels whose probability is above 0.5."""
         return Prediction.first(self.answer_logits(logits[None]))
 
     def answer_columns(self, predictor: Any, texts: Sequence[Any]) -> AnswerColumns:
         return self.answer_logits(self.finite_logits(predictor, texts))
 
     def answer_logits(self, logits_RV: Doubles) -> AnswerColumns:
-        """Answer each row with the labels whose probability is 0.5 or more."""
+        """Answer each row with the labels whose probability is above 0.5."""
         # a sigmoid; exp(-x) would overflow
         scores = 0.5 * (1.0 + np.tanh(0.5 * logits_RV))
         likely = [
-            ", ".join(compress(self.labels, row)) for row in (scores >= 0.5).tolist()
+            ", ".join(compress(self.labels, row)) for row in (logits_RV > 0).tolist()
         ]
         return label_columns(likely, scores, self.labels)
 

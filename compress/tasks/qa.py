@@ -11,7 +11,7 @@ from compress.arrays import Doubles, Ints
 from compress.data.answers import Answer, Outcome, check_finite
 from compress.data.constants import MASKED
 from compress.data.task import Task, TaskData, UnsavedTask
-from compress.data.windows import LONGEST_QUESTION
+from compress.data.windows import LONGEST_QUESTION, slice_text
 from compress.evaluation import qa
 from compress.evaluation.metrics import Scores
 
@@ -100,11 +100,11 @@ class Qa(Task):
         nothing = ""
         if self.unanswerable:
             nothing = ", or with nothing where the text holds no answer"
-        if self.unanswerable and threshold is not None:
-            nothing += (
-                f" (where that scores more than {threshold:.4g} better than the best "
-                "span)"
-            )
+            if threshold is not None:
+                nothing += (
+                    f" (where that scores more than {threshold:.4g} better than the "
+                    "best span)"
+                )
         return (
             "It reads a question and a text, and answers with a span of the text"
             f"{nothing}."
@@ -140,9 +140,9 @@ class Qa(Task):
             predictor.logits(encoder.row(window.row) for window in rows)
         )
         spans = qa.best_spans(values_T2, where)
-        nulls_T = np.concatenate([[0], np.cumsum(lengths_R)[:-1]]) + where.nulls_R
+        nulls_R = np.cumsum(lengths_R) - lengths_R + where.nulls_R
         possible_T = where.starts_T >= 0
-        possible_T[nulls_T] = True
+        possible_T[nulls_R] = True
         starts = np.flatnonzero(np.diff(np.repeat(question_R, lengths_R), prepend=-1))
         log_p_T2 = _log_softmax(
             np.where(possible_T[:, None], values_T2, -np.inf), starts
@@ -156,7 +156,7 @@ class Qa(Task):
                 score = float(np.exp(log_p_T2[first, 0] + log_p_T2[last, 1]))
                 answers.append(Answer(text, score, start, start + len(text)))
             else:
-                none = nulls_T[question_R == n]
+                none = nulls_R[question_R == n]
                 score = float(np.exp(log_p_T2[none].sum(1).max()))
                 answers.append(Answer("", score, 0, 0))
         return answers
@@ -196,7 +196,7 @@ class Qa(Task):
         cls, text: tuple[str, str], outputs: Mapping[str, Any], labels: Sequence[str]
     ) -> Answer:
         start, end = outputs["answer"].tolist()
-        found = text[1][start:end]
+        found = slice_text(text[1], start, end)
         answer = found.strip()  # a token may begin with the space before a word
         start += len(found) - len(found.lstrip()) if answer else -start
         return Answer(answer, float(outputs["score"]), start, start + len(answer))
@@ -232,19 +232,16 @@ class Qa(Task):
     def list_answers(
         self, exam: Evaluator, logits: Array, threshold: float | None
     ) -> list[str]:
-        return exam.texts(logits, threshold=threshold)
-
-    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
-        """Return the answer to each question, normalised as the score normalises
-        it."""
         unspaced = map(qa.is_unspaced, exam.split["context"][:])
         texts = exam.texts(logits, threshold=threshold)
-        return np.array(
-            [
-                qa.normalise_answer(text, unspaced=without)
-                for text, without in zip(texts, unspaced, strict=True)
-            ]
-        )
+        return [
+            qa.normalise_answer(text, unspaced=without)
+            for text, without in zip(texts, unspaced, strict=True)
+        ]
+
+    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
+        """Return the answer to each question as an array."""
+        return np.array(self.list_answers(exam, logits, threshold))
 
     def example_scores(
         self, exam: Evaluator, logits: Array, threshold: float | None

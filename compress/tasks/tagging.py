@@ -12,7 +12,7 @@ from compress.arrays import Longs
 from compress.data.answers import Mark, Marked, Outcome, check_finite
 from compress.data.conll import OUTSIDE, entities, standard_labels
 from compress.data.task import Examples, Task, TaskData, Thresholds, UnsavedTask
-from compress.data.windows import WORD_PATTERN, Window
+from compress.data.windows import Window, find_words
 from compress.evaluation import metrics
 from compress.evaluation.metrics import Scores
 from compress.records.class_scores import ClassScore
@@ -72,7 +72,8 @@ class Tagging(Task):
             refuse_tables(
                 request,
                 "files with a word and its tag in each line, or tables with lists of "
-                "words and of tags, such as tokens and ner_tags",
+                "words and of tags, such as tokens and ner_tags (or as --text and "
+                "--label name them)",
             )
             return None
 
@@ -113,11 +114,9 @@ class Tagging(Task):
         return cls(cls.kind, ("words",), "tags", labels, cls.metrics[0])
 
     def predict(self, predictor: Any, texts: Sequence[str]) -> list[Outcome]:
-        """Find the entities of each text, split into words by `windows.WORDS`."""
+        """Find the entities of each text, split by `windows.find_words`."""
         encoder = predictor.encoder
-        words = [
-            [match.span() for match in WORD_PATTERN.finditer(text)] for text in texts
-        ]
+        words = list(map(find_words, texts))
         split = [
             [text[start:end] for start, end in spans]
             for text, spans in zip(texts, words, strict=True)
@@ -157,7 +156,7 @@ class Tagging(Task):
     def graph_row(
         cls, encoder: TextEncoder, frame: Any, text: str
     ) -> dict[str, list[Any]]:
-        spans = [match.span() for match in WORD_PATTERN.finditer(text)]
+        spans = find_words(text)
         words = [text[start:end] for start, end in spans]
         (found,) = encoder.words([words], frame.max_length)
         if not found:
@@ -191,7 +190,7 @@ class Tagging(Task):
     ) -> Marked:
         """Find the entities among the words that a `text` file has labelled; words
         without a token are outside."""
-        spans = [match.span() for match in WORD_PATTERN.finditer(text)]
+        spans = find_words(text)
         tags = [OUTSIDE] * len(spans)
         shares = np.ones(len(spans))
         number_at = {start: number for number, (start, _) in enumerate(spans)}

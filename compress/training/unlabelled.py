@@ -15,7 +15,7 @@ from compress.data.constants import MISSING_TAG
 from compress.data.corpus import Corpus
 from compress.data.sentences import split_sentences
 from compress.data.task import TaskData
-from compress.data.windows import WORD_PATTERN
+from compress.data.windows import word_pattern
 from compress.errors import DataError
 from compress.training.augment import TEXT_COLUMNS, add_stages, missing_label
 
@@ -82,8 +82,8 @@ def with_texts(
     Their labels are missing (-100, or nan; MISSING_TAG for each word), and
     `Distillation` fills in the teacher's answers. Documents are split into lines, into
     sentences or not at all, whichever is nearest to the task's texts in length, and for
-    tagging into words as `windows.WORDS` are; texts of any split and repeated texts are
-    left out. The result is cached. Raises DataError like `check_texts`.
+    tagging into words by `windows.word_pattern`; texts of any split and repeated texts
+    are left out. The result is cached. Raises DataError like `check_texts`.
     """
     corpus = check_texts(data, corpus)
     splits = [
@@ -117,7 +117,7 @@ def with_texts(
         texts = cut(corpus, list(islice(read(data.train), TEXTS_COMPARED)))
         if tagged:
             texts = filter(
-                None, (" ".join(WORD_PATTERN.findall(text)) for text in texts)
+                None, (" ".join(word_pattern().findall(text)) for text in texts)
             )
         drawn = draw(texts, seen, np.random.default_rng(seed))
         for table in rows.with_format("arrow").iter(1000):

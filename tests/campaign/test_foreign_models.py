@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from compress.data.collate import Collate
 from compress.data.encoder import Text, encoder_of
-from compress.data.windows import WORD_PATTERN
+from compress.data.windows import find_words
 from compress.errors import CompressError
 from compress.evaluation import metrics
 from compress.exporters.artifact import Bundle
@@ -198,7 +198,7 @@ def compare_tagger(bundle: Bundle, folder: Path, draw: foreign.Draw) -> object:
     model, tokenizer = models_of(folder, AutoModelForTokenClassification)
     length = bundle.manifest.max_length
     for text in draw.texts(TEXTS):
-        spans = [match.span() for match in WORD_PATTERN.finditer(text)]
+        spans = find_words(text)
         words = [f" {text[start:end]}" for start, end in spans]
         if not words or len(tokenizer(words, is_split_into_words=True)["input_ids"]) > length:
             continue  # windows are compared in test_tokenizers

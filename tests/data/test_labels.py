@@ -63,6 +63,14 @@ def test_labels_with_commas(folder: Folder, mark: str) -> None:
     assert loaded(folder, ["a,b", "c,d"], kind="multilabel").task.labels == ("a", "b", "c", "d")
 
 
+@pytest.mark.parametrize("labels", [[["O", "B-geo"], ["O"], ["O", "O"]], ["O,B-geo,O", "O,O", "B-geo,O"]])
+def test_tags_of_words_are_not_labels_of_texts(folder: Folder, labels: list[object]) -> None:
+    """A text with a list of tags, as tutorials write them, would be read as multilabel."""
+    for kind in (None, "multilabel"):
+        with pytest.raises(DataError, match="the labels B-geo, O are tags of words"):
+            loaded(folder, labels, kind=kind)
+
+
 def test_several_columns_of_flags_are_multilabel(folder: Folder) -> None:
     content = "text\trude\tloud\nsome text\t1\t0\nmore text\t1\t1\n"
     data = load_task(folder({"train.tsv": content, "dev.tsv": content}), label="loud,rude")

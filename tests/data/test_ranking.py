@@ -126,6 +126,13 @@ def test_parquet_and_columns_by_name(folder: Folder, tmp_path: Any) -> None:
         load_task(str(tmp_path), kind="ranking")
 
 
+@pytest.mark.parametrize("text", [["passage", "query"], ["Document", "question"]])
+def test_passages_named_as_the_queries_are_refused(folder: Folder, text: list[str]) -> None:
+    table = TABLE.replace("query\tpassage", "\t".join(reversed(text)))
+    with pytest.raises(DataError, match=f"expected the queries first: --text {text[1]} --text {text[0]}"):
+        loaded(folder, {"train.tsv": table, "dev.tsv": table}, kind="ranking", text=text)
+
+
 def test_beir_folder(folder: Folder) -> None:
     corpus = lines(**{f"d{n}": f"cats number{n} purr in house{n % 5}" for n in range(30)}) + lines(no="nothing of it")
     queries = lines(**{f"q{n}": f"which cat has number{n}" for n in range(20)})

@@ -87,12 +87,33 @@ def test_a_bundle_of_a_sequence_classifier(
     [
         (3, {}, True, make_task("classification", "label", ("LABEL_0", "LABEL_1", "LABEL_2"), "accuracy", PAIR)),
         (1, {"id2label": {0: "stars"}}, False, make_task("regression", "stars", (), "pearson")),
+        (
+            1,
+            {"sentence_transformers": {"version": "5.1.0"}},
+            False,
+            make_task("regression", "score", (), "pearson", PAIR),
+        ),
+        (
+            *(1, {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False),
+            make_task("regression", "score", (), "pearson", PAIR),
+        ),
     ],
 )
 def test_the_task_of_a_sequence_classifier(
     labels: int, config: dict[str, Any], pair: bool, task: Task, tmp_path: Path
 ) -> None:
     assert load_source(tiny.checkpoint(tmp_path / "model", tiny.bert(labels, **config)), pair=pair).task == task
+
+
+def test_a_cross_encoder_reads_pairs(tmp_path: Path) -> None:
+    folder = Path(tiny.checkpoint(tmp_path / "model", tiny.bert(3)))
+    (folder / "modules.json").write_text(
+        json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.Transformer"}])
+    )
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+    found = load_source(str(folder)).task
+    assert found is not None
+    assert (found.kind, found.text) == ("classification", PAIR)
 
 
 @pytest.mark.parametrize("names", [("0", "B-PER", "I-PER"), ("o", "b_PER", "i_PER")])

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertTokenizer,
@@ -542,6 +543,22 @@ def test_it_answers_as_the_bundle_does(name: str, side: str, tmp_path: Path) -> 
     assert Bundle.load(bundle.path).manifest.files[TEXT].bytes == (bundle.path / TEXT).stat().st_size
 
 
+def test_a_label_of_a_logit_of_0_is_given_nowhere(tmp_path: Path) -> None:
+    """Scoring, `predict` and the text file agree: as for sklearn, a label needs more than 0.5. A logit that float32
+    rounds to a probability of 0.5 counts by its sign."""
+    tokenizer = cut(words(), "right")
+    model = tiny.bert(3, vocab_size=len(tokenizer))
+    logits = np.array([0.0, 1e-12, -1.0], np.float32)
+    model.classifier.weight.data.zero_()
+    model.classifier.bias.data.copy_(torch.from_numpy(logits))
+    task = TASKS["multilabel"]
+    bundle = text_model(tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task), precision="fp32")
+    (found,) = bundle.predict(["a film"], precision="fp32")
+    (written,) = run_text(bundle.path / TEXT, ["a film"])
+    assert found.label == written.label == "sad"
+    assert task.score_rows(logits[None], np.array([[0.0, 1.0, 0.0]]))["accuracy"] == 1
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write(tmp_path_factory.mktemp("text") / "bundle", TASKS["classification"])
@@ -641,6 +658,8 @@ SENTENCES = (
         "cafe\u0301 the\u200bfilm \u200b the fi\u200blm",
         "это 中文 film 🙂 movie",
         "x\u0301y हिन्दी film",
+        "नरेंद्र मोदी दिल्ली में हैं। वाङ्\u200cमय 葛\U000e0100城 ❤\ufe0ffilm\u00ads \u0301",
+        "王明2021年去iPhone店 カタか\u3099 서울에서 @北 #film",
         "İstanbul STRASSE [SEP] film",
     ),
 )
@@ -731,14 +750,24 @@ def test_a_question_is_answered_as_the_bundle_answers_it(threshold: float, tmp_p
     assert silent == 2 * len(SENTENCES) if threshold > 0 else 2 * len(SENTENCES) < silent < len(pairs)
 
 
+def test_an_answer_keeps_the_accents_that_its_tokenizer_drops(tmp_path: Path) -> None:
+    bundle = text_model(tokenwise(tmp_path / "bundle", "qa").set_threshold(float("inf")), precision="fp32")
+    pairs = [("film", "film\u0301"), ("film", " हिन्दी"), ("film", "\u0301")]
+    for answers in (bundle.predict(pairs, precision="fp32"), run_text(bundle.path / TEXT, pairs)):
+        found = [(each.text, each.start, each.end) for each in answers if isinstance(each, Answer)]
+        assert found == [("film\u0301", 0, 5), ("हिन्दी", 1, 7), ("", 0, 0)]
+
+
 def test_an_answer_has_no_space_around_it(tmp_path: Path) -> None:
     """A token of byte-level BPE begins with the space before its word."""
     from transformers import AutoModelForQuestionAnswering
 
     tokenizer = byte_level(processor=UNTRIMMED, composed=True)
-    model = tiny.model("roberta", head=AutoModelForQuestionAnswering, labels=2, vocab_size=len(tokenizer))
+    # room for each text in one row: a text file reads no others
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 514}
+    model = tiny.model("roberta", head=AutoModelForQuestionAnswering, labels=2, **sizes)
     task = Task("qa", ("question", "context"), "answers", (), "f1")
-    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=60)
+    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=512)
     whole = text_model(made, precision="fp32")
     path = whole.path / TEXT
     pairs = [(one, other) for one in SENTENCES for other in SENTENCES]

@@ -222,8 +222,9 @@ def _answers(exam: Evaluator, logits: np.ndarray) -> list[Any]:
         return list(logits)
     if not exam.task.tokenwise:
         return [exam.task.answer(row.astype(np.float64)).columns()["prediction"] for row in logits]
-    answers = exam.task.list_answers(exam, logits, np.inf)
-    return [each if isinstance(each, str) else [entity.label for entity in entities(each)] for each in answers]
+    if exam.task.word_labels:
+        return [[entity.label for entity in entities(tags)] for tags in exam.tags(logits)]
+    return exam.texts(logits, threshold=np.inf)
 
 
 def _check_places(text: Any, columns: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from compress.data.encoder import TextEncoder
 from compress.data.task import Task
-from compress.data.windows import WORD_PATTERN, Side
+from compress.data.windows import SPACED_LETTER, Side, word_pattern
 from compress.errors import ExportError
 from compress.exporters.session import input_names
 from compress.exporters.tokenizer import forms
@@ -284,15 +284,13 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
 
 
 def _tokenize_words(pieces: Pieces, texts_R: Value) -> Tokens:
-    """Add the tokens of the words of each text, split by `windows.WORDS`, with every
-    word tokenised separately. Spans are (T, 4): the characters of the token, and those
-    of the word that begins with it, (0, 0) at its other tokens."""
-    letters = characters(_list_matches(r"\w"))
+    """Add the tokens of the words of each text, split by `windows.find_words`, with
+    every word tokenised separately. Spans are (T, 4): the characters of the token, and
+    those of the word that begins with it, (0, 0) at its other tokens."""
+    letters = characters(_list_matches(SPACED_LETTER))
     spaces = characters(_list_matches(r"\s"))
-    pattern = WORD_PATTERN.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(
-        r"\w", f"[{letters}]"
-    )
-    pattern = pattern.replace(r"\S", f"[^{spaces}]")
+    pattern = word_pattern().pattern.replace(SPACED_LETTER, f"[{letters}]")
+    pattern = pattern.replace(r"\s", spaces)
     parts_RP = cut(texts_R, f"{pattern}|[{spaces}]+", "")
     # one at least
     parts = concat(parts_RP.flat(), [""])

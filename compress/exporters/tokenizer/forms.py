@@ -22,8 +22,6 @@ from compress.exporters.tokenizer.graph import (
 )
 
 BATCH = "batch_size"
-LIKELY_LABEL = 0.5
-"""multilabel: the lowest probability of a label that is returned."""
 
 
 def vector(graph: GraphBuilder, task: Task, threshold: float) -> None:
@@ -49,13 +47,12 @@ def label(graph: GraphBuilder, task: Task, threshold: float) -> None:
 
 
 def labels(graph: GraphBuilder, task: Task, threshold: float) -> None:
-    """Add label (B, K) string, '' for labels below LIKELY_LABEL; score (B,), the
-    highest probability; probabilities (B, K)."""
+    """Add label (B, K) string, '' for labels whose logit is not above 0, as in
+    `tasks.multilabel`; score (B,), the highest probability; probabilities (B, K)."""
     logits_BK = Value(graph, "logits")
     probabilities_BK = op("Sigmoid", logits_BK)
     _, highest_B1 = _choose(logits_BK, probabilities_BK, axis=1)
-    likely_BK = probabilities_BK >= np.array(LIKELY_LABEL, np.float32)
-    label_BK = where(likely_BK, list(task.labels), [""])
+    label_BK = where(logits_BK > np.array(0, np.float32), list(task.labels), [""])
     shape: Dimensions = [BATCH, len(task.labels)]
     graph.output(label_BK, TensorProto.STRING, shape, name="label")
     score_B = highest_B1.flat()

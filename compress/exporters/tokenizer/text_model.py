@@ -35,7 +35,7 @@ from compress.data.cache import digest, home, load_or_create
 from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
 from compress.data.task import Task
 from compress.data.text_preparation import count_prompt_tokens, prepend
-from compress.data.windows import WORD_PATTERN
+from compress.data.windows import word_pattern
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import Precision
@@ -290,7 +290,7 @@ def _reader(
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
     # defined outside this package
-    others = [WORD_PATTERN.pattern, unidata_version]
+    others = [word_pattern().pattern, unidata_version]
     own = encoder.fingerprint()
     key = digest(
         own,

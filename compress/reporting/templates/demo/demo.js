@@ -49,9 +49,9 @@ const SHOW = {
     const scores = ranked(probabilities.data);
     return { label: scores[0][0], figure: percent(scores[0][1]), list: listed(scores) };
   },
-  labels({ probabilities }) {
+  labels({ label, probabilities }) {
     const scores = ranked(probabilities.data);
-    const likely = scores.filter(([, share]) => share >= 0.5).map(([label]) => label);
+    const likely = scores.map(([name]) => name).filter((name) => label.data.includes(name));
     return { label: likely.join(", ") || "none of its labels", figure: "", list: listed(scores) };
   },
   number: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
@@ -61,7 +61,10 @@ const SHOW = {
     return { label: list.map(([words]) => words).join(", ") || "nothing marked", figure: "", list, marked: marked(text, found) };
   },
   span({ answer, score }, [, context]) {
-    const found = [...context].slice(...[...answer.data].map(Number)).join("").trim();
+    const characters = [...context];
+    let [start, end] = [...answer.data].map(Number);
+    while (start < end && /^\p{M}$/u.test(characters[end])) end += 1; // accents that the tokenizer drops
+    const found = characters.slice(start, end).join("").trim();
     return { label: found || "no answer in this text", figure: percent(score.data[0]), list: [] };
   },
   async vector({ sentence_embedding: vector }) {
