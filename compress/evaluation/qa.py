@@ -157,12 +157,13 @@ def normalise_answer(answer: str, *, unspaced: bool = False) -> str:
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
-def _compared_as_unspaced(
-    answer: str, golds: Sequence[str], context: str | None
-) -> bool:
-    if context is None:
-        return any(_UNSPACED.search(text) for text in (answer, *golds))
-    return is_unspaced(context)
+def _normalise(answer: str, golds: Sequence[str], context: str | None) -> list[str]:
+    """Normalise the answer, then the golds, all with or all without spaces."""
+    texts = (answer, *golds)
+    unspaced = any(map(_UNSPACED.search, texts))
+    if context is not None:
+        unspaced = is_unspaced(context)
+    return [normalise_answer(text, unspaced=unspaced) for text in texts]
 
 
 def exact(answer: str, golds: Sequence[str], context: str | None = None) -> float:
@@ -172,21 +173,15 @@ def exact(answer: str, golds: Sequence[str], context: str | None = None) -> floa
     context: the text that shows whether its language puts spaces between words; None:
     the answers themselves.
     """
-    unspaced = _compared_as_unspaced(answer, golds, context)
-    normalised = normalise_answer(answer, unspaced=unspaced)
-    return float(
-        any(normalised == normalise_answer(gold, unspaced=unspaced) for gold in golds)
-    )
+    own, *right = _normalise(answer, golds, context)
+    return float(own in right)
 
 
 def f1(answer: str, golds: Sequence[str], context: str | None = None) -> float:
     """Compute the F1 of the words that answer and gold share, the best over the golds.
     context: as for `exact`."""
-    unspaced = _compared_as_unspaced(answer, golds, context)
-    words = normalise_answer(answer, unspaced=unspaced).split()
-    return max(
-        _f1(words, normalise_answer(gold, unspaced=unspaced).split()) for gold in golds
-    )
+    own, *right = map(str.split, _normalise(answer, golds, context))
+    return max(_f1(own, words) for words in right)
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:
