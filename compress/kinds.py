@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Annotated, Any
 
 from compress.errors import DataError, did_you_mean
-from compress.values import ArgumentCheck, choice
+from compress.values import TextCheck, choice
 
 IMPORT_OWN: ContextVar[Callable[[str], ModuleType] | None] = ContextVar(
     "import_own", default=None
@@ -88,13 +88,10 @@ def _find_own(kind: str) -> ModuleType:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class KindCheck(ArgumentCheck):
+class KindCheck(TextCheck):
     """The name of a kind of task."""
 
     expected: str = "a kind of task"
-
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, str)
 
     def take(self, value: Any, name: str) -> Any:
         if self.fits(value) and is_own(value):

@@ -36,7 +36,7 @@ from tokenizers import Tokenizer
 
 from compress.arrays import Longs
 from compress.data.encoder import TextEncoder, encoder_of, text_encoder_of
-from compress.errors import CompressError, ExportError
+from compress.errors import CompressError, ExportError, first_reason
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BUNDLE_FILES, Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
@@ -704,7 +704,15 @@ def trim_checkpoint(
         row["input_ids"]
         for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), length)
     ]
-    expected = [first_output(model, row) for row in rows]
+    try:
+        expected = [first_output(model, row) for row in rows]
+        model.resize_token_embeddings()  # to their own size
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        raise CompressError(
+            f"{checkpoint}: {type(model).__name__} cannot be trimmed "
+            f"({first_reason(error)}); expected a model with one table of tokens, "
+            "which answers tokens alone, without images or sound"
+        ) from error
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
         check_outputs(model, trimmed.kept, rows, expected)

@@ -172,9 +172,7 @@ class PercentCheck(ArgumentCheck):
                 return float(digits.removesuffix("%")) / unit
             except ValueError:
                 return None
-        number = plain_number(value)
-        is_number = isinstance(number, Real) and not isinstance(number, bool)
-        return float(number) if is_number else None
+        return float(plain_number(value)) if NumberCheck().fits(value) else None
 
     def suggest(self, value: Any) -> str:
         share = self._read(value)
@@ -204,11 +202,8 @@ class TextCheck(ArgumentCheck):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ChoiceCheck(ArgumentCheck):
+class ChoiceCheck(TextCheck):
     choices: tuple[Any, ...] = ()
-
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, str)
 
     def take(self, value: Any, name: str) -> Any:
         if not self.fits(value) or value not in self.choices:

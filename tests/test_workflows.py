@@ -151,3 +151,11 @@ def test_the_action_runs_our_command(code: int, undecided: str, ends: int, tmp_p
     assert (str(parsed["old"]), str(parsed["new"])) == (given["old"], given["new"])
     assert (parsed["data"], parsed["max_larger"], parsed["max_slower"]) == ("my data", "10%", "5%")
     assert (parsed["max_drop"], parsed["minutes"], str(parsed["junit"])) == (None, 5.0, "gate.xml")
+    bare = {**environment, "MARKDOWN": "", "JUNIT": ""}  # no files
+    (tmp_path / "summary").unlink()
+    done = subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], cwd=tmp_path, env=bare, check=False)
+    assert done.returncode == ends
+    assert not (tmp_path / "summary").exists()
+    assert not {"--markdown", "--junit"} & {
+        word.partition("=")[0] for word in (tmp_path / "words").read_text(encoding="utf-8").splitlines()
+    }

@@ -43,7 +43,11 @@ CPU_SENSOR = 0
 def hottest_sensor(thermal: str, battery: str) -> float | None:
     """Find the hottest sensor of the processor in `dumpsys thermalservice`, else the
     battery's in `dumpsys battery`."""
-    sensors = re.findall(r"Temperature\{mValue=([\d.]+), mType=(-?\d+),", thermal)
+    sensors = re.findall(
+        r"Temperature\{mValue=([\d.]+), mType=(-?\d+),",
+        # the cached ones before may be hours old
+        thermal.rpartition("Current temperatures")[2],
+    )
     celsius = [
         float(value)
         for value, kind in sensors
@@ -199,8 +203,8 @@ def attempt(clean_up: Callable[[], object]) -> bool:
 def _choose_serial(serial: str, listing: str) -> str:
     """Return the serial of the requested phone from the output of `adb devices`. Raises
     DeviceError."""
-    lines = [line.split("\t", 1) for line in listing.splitlines() if "\t" in line]
-    states = {line[0]: line[1].strip() for line in lines}
+    lines = (line for line in listing.splitlines() if "\t" in line)
+    states = dict(line.strip().split("\t", 1) for line in lines)
     if not states:
         raise DeviceError(
             "adb: no phone is connected. Plug one in, allow USB debugging on it "

@@ -74,11 +74,9 @@ def _open_job(path: Path) -> JsonObject:
         entries = _read_properties(path)
     elif not path.is_file():
         raise ExportError(f"{path}: no such file; expected an exported model")
-    options = dict(SESSION_OPTIONS)
-    runtime = RUNTIME_CHOICES[path.suffix]
     return {
-        "runtime": runtime,
-        "options": options,
+        "runtime": RUNTIME_CHOICES[path.suffix],
+        "options": dict(SESSION_OPTIONS),
         "entries": entries,
         "warm_up": WARM_UP,
         "threads": 1,
@@ -97,7 +95,7 @@ def check_settings(
     `cores`: the number of CPUs, then any text, as `Device.facts` reports it; '' if
     unknown.
     """
-    count = cores.split(" ", maxsplit=1)[0]
+    count = cores.partition(" ")[0]
     most = max(setting.threads for setting in settings)
     if count.isdecimal() and most > int(count):
         raise DeviceError(
@@ -107,16 +105,13 @@ def check_settings(
     longest = max(setting.seq for setting in settings)
     for name, path in files.items():
         graph = read_model(path).graph if path.suffix == ".onnx" else GraphProto()
-        tables = (
-            tensor
+        rows = (
+            tensor.dims[0]
             for tensor in graph.initializer
-            if "position_embeddings" in tensor.name
+            if "position_embeddings" in tensor.name and len(tensor.dims) == 2
         )
         # no table if positions are relative
-        limit = min(
-            (tensor.dims[0] for tensor in tables if len(tensor.dims) == 2),
-            default=longest,
-        )
+        limit = min(rows, default=longest)
         if longest > limit:
             raise DeviceError(
                 f"--seq {longest}: {name} has {limit} positions; expected at most "
@@ -158,16 +153,12 @@ def input_types(path: Path) -> dict[str, Any]:
 
 
 def parts(path: Path) -> list[Path]:
-    """List the files of a model, `path` first. Raises ExportError for an ONNX file with
-    external weights."""
-    if path.suffix != ".onnx":
-        return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
-    if external := weights_elsewhere(path):
-        raise ExportError(
-            f"{path}: keeps weights in other files ({', '.join(external)}); expected "
-            "one file to send. Save it as one: onnx.save(onnx.load(path), target)"
-        )
-    return [path]
+    """List the files of a model, `path` first, then those of its weights, which are in
+    its folder."""
+    if path.suffix == ".xml":
+        return [path, path.with_suffix(".bin")]
+    weights = weights_elsewhere(path) if path.suffix == ".onnx" else []
+    return [path, *(path.parent / name for name in weights)]
 
 
 def _read_properties(path: Path) -> dict[str, str]:

@@ -180,14 +180,15 @@ class RemoteFolder:
     sent: dict[tuple[Path, int, int], str] = field(default_factory=dict)
 
     def send_model(self, path: Path) -> str:
-        """Send a model with all its files, unless it is there already; return its
-        remote path."""
+        """Send a model with all its files, to a folder of its own, unless it is there
+        already; return its remote path."""
         state = path.stat()
         key = (path.resolve(), state.st_size, state.st_mtime_ns)
         if key not in self.sent:
             number = len(self.sent)
             self.sent[key], *_ = [
-                self.send(part, f"{number}{part.suffix}") for part in jobs.parts(path)
+                self.send(part, f"{number}/{part.relative_to(path.parent).as_posix()}")
+                for part in jobs.parts(path)
             ]
         return self.sent[key]
 

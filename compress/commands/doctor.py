@@ -322,8 +322,9 @@ def check_extras() -> Iterator[Check]:
 
 def check_caches() -> Iterator[Check]:
     """Check size and place of our cache and of the hub's."""
-    hub = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
         from compress.data.cache import home  # imports pyarrow, which may be broken
     except ImportError as error:
         yield Check(
@@ -333,20 +334,20 @@ def check_caches() -> Iterator[Check]:
             f"cannot be checked: {error}",
             "cached results",
         )
-    else:
-        existing = next(
-            path for path in (home(), *home().absolute().parents) if path.exists()
-        )
-        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-        yield _check_cache(
-            "cache",
-            home(),
-            writable,
-            "cached results; set COMPRESS_HOME for another place",
-        )
+        return
+    existing = next(
+        path for path in (home(), *home().absolute().parents) if path.exists()
+    )
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    yield _check_cache(
+        "cache",
+        home(),
+        writable,
+        "cached results; set COMPRESS_HOME for another place",
+    )
     yield _check_cache(
         "hub cache",
-        hub,
+        Path(HF_HUB_CACHE),
         True,
         "models and data sets of the hub; set HF_HOME for another place",
     )

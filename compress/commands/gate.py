@@ -23,7 +23,7 @@ from compress.arguments import (
 from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIME_CHOICES
 from compress.benchmark.device import Device
 from compress.benchmark.devices import open_chosen
-from compress.benchmark.jobs import check_settings
+from compress.benchmark.jobs import check_settings, parts
 from compress.config.options import ColumnOptions, DeviceSettingOptions
 from compress.errors import ArgumentError, BundleError
 from compress.evaluation.statistics import (
@@ -178,21 +178,19 @@ def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
 
 
 def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateCheck:
-    """Compare the sizes of the old and the new file."""
-    before = files[0].stat().st_size / 1e6
-    after = files[1].stat().st_size / 1e6
-    change = after / before - 1
+    """Compare the sizes of the old and the new file, with their weights."""
+    sizes = [sum(part.stat().st_size for part in parts(file)) / 1e6 for file in files]
+    change = sizes[1] / sizes[0] - 1
     outcome: GateOutcome = "passed"
     limit = ""
     if max_larger is not None:
         outcome = _decide(change, change, max_larger)
         limit = f", {max_larger:.1%} allowed"
-    reason = f"{after:.2f} MB after {before:.2f} MB, {change:+.1%}{limit}"
+    reason = f"{sizes[1]:.2f} MB after {sizes[0]:.2f} MB, {change:+.1%}{limit}"
     return GateCheck(
         "size",
         outcome,
-        before,
-        after,
+        *sizes,
         "MB",
         change,
         None,

@@ -57,7 +57,10 @@ TASKS: Final = {
     "ForQuestionAnswering": "a span that answers a question",
     "ForMaskedLM": "masked words",
     "LMHeadModel": "the next word",
+    "ForCausalLM": "the next word",
     "ForConditionalGeneration": "text for text",
+    "Model": "nothing: an encoder without a head",
+    "Encoder": "nothing: an encoder without a head",
 }
 """Phrases for what a checkpoint's head predicts, by the suffix of its class name."""
 
@@ -169,22 +172,12 @@ def detect_form(name: str) -> InspectedForm:
 def _licence(folder: Path) -> str | None:
     """Read the licence of a folder: from the front matter of its README.md, or the
     first line of its LICENSE."""
-    card = folder / "README.md"
-    if card.is_file():
-        front = re.match(
-            r"---\n(.*?)\n---\n",
-            card.read_text(encoding="utf-8", errors="replace"),
-            re.DOTALL,
-        )
-        try:
-            found = yaml.safe_load(front[1]) if front else {}
-        except yaml.YAMLError:
-            found = {}
-        if isinstance(found, dict) and found.get("license"):
-            return str(found["license"])
+    card = checkpoints.describe_origin("", folder)
+    if found := card.get("license_name") or card.get("license"):
+        return found if isinstance(found, str) else ", ".join(found)
     for file in sorted(folder.glob("LICEN[CS]E*")):
-        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in lines if line.strip()), None)
+        text = file.read_text(encoding="utf-8", errors="replace").strip()
+        return text.partition("\n")[0] or None
     return None
 
 
@@ -304,7 +297,7 @@ def _gather(problems: list[str]) -> Iterator[None]:
 
 
 def _describe_head(source: ModelFolder, *, with_weights: bool) -> tuple[str, str]:
-    """Return the class that was saved, and what its head predicts.
+    """Return the class that was saved, and what its head predicts; '' if unknown.
 
     A class of transformers is known by its name; else the tensors are compared with the
     family's classes, if the weights are here, which takes some seconds. Raises
@@ -322,11 +315,8 @@ def _describe_head(source: ModelFolder, *, with_weights: bool) -> tuple[str, str
         if head.part == "unknown":
             raise TeacherError(explain_unknown_head(source, head))
         name = head.name
-    predicts = next(
-        (what for end, what in TASKS.items() if name.endswith(end)),
-        "nothing: an encoder without a head",
-    )
-    return name or "?", predicts
+    predicts = (what for end, what in TASKS.items() if name.endswith(end))
+    return name or "?", next(predicts, "")
 
 
 def _is_class(family: str, name: str) -> bool:

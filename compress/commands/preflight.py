@@ -152,10 +152,7 @@ def check(
             raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
     else:
         checkpoints.check(teacher, allow_pickle=options.allow_pickle)
-    if data is not None:
-        sources.check(data, columns.text, columns.label)
-    if corpus is not None:
-        sources.check_corpus(corpus)
+    check_files(data=data, columns=columns, corpus=corpus)
     # the other processes of a launch see the run that the first one has created
     if process_rank() == 0:
         Run.check(Path(out), resume=options.resume)

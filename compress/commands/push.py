@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compress.arguments import BundleLike, check_arguments
-from compress.errors import PushError
-from compress.exporters.artifact import Bundle
+from compress.errors import PushError, first_reason
+from compress.exporters.artifact import BUNDLE_CARD, Bundle
+from compress.exporters.card import escape
 from compress.exporters.manifest import MANIFEST_FILE as MANIFEST
 from compress.provenance import versions
 
@@ -87,7 +88,7 @@ def push(
             commit_message=f"Upload {loaded.path.name} by compress",
         )
     except (HfHubHTTPError, OSError) as error:  # failed connections are an OSError
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        status: Any = getattr(getattr(error, "response", None), "status_code", None)
         advice = {
             401: "the token is not valid: set HF_TOKEN, or log in with `hf auth login`",
             403: (
@@ -95,37 +96,39 @@ def push(
                 "name another owner"
             ),
         }.get(
-            status or 0,
+            status,
             "repeat the command: what was uploaded already is not sent again",
         )
         raise PushError(
             f"{repo}: {' '.join(str(error).split())[:300]}; {advice}"
         ) from error
-    return PushResult(**{**vars(planned), "url": str(sent.commit_url)})
+    return replace(planned, url=str(sent.commit_url))
 
 
 def _plan(bundle: Bundle, repo: str, private: bool) -> PushResult:
-    from huggingface_hub.repocard import metadata_load
+    import yaml
+    from huggingface_hub import ModelCard
 
     sizes = {name: stamp.bytes for name, stamp in bundle.manifest.files.items()}
     sizes[MANIFEST] = (bundle.path / MANIFEST).stat().st_size
-    front_matter = (
-        metadata_load(bundle.path / "README.md") if "README.md" in sizes else None
-    )
-    card = front_matter if isinstance(front_matter, dict) else {}
-    results = [
-        metric
-        for model in card.get("model-index", [])
-        for each in model["results"]
-        for metric in each["metrics"]
-    ]
+    readme = bundle.path / BUNDLE_CARD
+    text = readme.read_text(encoding="utf-8") if BUNDLE_CARD in sizes else ""
+    try:
+        card: Any = ModelCard(text).data
+    except (ValueError, yaml.YAMLError) as error:
+        raise PushError(
+            f"{readme}: its front matter is not in the hub's form "
+            f"({first_reason(error)}); correct it with Bundle.attach"
+        ) from None
+    known = {key: value for key in CARD_FIELDS if (value := card.get(key))}
     return PushResult(
         repo=repo,
         private=private,
         files=dict(sorted(sizes.items())),
-        card={key: card[key] for key in CARD_FIELDS if key in card},
-        missing=tuple(key for key in CARD_FIELDS if key not in card),
+        card=known,
+        missing=tuple(key for key in CARD_FIELDS if key not in known),
         scores=tuple(
-            f"{each.get('name', each['type'])} {each['value']:.4g}" for each in results
+            f"{each.metric_name or each.metric_type} {escape(each.metric_value)}"
+            for each in card.eval_results or ()
         ),
     )

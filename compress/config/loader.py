@@ -315,6 +315,11 @@ def explain(
     return problems
 
 
+def dump_yaml(tree: Any) -> str:
+    """Write plain data as YAML, in its own order."""
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+
+
 def plain_tree(value: Any) -> Any:
     """Convert tuples to lists, at any depth."""
     if isinstance(value, dict):

@@ -9,7 +9,6 @@ transformers.
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from compress.arguments import (
@@ -21,6 +20,7 @@ from compress.arguments import (
 )
 from compress.config import user_code
 from compress.config.loader import (
+    dump_yaml,
     explain,
     locate,
     override,
@@ -354,14 +354,13 @@ class Recipe(Frozen):
         if self.pruning or self.target.model_fields_set:
             tree["target"] = self.target.model_dump(exclude_none=True)
         tree["stages"] = [stage.plain() for stage in self.stages]
-        return {key: plain_tree(value) for key, value in tree.items()}
+        plain: dict[str, Any] = plain_tree(tree)
+        return plain
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML. Loading it again yields an equal
         recipe."""
-        return yaml.safe_dump(
-            self.plain(), sort_keys=False, allow_unicode=True, width=120
-        )
+        return dump_yaml(self.plain())
 
 
 _PARTS: Mapping[str, type[Frozen]] = {

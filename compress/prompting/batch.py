@@ -14,6 +14,7 @@ settings, and to no other.
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import AliasPath, BaseModel, Field, ValidationError, model_validator
 
 from compress.data.tables import chunks
 from compress.errors import TeacherError
@@ -31,6 +32,9 @@ from compress.terminal import one_line
 MOST_REQUESTS: Final = 50_000
 MOST_REQUEST_BYTES: Final = 200_000_000
 """Maximum requests and bytes of one file: OpenAI's limits."""
+FOR_ITS_TEXT: Final = frozenset({400, 413, 422})
+"""The statuses of a refusal that may be for the text of a request: a filter of content,
+or a length."""
 IDS_SHOWN: Final = 5
 """Maximum ids that a message names."""
 
@@ -45,10 +49,19 @@ class AwaitedError(TeacherError):
         self.complete = complete
 
 
+class RefusedError(TeacherError):
+    """A request that the endpoint refuses, perhaps for its text; `reason` is the
+    status and what the endpoint says."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass
 class BatchFiles:
     """A folder with the files of a batch: requests-1.jsonl and so on, which are written
-    here; every other .jsonl file has answers or errors.
+    here; every other .jsonl file, whatever its name, has answers or errors.
 
     path    the path of the endpoint's address, such as /v1
     """
@@ -63,12 +76,15 @@ class BatchFiles:
         """Read all answers by their ids. Raises TeacherError for any other line."""
         found: dict[str, Any] = {}
         for file in sorted(self.folder.glob("*.jsonl")):
-            if file.name.startswith("requests-"):
+            if _holds_requests(file):
                 continue
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
+                    text = line.removeprefix(BOM_UTF8).strip()
+                    if not text:
+                        continue
                     try:
-                        answer = _Answer.model_validate_json(line)
+                        answer = _Answer.model_validate_json(text)
                     except ValidationError:
                         raise TeacherError(
                             f"{file}: line {number}: expected an answer with "
@@ -82,13 +98,19 @@ class BatchFiles:
 
     def exchange(self, path: str, body: bytes) -> tuple[str, bytes | None]:
         """Return the id of a request, and the body of its answer; None, after the
-        request is noted, if there is none."""
+        request is noted, if there is none. Raises RefusedError for a request that is
+        refused for its text, unless no other was answered."""
         identity = blake2b(path.encode() + b"\n" + body, digest_size=16).hexdigest()
         answer = self._answers.get(identity)
         if answer is not None and answer.usable:
-            return identity, json.dumps(answer.response.body).encode()
+            return identity, json.dumps(answer.body).encode()
         if answer is not None:
-            self.failed[identity] = one_line(answer.reason, 120)
+            reason = one_line(answer.reason, 120)
+            if answer.status_code in FOR_ITS_TEXT and any(
+                each.usable for each in self._answers.values()
+            ):
+                raise RefusedError(f"request {identity}: {reason}", reason)
+            self.failed[identity] = reason
         head = {"custom_id": identity, "method": "POST", "url": f"{self.path}/{path}"}
         start = json.dumps(head).removesuffix("}").encode()
         self.lines[identity] = start + b', "body": ' + body + b"}\n"
@@ -103,7 +125,7 @@ class BatchFiles:
     def write(self) -> AwaitedError:
         """Write the requests without an answer, and return the error that says so."""
         make_folder(self.folder)
-        for file in self.folder.glob("requests-*.jsonl"):
+        for file in filter(_holds_requests, self.folder.glob("*.jsonl")):
             file.unlink()
         lines = self.lines.values()
         longest = max(map(len, lines))
@@ -134,27 +156,31 @@ class BatchFiles:
         return AwaitedError("; ".join((*problems, message)), files, complete=False)
 
 
-class _Response(BaseModel):
-    status_code: int = 200
-    body: dict[str, Any] | None = None
+def _holds_requests(file: Path) -> bool:
+    """Check whether a file holds requests of ours, whatever it is named: answers may
+    come back under the name of their requests."""
+    with file.open("rb") as lines:
+        return b'", "method": "POST", "url": "' in lines.readline(200)
 
 
 class _Answer(BaseModel):
     custom_id: str
-    response: _Response | None = None
+    status_code: int = Field(200, validation_alias=AliasPath("response", "status_code"))
+    body: dict[str, Any] | None = Field(
+        None, validation_alias=AliasPath("response", "body")
+    )
     error: Any = None
 
     @model_validator(mode="after")
     def _answers(self) -> Self:
-        if self.response is None and self.error is None:
+        if self.status_code == 200 and self.body is None and self.error is None:
             raise ValueError("neither response nor error")
         return self
 
     @property
     def usable(self) -> bool:
-        given = self.response
-        return given is not None and given.status_code == 200 and bool(given.body)
+        return self.status_code == 200 and bool(self.body)
 
     @property
     def reason(self) -> str:
-        return json.dumps(self.error or self.model_dump()["response"])
+        return json.dumps(self.error or [self.status_code, self.body])

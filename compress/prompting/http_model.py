@@ -56,14 +56,11 @@ from compress.prompting.answers import (
     WrittenText,
     cut_at,
 )
-from compress.prompting.batch import BatchFiles
+from compress.prompting.batch import FOR_ITS_TEXT, BatchFiles, RefusedError
 from compress.prompting.usage import LimitError, Meter
 from compress.terminal import one_line
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-FOR_ITS_TEXT = frozenset({400, 413, 422})
-"""The statuses of a refusal that may be for the text of a request: a filter of content,
-or a length."""
 ADVICE = {
     **dict.fromkeys(
         (401, 403),
@@ -333,15 +330,6 @@ class _TransientError(Exception):
         self.wait = wait
 
 
-class _RefusedError(TeacherError):
-    """A request that the endpoint refuses, perhaps for its text; `reason` is the
-    status and what the endpoint says."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 class _AwaitedError(Exception):
     """A request of a batch without an answer."""
 
@@ -530,7 +518,7 @@ class _Remote(ABC, Generic[Question, Parsed]):
             advice = NO_LOGPROBS
         message = f"teacher {self.name}: {reason}. {advice}"
         if code in FOR_ITS_TEXT:
-            raise _RefusedError(message, reason)
+            raise RefusedError(message, reason)
         raise TeacherError(message)
 
     def _parse(self, content: bytes, question: Question) -> Parsed:
@@ -709,12 +697,12 @@ class RemoteVoter(_Remote[PromptVotes, Votes]):
             asked = (prompt, left - len(texts))
             try:
                 texts += (await super()._answer(client, stop, asked)).texts
-            except _RefusedError as error:
-                if not self.meter.answers:  # others may be answered in a moment
-                    with anyio.move_on_after(FIRST_WAIT):
+            except RefusedError as error:
+                if self.batch is None and not self.meter.answers:
+                    with anyio.move_on_after(FIRST_WAIT):  # others may be answered
                         await stop.wait()
-                if not self.meter.answers:
-                    raise
+                    if not self.meter.answers:
+                        raise
                 texts += (error.reason,) * (left - len(texts))
         return Votes(texts)
 

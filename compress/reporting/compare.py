@@ -368,11 +368,8 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         for one in comparison.candidates
         if (score := comparison.score(one)) is not None
         and (least is None or score >= least)
-        and (limits.max_mb is None or _or_last(one.size_mb) <= limits.max_mb)
-        and (
-            limits.budget_ms is None
-            or _or_last(one.median_ms(view)) <= limits.budget_ms
-        )
+        and _or_last(one.size_mb) <= _or_last(limits.max_mb)
+        and _or_last(one.median_ms(view)) <= _or_last(limits.budget_ms)
     }
     within = [one for one in comparison.candidates if id(one) in scores]
     if not within:

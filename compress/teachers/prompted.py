@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import yaml
 from rich.console import Console
 
+from compress.config.loader import dump_yaml
 from compress.config.options import RunOptions
 from compress.data.task import TaskData
 from compress.jobs.job import Job
@@ -102,12 +102,7 @@ class AskLanguageModel(Phase[Job]):
         logits = {
             splits[name]._fingerprint: labels.log_p_NC for name, labels in soft.items()
         }
-        settings = yaml.safe_dump(
-            self.prompt.model_dump(mode="json"),
-            sort_keys=False,
-            allow_unicode=True,
-            width=120,
-        )
+        settings = dump_yaml(self.prompt.model_dump(mode="json"))
         notes = [
             *check.notes,
             *warnings,

@@ -365,12 +365,9 @@ def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int
                 "from its beginning"
             )
         leftovers = _leftovers(path)
-        size = sum(
-            file.stat().st_size
-            for each in leftovers
-            for file in (each, *each.rglob("*"))
-            if file.is_file()
-        )
+        # one leftover may lie in another
+        files = {file for each in leftovers for file in (each, *each.rglob("*"))}
+        size = sum(file.stat().st_size for file in files if file.is_file())
         if not dry_run:
             _remove(leftovers)
     return size

@@ -24,6 +24,9 @@ GETPROP = """[ro.product.manufacturer]: [Acme]
 """
 THERMAL = """IsStatusOverride: false
 Thermal Status: 0
+Cached temperatures:
+\tTemperature{mValue=96.0, mType=0, mName=CPU7, mStatus=3}
+HAL Ready: true
 Current temperatures from HAL:
 \tTemperature{mValue=41.5, mType=0, mName=CPU0, mStatus=0}
 \tTemperature{mValue=47.25, mType=0, mName=CPU7, mStatus=0}

@@ -51,6 +51,13 @@ def test_clocks_are_grouped_by_speed(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "cpuinfo_max_freq").write_text("1800000" if cpu < 10 else "2400000")
     assert agent.clocks(tmp_path) == "cpu 0-9 1.80 GHz, cpu 10-11 2.40 GHz"
+    # a CPU that is switched off (its file cannot be read), and favoured ones among others
+    off = tmp_path / "cpu12" / "cpufreq" / "cpuinfo_max_freq"
+    off.mkdir(parents=True)
+    for cpu in (4, 5):
+        (tmp_path / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq").write_text("2000000")
+    groups = "cpu 0-3 1.80 GHz, cpu 4-5 2.00 GHz, cpu 6-9 1.80 GHz, cpu 10-11 2.40 GHz"
+    assert agent.clocks(tmp_path) == groups
 
 
 def test_openvino_files_race_onnx_files(model: Path, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def files(folder: Path, model: Path) -> Calls:
         "OpenVINO without a vocabulary": lambda: openvino(None),
         **{f"OpenVINO properties, {name}": partial(openvino, session) for name, session in SESSIONS.items()},
         "logits of .tflite": lambda: jobs.logits_job(folder / "a.tflite"),
-        "weights elsewhere": lambda: jobs.parts(outside),
+        "weights elsewhere": lambda: BrowserModel.load(outside),
         "no such file": lambda: jobs.timing_job(folder / "absent.onnx"),
         "no such program file": lambda: jobs.timing_job(folder / "model.pte"),
         "more threads than cores": lambda: jobs.check_settings("local", "2 of 4", {}, [Setting(threads=3)]),

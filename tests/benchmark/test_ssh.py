@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 
@@ -117,6 +118,23 @@ def test_logits_are_equal_and_files_are_sent_once(
         device.sustain({"int8": files["int8"]}, Setting(1, 1, 8), seconds=0.1)
     np.testing.assert_array_equal(np.stack(found), np.stack(expected))
     assert sent == ["it's int8.onnx"]
+    check_clean(server)
+
+
+@needs_sshd
+def test_weights_in_other_files_are_sent_too(server: Server, files: dict[str, Path], tmp_path: Path) -> None:
+    """Two files may use the same name for them."""
+    outside = {}
+    for name, file in files.items():
+        outside[name] = tmp_path / name / "model.onnx"
+        outside[name].parent.mkdir()
+        whole = onnx.load(file)
+        onnx.save_model(whole, outside[name], save_as_external_data=True, location="w.data")
+    with open_device(f"ssh:{server.where}", **HERE) as device:
+        assert len(device.race(outside, [Setting(1, 1, 8)], rounds=2, runs=1)) == len(files)
+        for name, file in files.items():
+            found, expected = (np.stack(device.logits(each, ROWS)) for each in (outside[name], file))
+            np.testing.assert_array_equal(found, expected)
     check_clean(server)
 
 

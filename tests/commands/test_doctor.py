@@ -192,3 +192,12 @@ def test_a_hub_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 def test_a_hub_that_is_not_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert doctor.check_hub().remedy == "unset HF_HUB_OFFLINE"
+
+
+def test_the_hub_cache_is_where_the_hub_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HF_HUB_CACHE and XDG_CACHE_HOME move it as HF_HOME does."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "blob").write_bytes(bytes(1000))
+    (found,) = (each for each in doctor.check_caches() if each.name == "hub cache")
+    assert found.values == {"bytes": 1000}
+    assert str(tmp_path) in found.found

@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import onnx
 import pytest
 from datasets import Dataset
 
@@ -161,6 +162,23 @@ def test_other_metrics_use_a_bootstrap(
     changed = [replace(each, manifest=replace(each.manifest, task=replace(each.task, metric=metric))) for each in pair]
     found = score(changed, 120, 0.05)
     assert (found.unit, found.outcome, found.old) == (metric, "failed", 1.0)
+
+
+def test_weights_in_other_files_count(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:
+    """OpenVINO's .bin, and the data that large ONNX files keep elsewhere."""
+    whole = onnx.load(pair[0].path / BUNDLE_FILES["fp32"])
+    for name in ("old", "new"):
+        onnx.save_model(
+            whole, tmp_path / f"{name}.onnx", save_as_external_data=True, location=f"{name}.data", size_threshold=0
+        )
+        (tmp_path / f"{name}.xml").write_text("<net/>")
+        (tmp_path / f"{name}.bin").write_bytes(bytes(1000 if name == "old" else 2000))
+    outside = (tmp_path / "old.data").stat().st_size
+    size = command.compare_sizes([tmp_path / "old.onnx", tmp_path / "new.onnx"], max_larger=0.0)
+    assert size.old == size.new == pytest.approx(((tmp_path / "old.onnx").stat().st_size + outside) / 1e6)
+    assert size.outcome == "passed"
+    larger = command.compare_sizes([tmp_path / "old.xml", tmp_path / "new.xml"], max_larger=0.5)
+    assert (larger.outcome, larger.old, larger.new) == ("failed", 0.001006, 0.002006)
 
 
 def test_models_of_different_tasks_are_not_compared(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:

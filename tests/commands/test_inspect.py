@@ -104,6 +104,32 @@ def test_a_checkpoint_is_described(tmp_path: Path) -> None:
     assert (found.verified, found.problems) == (None, ())
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "predicts"),
+    [
+        ("llama", "LlamaForCausalLM", "the next word"),
+        ("bert", "BertForNextSentencePrediction", None),
+        ("bert", "BertModel", "nothing: an encoder without a head"),
+        ("dpr", "DPRQuestionEncoder", "nothing: an encoder without a head"),
+    ],
+)
+def test_what_a_head_predicts_is_not_guessed(family: str, name: str, predicts: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "architectures": [name]}))
+    assert compress.inspect(str(tmp_path)).facts.get("predicts") == predicts
+
+
+def test_licences_are_named_as_their_card_does(data: str) -> None:
+    for front, licence in (
+        ("license:\n- mit\n- cc-by-4.0", "mit, cc-by-4.0"),
+        ("license: other\nlicense_name: llama3", "llama3"),
+        ("license: mit", "mit"),
+        ("tags: []", "CC0 1.0 Universal"),
+        ("license: {", "CC0 1.0 Universal"),
+    ):
+        (Path(data) / "README.md").write_text(f"---\n{front}\n---\n# Films\n", encoding="utf-8")
+        assert compress.inspect(data).licence == licence
+
+
 def test_a_head_is_described_by_its_tensors(tmp_path: Path) -> None:
     tiny.checkpoint(tmp_path / "model", tiny.bert(3, id2label={0: "x", 1: "y", 2: "z"}))
     path = tmp_path / "model" / "config.json"

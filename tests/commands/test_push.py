@@ -175,3 +175,34 @@ def test_a_dry_run(bundle: Bundle) -> None:
 def test_invalid_repository_names(bundle: Bundle, name: str) -> None:
     with pytest.raises(PushError, match="owner/name"):
         compress.push(bundle.path, name, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "front",
+    ["license: {", "- a", "model-index:\n- name: x", "model-index:\n- name: x\n  results:\n  - metrics: []"],
+)
+def test_front_matter_that_the_hub_would_not_read(front: str, tmp_path: Path) -> None:
+    bundle = tiny.bundle(tmp_path / "bundle").attach("README.md", f"---\n{front}\n---\n# x\n")
+    with pytest.raises(PushError, match=r"README.md: its front matter is not in the hub's form"):
+        compress.push(bundle.path, "team/small", dry_run=True)
+
+
+def test_scores_and_lists_of_the_user_s_own_card(tmp_path: Path) -> None:
+    card = """---
+license: [mit, apache-2.0]
+model-index:
+- name: x
+  results:
+  - task: {type: text-classification}
+    dataset: {type: d, name: d}
+    metrics:
+    - {type: accuracy, value: "88.5 %"}
+    - {type: f1, name: "F1 (int8)", value: 0.88512}
+---
+"""
+    bundle = tiny.bundle(tmp_path / "bundle").attach("README.md", card)
+    found = compress.push(bundle.path, "team/small", dry_run=True)
+    assert found.card == {"license": ["mit", "apache-2.0"]}
+    assert found.scores == ("accuracy 88.5 %", "F1 (int8) 0.8851")
+    empty = bundle.attach("README.md", "---\nlicense:\nmodel-index:\n---\n")
+    assert "license" in compress.push(empty.path, "team/small", dry_run=True).missing

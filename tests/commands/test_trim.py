@@ -21,7 +21,12 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    BertConfig,
     BertTokenizer,
+    CLIPConfig,
+    CLIPModel,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     PreTrainedTokenizerFast,
 )
 
@@ -349,6 +354,26 @@ def test_tokens_that_the_model_does_not_have_are_refused_at_once(tmp_path: Path)
     tokenizer.add_tokens(["<brand>"])
     tokenizer.save_pretrained(tmp_path / "whole")
     with pytest.raises(TeacherError, match="do not belong together"):
+        trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("family", ["clip", "encoder-decoder"])
+def test_models_of_several_parts_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    """CLIP wants an image too, and an encoder with a decoder has two tables of tokens."""
+    tokenizer = wordpiece()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    words = sizes | {"vocab_size": len(tokenizer)}
+    model: Any
+    if family == "clip":
+        vision = sizes | {"image_size": 32, "patch_size": 16}
+        model = CLIPModel(CLIPConfig(text_config=words | {"eos_token_id": 3}, vision_config=vision, projection_dim=8))
+    else:
+        decoder = BertConfig(**words, is_decoder=True, add_cross_attention=True)
+        model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**words), decoder))
+    model.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    with pytest.raises(CompressError, match=f"{type(model).__name__} cannot be trimmed .*; expected a model with one"):
         trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
     assert not (tmp_path / "small").exists()
 

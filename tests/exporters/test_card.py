@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from compress.data.task import Task
 from compress.errors import BundleError
-from compress.exporters.card import export_card, model_card, proof_line, revise
+from compress.exporters.card import escape, export_card, model_card, proof_line, revise
 from compress.exporters.interface import Port
 from compress.exporters.manifest import Manifest
 from compress.exporters.snippets import Snippet
@@ -95,6 +95,18 @@ def test_a_card_of_files_made_anew_has_neither_certificates_nor_scores_for_the_h
     assert [each.metric_value for each in ModelCard(page).data.eval_results] == [0.6]
     plain = card(proofs=[proof_line(PROOF)])
     assert revise(plain, (), {"int8": "x"}).strip() == revise(card(), (), {}).strip() == card().strip()
+
+
+def test_a_card_of_the_user_gets_certificates_wherever_its_sections_are() -> None:
+    last = "---\nlicense: mit\n---\n# Mine\n\n## Certificate\n\n- old\n"
+    none = "---\nlicense: mit\n---\n# Mine\n\nNothing else.\n"
+    for card_of_user in (last, none):
+        page = revise(card_of_user, [HERE], {})
+        assert page.startswith("---\nlicense: mit\n---\n# Mine\n\n")
+        assert page.rstrip().endswith(escape(proof_line(HERE)))
+        assert page.count("## ") == 1
+        assert "old" not in page
+    assert revise(none, (), {}) == none
 
 
 def test_a_licence_that_is_not_known_is_left_out_with_a_sentence() -> None:

@@ -19,7 +19,8 @@ CARD = "---\nlicense: mit\nlanguage: de\nbase_model: owner/base\n---\n# A model\
     ("text", "known"),
     [
         (CARD, {"license": "mit", "language": "de", "base_model": "owner/base"}),
-        ("---\nlicense: [a, b]\nlanguage:\n- en\n- fr\n---\n", {"language": ["en", "fr"]}),
+        ("---\nlicense: [a, b]\nlanguage:\n- en\n- fr\n---\n", {"license": ["a", "b"], "language": ["en", "fr"]}),
+        ("---\nlicense: other\nlicense_name: x\nlicense_link: 7\n---\n", {"license": "other", "license_name": "x"}),
         ("# no front matter", {}),
         ("---\n- a list\n---\n", {}),
         ("---\nlicense: {\n---\n", {}),
@@ -60,3 +61,17 @@ def test_an_exported_checkpoint_keeps_its_licence(tmp_path: Path) -> None:
     front = yaml.safe_load((bundle.path / "README.md").read_text().split("---\n")[1])
     assert (front["license"], front["base_model"], front["language"]) == ("mit", "owner/base", "de")
     assert front["pipeline_tag"] == "text-classification"
+
+
+def test_lists_and_names_of_licences_are_kept(tmp_path: Path) -> None:
+    """Merged models have several bases, and a licence that the hub does not list has a name of its own."""
+    folder = tiny.checkpoint(tmp_path / "model", tiny.bert())
+    card = "---\nlicense: [mit, other]\nlicense_name: our-own\nlicense_link: LICENSE\nbase_model: [o/one, o/two]\n---\n"
+    (tmp_path / "model" / "README.md").write_text(card, encoding="utf-8")
+    source = load_source(folder)
+    assert not isinstance(source, Bundle)
+    page = (source.write(tmp_path / "bundle").path / "README.md").read_text()
+    front = yaml.safe_load(page.split("---\n")[1])
+    assert (front["license"], front["license_name"], front["license_link"]) == (["mit", "other"], "our-own", "LICENSE")
+    assert front["base_model"] == ["o/one", "o/two"]
+    assert "our-own: the licence of o/one, o/two, by its own card." in page

@@ -138,3 +138,53 @@ def test_a_plan_writes_no_requests(tmp_path: Path) -> None:
     (asking,) = labelled.forecast_labelling(**arguments(tmp_path)).phases
     assert "about 6 requests" in asking.note
     assert not (tmp_path / "batch").exists()
+
+
+@pytest.mark.parametrize("name", ["requests-1-output.jsonl", "requests-1.jsonl"])
+def test_answers_are_read_and_kept_under_any_name(name: str, tmp_path: Path) -> None:
+    """Also under the name of the requests, which are removed when others are written."""
+    given = arguments(tmp_path)
+    with pytest.raises(AwaitedError):
+        labelled.label(**given)
+    lines = requests(tmp_path)
+    put(tmp_path, name, [answer(line) for line in lines[1:]])
+    paid = (tmp_path / "batch" / name).read_bytes()
+    with pytest.raises(AwaitedError, match=f"1 requests have no answer: {lines[0]['custom_id']}"):
+        labelled.label(**given)
+    if name != "requests-1.jsonl":
+        assert (tmp_path / "batch" / name).read_bytes() == paid
+    put(tmp_path, "rest.jsonl", [answer(lines[0])])
+    labelled.label(**given)
+    assert len(rows(given)) == 6
+
+
+def test_empty_lines_and_a_byte_order_mark_are_no_answers(tmp_path: Path) -> None:
+    given = arguments(tmp_path)
+    with pytest.raises(AwaitedError):
+        labelled.label(**given)
+    text = "\r\n\r\n".join(json.dumps(answer(line)) for line in requests(tmp_path))
+    (tmp_path / "batch" / "output.jsonl").write_text(f"{text}\n\n", encoding="utf-8-sig")
+    labelled.label(**given)
+    assert len(rows(given)) == 6
+
+
+def test_a_refusal_for_its_text_is_an_answer_without_a_label(tmp_path: Path) -> None:
+    """As over HTTP: a filter of content would refuse it again, for ever."""
+    given = arguments(tmp_path)
+    with pytest.raises(AwaitedError):
+        labelled.label(**given)
+    lines = requests(tmp_path)
+    filtered = {"status_code": 400, "body": {"error": {"code": "content_filter"}}}
+    put(tmp_path, "errors.jsonl", [answer(line) | {"response": filtered} for line in lines])
+    with pytest.raises(AwaitedError, match="6 requests failed"):  # all: the fault is not a text's
+        labelled.label(**given)
+    put(tmp_path, "output.jsonl", [answer(line) for line in lines[2:]])
+    put(tmp_path, "errors.jsonl", [answer(lines[0]) | {"response": filtered}])
+    with pytest.raises(AwaitedError, match="1 requests have no answer") as awaited:
+        labelled.label(**given)
+    assert "failed" not in str(awaited.value)
+    assert [line["custom_id"] for line in requests(tmp_path)] == [lines[1]["custom_id"]]
+    put(tmp_path, "more.jsonl", [answer(lines[1])])
+    found = labelled.label(**given)
+    assert "content_filter" in " ".join(found.notes)
+    assert [row["label"] is None for row in rows(given)] == [True] + [False] * 5

@@ -42,7 +42,13 @@ from compress.benchmark.browser.server import (
 from compress.benchmark.race import Pass, PassTimes, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
 from compress.data.cache import home, load_or_create
-from compress.exporters.session import EncodedRow, read_model, vocabulary_size
+from compress.errors import ExportError
+from compress.exporters.session import (
+    EncodedRow,
+    read_model,
+    vocabulary_size,
+    weights_elsewhere,
+)
 from compress.io import JsonObject, sha256
 from compress.progress import Say, note
 from compress.provenance import install_command
@@ -211,7 +217,12 @@ class BrowserModel:
         encoder in one file."""
         if path.suffix != ".onnx":
             raise DeviceError(f"{path}: a browser runs ONNX files only")
-        jobs.parts(path)
+        if elsewhere := weights_elsewhere(path):
+            raise ExportError(
+                f"{path}: keeps weights in other files ({', '.join(elsewhere)}); "
+                "expected one file to send. Save it as one: "
+                "onnx.save(onnx.load(path), target)"
+            )
         return BrowserModel(
             path, jobs.logits_job(path)["entries"], jobs.input_types(path)
         )

@@ -36,6 +36,7 @@ from pydantic import (
 )
 
 from compress.arrays import Floats
+from compress.benchmark.remote.runner import join_outputs
 from compress.io import JsonObject
 from compress.records.latency import DeviceError
 from compress.terminal import one_line
@@ -543,18 +544,9 @@ class RowOutputs:
         """Decode every row, with the starts and ends of spans stacked. Raises
         DeviceError for malformed tensors."""
         try:
-            rows = [[output.decode() for output in outputs] for outputs in self.rows]
-            rows = [
-                [
-                    each
-                    for each in arrays
-                    if each.ndim == min(one.ndim for one in arrays)
-                ]
-                for arrays in rows
-            ]
             return [
-                arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
-                for arrays in rows
+                join_outputs([output.decode() for output in outputs])
+                for outputs in self.rows
             ]
         except ValueError as error:
             raise DeviceError(

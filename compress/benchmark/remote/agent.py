@@ -34,6 +34,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -134,6 +135,7 @@ def receive(source: IO[bytes], target: Path, size: int) -> Message:
     to the next request."""
     left = size
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
             while left:
                 chunk = source.read(min(BYTES_PER_CHUNK, left))
@@ -142,7 +144,7 @@ def receive(source: IO[bytes], target: Path, size: int) -> Message:
                 left -= len(chunk)
                 file.write(chunk)
     except OSError as error:
-        target.unlink() if target.exists() else None
+        target.unlink(missing_ok=True)
         while left and (chunk := source.read(min(BYTES_PER_CHUNK, left))):
             left -= len(chunk)
         return {"error": f"{target}: {error.strerror}"}
@@ -316,16 +318,18 @@ def temperature(sensors: Path = SENSORS) -> float | None:
 
 def clocks(cpus: Path = CPUS) -> str:
     """Describe the clock of each CPU: `cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`; '' if
-    unknown."""
+    unknown, as that of a CPU that is switched off."""
     khz = {
-        int(path.parent.parent.name[3:]): _text(path)
+        int(path.parent.parent.name[3:]): int(_text(path) or 0)
         for path in cpus.glob("cpu*/cpufreq/cpuinfo_max_freq")
     }
-    by_clock: dict[str, list[int]] = {}
-    for cpu in sorted(khz):
-        by_clock.setdefault(f"{int(khz[cpu]) / 1e6:.2f} GHz", []).append(cpu)
+    groups = [
+        (clock, list(group)) for clock, group in groupby(sorted(khz), khz.__getitem__)
+    ]
     return ", ".join(
-        f"cpu {group[0]}-{group[-1]} {clock}" for clock, group in by_clock.items()
+        f"cpu {group[0]}-{group[-1]} {clock / 1e6:.2f} GHz"
+        for clock, group in groups
+        if clock
     )
 
 

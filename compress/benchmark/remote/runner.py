@@ -267,6 +267,14 @@ def time_run(run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+def join_outputs(outputs: list[Any]) -> Any:
+    """Return the answer among the outputs of one row: a vector, not the states of its
+    tokens; the starts and ends of spans stacked."""
+    rank = min(output.ndim for output in outputs)
+    outputs = [output for output in outputs if output.ndim == rank]
+    return outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1)
+
+
 def logits(opened: Opened, rows: list[dict[str, Any]], workers: int) -> list[Any]:
     """Compute [shape, base64 of float32 in row order] of each row."""
     types = opened.types
@@ -282,12 +290,7 @@ def logits(opened: Opened, rows: list[dict[str, Any]], workers: int) -> list[Any
                 if name in row
             }
         )
-        outputs = [np.asarray(out)[0] for out in opened.run(arrays)]
-        # a vector, not the states of its tokens
-        rank = min(output.ndim for output in outputs)
-        outputs = [output for output in outputs if output.ndim == rank]
-        # starts and ends of spans
-        joined = outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1)
+        joined = join_outputs([np.asarray(out)[0] for out in opened.run(arrays)])
         return [
             list(joined.shape),
             base64.b64encode(
