@@ -180,17 +180,19 @@ def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
 def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateCheck:
     """Compare the sizes of the old and the new file, with their weights."""
     sizes = [sum(part.stat().st_size for part in parts(file)) / 1e6 for file in files]
-    change = sizes[1] / sizes[0] - 1
+    before, after = sizes
+    change = after / before - 1
     outcome: GateOutcome = "passed"
     limit = ""
     if max_larger is not None:
         outcome = _decide(change, change, max_larger)
         limit = f", {max_larger:.1%} allowed"
-    reason = f"{sizes[1]:.2f} MB after {sizes[0]:.2f} MB, {change:+.1%}{limit}"
+    reason = f"{after:.2f} MB after {before:.2f} MB, {change:+.1%}{limit}"
     return GateCheck(
         "size",
         outcome,
-        *sizes,
+        before,
+        after,
         "MB",
         change,
         None,
