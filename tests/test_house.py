@@ -5,7 +5,7 @@ import pytest
 from tests.house import House, measure
 
 CEILINGS = {
-    "tokens": 565_500,
+    "tokens": 565_510,
     "tokens a line": 7.57,
     "packed assignments": 34,
     "decisions per 1,000 lines": 150,

@@ -177,11 +177,14 @@ def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
     return bundle, bundle.path / BUNDLE_FILES[precision]
 
 
+def _weigh(file: Path) -> float:
+    """Return the megabytes of a model with all its files."""
+    return sum(part.stat().st_size for part in parts(file)) / 1e6
+
+
 def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateCheck:
     """Compare the sizes of the old and the new file, with their weights."""
-    before, after = (
-        sum(part.stat().st_size for part in parts(file)) / 1e6 for file in files
-    )
+    before, after = map(_weigh, files)
     change = after / before - 1
     outcome: GateOutcome = "passed"
     limit = ""
